@@ -1,0 +1,45 @@
+"""fedstrata: federated learning on skewed data, as one plan whose stages can be swapped and combined."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedstrata.comparing import compare
+    from fedstrata.errors import FedstrataError, RequestError
+    from fedstrata.experiment import Experiment
+    from fedstrata.federation import Federation
+    from fedstrata.runs import Run
+    from fedstrata.training import resume, train
+
+_HOME = {  # imported when first used: torch takes seconds
+    "Experiment": "experiment",
+    "Federation": "federation",
+    "FedstrataError": "errors",
+    "RequestError": "errors",
+    "Run": "runs",
+    "compare": "comparing",
+    "resume": "training",
+    "train": "training",
+}
+
+__all__ = [
+    "Experiment",
+    "Federation",
+    "FedstrataError",
+    "RequestError",
+    "Run",
+    "__version__",
+    "compare",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedstrata' has no attribute {name!r}")
+    return getattr(import_module(f"fedstrata.{_HOME[name]}"), name)

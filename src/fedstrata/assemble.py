@@ -1,0 +1,137 @@
+"""From an experiment to a plan: parts built from their tables, composed and checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedstrata import registry
+from fedstrata.clientside import Local, LocalPart
+from fedstrata.errors import RequestError
+from fedstrata.experiment import GIVEN, Data, Experiment, ModelChoice, make
+from fedstrata.federation import Federation
+from fedstrata.network import find_head
+from fedstrata.plan import Plan
+from fedstrata.rates import Scheduled
+from fedstrata.rng import Streams
+from fedstrata.serverside import ServerPart
+from fedstrata.space import Model, Space
+from fedstrata.stragglers import Stragglers
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    """Load the data set and deal it out."""
+    data = experiment.data
+    if data.name == GIVEN:
+        raise RequestError("data.name = \"given\": this run's data came from Python; pass `federation` to fedstrata.train")
+    arrays = _named("datasets", data, "data").load()
+    if data.partition is None:
+        raise RequestError("data.partition is required")
+    return Federation.from_arrays(
+        arrays.x,
+        arrays.y,
+        data.clients,
+        partition=make("partitions", data.partition, "data.partition"),
+        test=arrays.test,
+        groups=arrays.groups,
+        seed=experiment.train.seed,
+        name=data.name,
+    )
+
+
+def assemble(experiment: Experiment, federation: Federation, module: nn.Module | None = None) -> Plan:
+    """Build every part and check that they fit together and fit the data."""
+    method, train = experiment.method, experiment.train
+    streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
+    driver = make("drivers", method.driver or {}, "method.driver")
+    select = make("selectors", method.select or {}, "method.select")
+    corrections = _corrections(method.correct or [])
+    server = make("servers", (method.combine or {})["server"], "method.combine.server")
+    meters = [m for part in (driver, select) for m in part.parts if m not in corrections.values()]
+    build = _builder(experiment.model, federation, streams, module)
+    sample = federation.train.x[:2].to(dtype)
+    network = build().to(dtype)
+    head = find_head(network, sample, len(federation.classes), experiment.model.head)
+    local = Local(
+        build=build,
+        head=head,
+        sampler=make("samplers", method.sample or {}, "method.sample"),
+        parts=corrections | {f"meter-{i}": meter for i, meter in enumerate(dict.fromkeys(meters))},
+        optimizer=make("optimizers", train.optimizer, "train.optimizer"),
+        programs={**driver.programs, **select.programs},
+        epochs=train.epochs,
+        batch_size=train.batch_size,
+        rate=Scheduled(train.lr, make("rates", train.lr_schedule, "train.lr_schedule"), train.rounds),
+        streams=streams,
+        dtype=dtype,
+    )
+    plan = Plan(
+        driver=driver,
+        select=select,
+        combine=make("combiners", method.combine or {}, "method.combine"),
+        servers={"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}},
+        system=Stragglers(experiment.system.stragglers.rate),
+        local=local,
+        space=Space.of(network, head),
+        rounds=train.rounds,
+        clients_per_round=train.clients_per_round,
+    )
+    plan.check()
+    return plan
+
+
+def initial_model(plan: Plan, init: str | None) -> Model:
+    """Give the model of round 0: drawn from the seed, or read from a file."""
+    named: dict[str, Any] = dict(plan.local.build().state_dict())
+    if init is not None:
+        try:
+            given = load_file(Path(init))
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f'model.init = "{init}" cannot be read: {error}') from None
+        for place in (*plan.space.params, *plan.space.buffers):
+            if place.name not in given or tuple(given[place.name].shape) != place.shape:
+                found = tuple(given[place.name].shape) if place.name in given else "nothing"
+                raise RequestError(f'model.init = "{init}": {place.name} needs shape {place.shape}, the file has {found}')
+        named |= given
+    return plan.space.flatten(named, plan.local.dtype)
+
+
+def _named(stage: str, section: Data | ModelChoice, key: str) -> Any:
+    return registry.build(stage, section.name, section.model_extra or {}, key)
+
+
+def _corrections(specs: Any) -> dict[str, LocalPart]:
+    """Build corrections under unique names, which scope their tensors."""
+    parts: dict[str, LocalPart] = {}
+    for i, spec in enumerate(specs):
+        name = str(spec["kind"]).rpartition(":")[2]
+        parts[name if name not in parts else f"{name}-{i}"] = make("corrections", spec, f"method.correct.{i}")
+    return parts
+
+
+def _builder(choice: ModelChoice, federation: Federation, streams: Streams, module: nn.Module | None) -> Any:
+    """Give a function that builds the network, always with the same first weights."""
+    if module is not None:
+        return partial(copy.deepcopy, copy.deepcopy(module))
+    if choice.name == GIVEN:
+        raise RequestError('model.name = "given": this run\'s model came from Python; pass `model` to fedstrata.train')
+    architecture = _named("models", choice, "model")
+    shape: Sequence[int] = federation.train.x.shape[1:]
+    return partial(_seeded, architecture, tuple(shape), len(federation.classes), streams.torch_seed("model"))
+
+
+def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module: nn.Module = architecture.build(shape, classes)
+        return module

@@ -1,0 +1,205 @@
+"""The client side of a plan: what a part may do inside one visit of one client.
+
+A *visit* is one task at one client, a pure function (task, client state) -> (report, new client state).
+A *lane* (`lane.py`) is one resident model replica that makes one visit after another. All that differs between
+clients lives in the lane's static buffers, so that the local step of any composed method is one function
+over fixed addresses: it can run eagerly, be captured and replayed, or be batched over clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedstrata.messages import Slot, Task, Tensors, Value, scoped
+from fedstrata.part import Part
+from fedstrata.rng import Rng, Streams
+from fedstrata.space import Space
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client as its own parts see it. Parts speak of positions 0..n-1; only the lane knows rows."""
+
+    id: int
+    rows: np.ndarray  # into the resident data
+    labels: np.ndarray
+    classes: int
+    speed: float = 1.0
+
+    @property
+    def samples(self) -> int:
+        """Training samples."""
+        return len(self.rows)
+
+
+class Peek(NamedTuple):
+    """How the received model does on a client's own samples, in eval mode."""
+
+    losses: np.ndarray
+    probabilities: np.ndarray
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One task at one client: everything a client-side part may look at."""
+
+    client: Client
+    task: Task
+    keep: Tensors  # this client's own state, read only; scoped to the part that asks
+    down: Tensors  # the server's broadcast, likewise
+    epochs: int
+    batch_size: int
+    rate: float  # step size of this round
+    rng: Callable[[str], Rng]  # keyed (seed, purpose, round, step, client)
+    peek: Callable[[], Peek]
+    steps: int = 0  # known once the sampler has planned
+    rate_sum: float = 0.0
+
+    def scoped(self, part: str) -> Visit:
+        """Show a part its own state and broadcast under its own names."""
+        return replace(self, keep=scoped(self.keep, part), down=scoped(self.down, part))
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which samples a client trains on, in which order: positions, one array an epoch."""
+
+    epochs: tuple[np.ndarray, ...]
+    batch_size: int
+    meta: Mapping[str, Value] = field(default_factory=dict)
+    keep: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a part or a program gives back at the end of a visit."""
+
+    meta: Mapping[str, Value | Tensor] = field(default_factory=dict)  # open numbers; 0-d tensors are read later
+    summed: Tensors = field(default_factory=dict)  # only their weighted sum reaches the server
+    shown: Tensors = field(default_factory=dict)  # open tensors
+    keep: Tensors = field(default_factory=dict)  # this client's new state
+
+
+@dataclass
+class Buffers:
+    """All that the local step touches. Shapes and addresses are fixed; contents are filled before a visit."""
+
+    x: Tensor  # resident data, all clients
+    y: Tensor
+    w: Tensor  # weights, flat
+    g: Tensor  # gradient, flat; the module's .grad are views
+    b: Tensor  # norm statistics and other float buffers, flat
+    w0: Tensor  # the model as received
+    b0: Tensor
+    index: Tensor  # ring of batches: [ring, width] rows of the data
+    weight: Tensor  # [ring, width] sample weights; 0 is padding
+    rate: Tensor  # [ring] step sizes
+    t: Tensor  # [1] local step
+    key: Tensor  # [1] dropout key
+    loss: Tensor  # [] sum of cross-entropies so far
+    head: slice
+    at: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # (params, buffers, x) -> features, logits; eval
+
+
+class Batch(NamedTuple):
+    """One batch inside the local step."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    features: Tensor  # input of the head
+    logits: Tensor
+    each: Tensor  # cross-entropy of every sample
+
+
+class LocalPart(Part):
+    """A correction, a meter or a local optimizer. Override what you need; `own` holds the slots you declared.
+
+    `logits`, `loss`, `observe` and `grad` run inside the local step, which may be captured: no host read
+    (`float`, `.item()`, boolean masks), no data-dependent shape, the same operations whatever the client.
+    `logits` and `loss` are pure; writing is for `observe` and `grad`.
+    `fedstrata.testing.check_local_part` checks all this.
+    """
+
+    def lane(self, space: Space) -> Mapping[str, Slot]:
+        """Declare static buffers."""
+        return {}
+
+    def up(self, space: Space) -> Mapping[str, Slot]:
+        """Declare what `finish` adds to the summed half of the report."""
+        return {}
+
+    def keep(self, space: Space) -> Mapping[str, Slot]:
+        """Declare what stays with the client between visits; zeros before the first."""
+        return {}
+
+    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+        """Write this visit's values into the slots, on the host."""
+
+    def logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
+        """Change the logits before the loss."""
+        return logits
+
+    def loss(self, own: Tensors, buf: Buffers, batch: Batch) -> Tensor | None:
+        """Add a term to the loss."""
+        return None
+
+    def observe(self, own: Tensors, buf: Buffers, batch: Batch) -> None:
+        """Accumulate into own slots after the backward pass."""
+
+    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+        """Edit the gradient `buf.g`; an optimizer moves `buf.w`."""
+
+    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+        """Report after the last step, without a host read. Give copies: the buffers serve the next client."""
+        return Done()
+
+
+class Sampler(Part):
+    """Which of a client's samples, in which order."""
+
+    def width(self, batch_size: int, largest: int) -> int:
+        """Largest batch this sampler may ask for, when the largest client has that many samples."""
+        return min(batch_size, largest)
+
+    def plan(self, visit: Visit) -> Order:
+        """Give the order of this visit; `visit.peek()` costs one forward pass over the client's data."""
+        raise NotImplementedError
+
+
+Program = Callable[[Visit], Done]  # what a client does for a task that is not training: a probe, a reservation
+
+
+class Rate(Protocol):
+    """Step size by round."""
+
+    def at(self, round: int) -> float:
+        """Give the step size of a round."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """The client side of a plan, whole: rebuilt at every lane and site from the experiment."""
+
+    build: Callable[[], nn.Module]
+    head: str
+    sampler: Sampler
+    parts: Mapping[str, LocalPart]  # corrections and meters, in order; the name scopes their tensors
+    optimizer: LocalPart
+    programs: Mapping[str, Program]
+    epochs: int
+    batch_size: int
+    rate: Rate
+    streams: Streams
+    dtype: torch.dtype
+
+    @property
+    def chain(self) -> dict[str, LocalPart]:
+        """Parts in the order of their gradient hooks: the optimizer is last."""
+        return {**self.parts, "optimizer": self.optimizer}

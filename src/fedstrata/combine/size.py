@@ -1,0 +1,24 @@
+"""McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedstrata.messages import Sums
+from fedstrata.serverside import Arrived, Combiner, View
+from fedstrata.space import Model
+
+
+@dataclass(frozen=True)
+class Size(Combiner):
+    """A client's update counts in proportion to its number of samples."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+        """Weigh by n_k / sum n."""
+        sizes = np.array([r.samples for r in arrived.reports], dtype=np.float64)
+        return arrived.sum(sizes / sizes.sum())

@@ -1,0 +1,23 @@
+"""Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020: the plain mean, for selection by size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedstrata.messages import Sums
+from fedstrata.serverside import Arrived, Combiner, View
+from fedstrata.space import Model
+
+
+@dataclass(frozen=True)
+class Uniform(Combiner):
+    """Every client's update counts the same."""
+
+    paper: ClassVar[str] = "Li et al., ICLR 2020"
+
+    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+        """Weigh by 1 / |S|."""
+        return arrived.sum(np.full(len(arrived.reports), 1 / len(arrived.reports)))

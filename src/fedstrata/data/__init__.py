@@ -1,0 +1,5 @@
+"""Data sets by name."""
+
+PARTS = {
+    "digits": "fedstrata.data.digits:Digits",
+}

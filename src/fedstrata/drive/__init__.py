@@ -1,0 +1,6 @@
+"""Drivers: the shape of a round."""
+
+PARTS = {
+    "rounds": "fedstrata.drive.rounds:Rounds",
+    "chain": "fedstrata.drive.chain:Chain",
+}

@@ -1,0 +1,39 @@
+"""Li and Lyu, Convergence Analysis of Sequential Federated Learning on Heterogeneous Data, NeurIPS 2023.
+
+The model travels from client to client in a random order; the last one's model is the round's result. A client
+whose report is lost is skipped and the chain goes on from its predecessor's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.combine.server.sgd import Sgd
+from fedstrata.plan import Plan
+from fedstrata.serverside import Ask, Choice, Driver, Step, Steps, View, chosen
+
+
+@dataclass(frozen=True)
+class Chain(Driver):
+    """The model travels from client to client; each trains from its predecessor's model."""
+
+    paper: ClassVar[str] = "Li and Lyu, NeurIPS 2023"
+
+    def conflicts(self, plan: Plan) -> str | None:
+        """Refuse a server step, which would act after every hop."""
+        if plan.servers["server"] != Sgd():
+            return 'a chain takes the last model as it is; use method.combine.server = "sgd" with lr = 1, momentum = 0'
+        return None
+
+    def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
+        """Ask one client after another."""
+        ids = yield from chosen(select())
+        order = view.rng("chain").permutation(sorted(ids)).tolist()
+        for hop, client in enumerate(order):
+            yield Step(
+                (Ask(client),),
+                source="peer" if hop else "server",
+                sink="peer" if hop + 1 < len(order) else "server",
+            )

@@ -1,0 +1,5 @@
+"""Engines: where visits happen."""
+
+PARTS = {
+    "local": "fedstrata.engines.local.engine:OnThisMachine",
+}

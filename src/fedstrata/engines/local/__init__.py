@@ -1,0 +1,1 @@
+"""The engine on this machine: lanes in this process, or one process a lane."""

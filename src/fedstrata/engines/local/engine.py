@@ -1,0 +1,120 @@
+"""The local engine: no server, no serialisation with one lane; a breakpoint in a part stops there.
+
+Client state lives here, one dictionary a client, for clients that have any. New state is pending until the server
+accepts the report it came with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+
+from fedstrata.clientside import Local
+from fedstrata.engines.local.cost import estimated_seconds
+from fedstrata.engines.local.in_process import InProcess
+from fedstrata.engines.local.processes import Processes, why_not
+from fedstrata.errors import RequestError
+from fedstrata.federation import Federation
+from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.options import Count
+from fedstrata.part import Part
+from fedstrata.serverside import Step
+
+WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
+
+
+class Crew(Protocol):
+    """Lanes that work side by side."""
+
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors]]:
+        """Make all visits; answers in task order."""
+
+    def close(self) -> None:
+        """End the lanes."""
+
+
+class LocalEngine:
+    """Keeps client state, hands tasks to the lanes, sums what they send."""
+
+    def __init__(self, crew: Crew):
+        self._crew = crew
+        self._keeps: dict[int, tuple[Tag, Tensors]] = {}
+        self._pending: dict[int, Tensors] = {}
+        self._reports: dict[int, Report] = {}
+
+    def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
+        """Run tasks; give the open half of every report."""
+        keeps = {t.client: self._keeps[t.client][1] for t in tasks if t.client in self._keeps}
+        answers = self._crew.work(tasks, keeps)
+        self._reports = {r.client: r.read() for r, _ in answers}
+        self._pending = {r.client: keep for r, keep in answers if keep}
+        return [r.open() for r in self._reports.values()]
+
+    def collect(self, weights: Mapping[int, float]) -> Sums:
+        """Sum what the last step's clients sent, in the order of the weights."""
+        sums = weighted_sum(self._reports, weights)
+        return Sums({name: t.cpu() for name, t in sums.total.items()}, sums.weight, sums.count)
+
+    def each(self) -> Mapping[int, Report]:
+        """Give the last step's reports whole."""
+        return self._reports
+
+    def settle(self, accepted: Collection[int], tag: Tag) -> None:
+        """Commit the state of the clients whose report counted."""
+        for client in accepted:
+            if client in self._pending:
+                self._keeps[client] = (tag, self._pending[client])
+        self._pending, self._reports = {}, {}
+
+    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Give the state of every client that has any."""
+        return self._keeps
+
+    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+        """Take client state back from a checkpoint."""
+        self._keeps = dict(keeps)
+
+    def close(self) -> None:
+        """End the lanes."""
+        self._crew.close()
+
+
+@dataclass(frozen=True)
+class OnThisMachine(Part):
+    """Lanes on this machine: plain PyTorch in this process, one process a core, or a GPU."""
+
+    lanes: Count | Literal["auto"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def start(self, local: Local, federation: Federation, visits: int, note: Callable[..., None]) -> LocalEngine:
+        """Start the lanes for a run of about so many visits."""
+        cuda = torch.cuda.is_available()
+        if self.device == "cuda" and not cuda:
+            raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
+        device = "cuda" if cuda and self.device != "cpu" else "cpu"
+        lanes = self._lanes(local, partial(estimated_seconds, local, federation, visits), device, note)
+        note("engine", wall={"lanes": lanes, "device": device, "torch": torch.__version__})
+        crew: Crew = InProcess(local, federation, device) if lanes == 1 else Processes(local, federation, lanes)
+        return LocalEngine(crew)
+
+    def _lanes(self, local: Local, seconds: Callable[[], float], device: str, note: Callable[..., None]) -> int:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if device == "cuda" and self.lanes not in ("auto", 1):
+            raise RequestError(f'engine.lanes = {self.lanes} needs engine.device = "cpu"; a GPU has one lane')
+        if device == "cuda" or self.lanes == 1:
+            return 1
+        if self.lanes == "auto" and (cores == 1 or seconds() < WORTH_A_PROCESS):
+            return 1
+        if reason := why_not(local):
+            if self.lanes != "auto":
+                raise RequestError(f"engine.lanes = {self.lanes}: {reason}; use engine.lanes = 1")
+            note("fallback", what="engine.lanes", used=1, why=reason)
+            return 1
+        if self.lanes != "auto" and self.lanes > cores:
+            note("warning", what="engine.lanes", why=f"{self.lanes} lanes on {cores} cores slow each other down")
+        return cores if self.lanes == "auto" else self.lanes

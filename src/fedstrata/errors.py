@@ -1,0 +1,34 @@
+"""Errors a user can act on. The command line turns each into a message and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedstrataError(Exception):
+    """The run failed; exit code 1."""
+
+    exit_code = 1
+
+
+class RequestError(FedstrataError):
+    """The request was wrong: bad experiment, bad data, bad folder; exit code 2."""
+
+    exit_code = 2
+
+
+class ClientError(FedstrataError):
+    """A part raised while it worked for one client."""
+
+    def __init__(self, client: int, trace: str):
+        super().__init__(f"client {client} failed:\n{trace}")
+        self.client = client
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> RequestError:
+    """Refuse a name that is not in a table, and say which one was probably meant."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f' (did you mean "{near[0]}"?)' if near else ""
+    return RequestError(f'{what} = "{name}" is unknown{hint}; allowed: {", ".join(names)}')

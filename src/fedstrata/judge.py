@@ -1,0 +1,81 @@
+"""Evaluation: one pass over the test set, from which every accuracy is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedstrata.clientside import Local
+from fedstrata.errors import RequestError
+from fedstrata.federation import Federation
+from fedstrata.lane import CHUNK
+from fedstrata.metrics import accuracy, balanced, recalls, worst
+from fedstrata.network import Network
+from fedstrata.serverside import View
+from fedstrata.space import Model, Space
+
+
+@dataclass
+class Judge:
+    """Scores models on the global test set, by label, by group and by client."""
+
+    local: Local
+    federation: Federation
+    every: int = 1
+    clients: int = 1000  # most clients that enter the per-client metrics
+    satisfied_at: float | None = None  # accuracy at which a client votes to stop
+    device: str = "cpu"
+    _network: Network = field(init=False)
+    _asked: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.federation.test):
+            raise RequestError("there are no test samples: hold some out, or give a test set")
+        module = self.local.build().to(self.device, self.local.dtype)
+        self._space = Space.of(module, self.local.head)
+        self._network = Network(module, self.local.head).eval()
+        tested = np.flatnonzero(self.federation.test_split.sizes)
+        rng = self.local.streams("evaluate")
+        self._asked = np.sort(rng.choice(tested, min(self.clients, len(tested)), replace=False))
+
+    def __call__(self, model: Model, view: View) -> dict[str, Any]:
+        """Score every n-th round and the last; other rounds have no scores."""
+        last = view.round + 1 == view.rounds
+        return self.score(model) if last or (view.round + 1) % self.every == 0 else {}
+
+    def score(self, model: Model) -> dict[str, Any]:
+        """Score a model."""
+        test, split = self.federation.test, self.federation.test_split
+        hits, losses = self._answers(model)
+        recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
+        scores: dict[str, Any] = {
+            "accuracy": accuracy(hits),
+            "balanced_accuracy": balanced(recall),
+            "loss_test": float(losses.mean()),
+            "recall": recall,
+        }
+        if len(self._asked):
+            own = np.array([hits[split[int(i)]].mean() for i in self._asked])
+            scores |= {"client_mean": float(own.mean()), "worst10": worst(own)}
+            if self.satisfied_at is not None:
+                scores["satisfied"] = float((own >= self.satisfied_at).mean())
+        if test.groups is not None:
+            scores["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
+        return scores
+
+    def _answers(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
+        test = self.federation.test
+        self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
+        hits, losses = [], []
+        with torch.no_grad():
+            for start in range(0, len(test), CHUNK):
+                x = test.x[start : start + CHUNK].to(self.device, self.local.dtype)
+                y = test.y[start : start + CHUNK].to(self.device)
+                logits = self._network(x)[1]
+                hits.append((logits.argmax(1) == y).cpu())
+                losses.append(cross_entropy(logits, y, reduction="none").cpu())
+        return torch.cat(hits).numpy(), torch.cat(losses).double().numpy()

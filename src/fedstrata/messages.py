@@ -1,0 +1,131 @@
+"""What crosses the border between server and client, with its size in bytes.
+
+Sizes are declared by the messages themselves, never measured on a wire, so that an engine which sends
+nothing (one process, fused steps) accounts for the same traffic as real sites do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+Value = float | int | str | bool | tuple[int, ...] | tuple[float, ...]
+Tensors = Mapping[str, Tensor]
+Tag = tuple[int, int]  # (round, step)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor declared before it exists: sizes lane buffers, client state and messages."""
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None  # None: the run's float type
+
+
+@dataclass(frozen=True)
+class Task:
+    """Server to client: run one program."""
+
+    client: int
+    round: int
+    step: int
+    kind: str = "train"
+    config: Mapping[str, Value] = field(default_factory=dict)
+    down: Tensors = field(default_factory=dict)  # "params", "buffers", broadcasts; shared by the step
+    accepted: Tag | None = None  # this client's last report that counted: its state starts from there
+    durable: Tag | None = None  # the same as of the last checkpoint: a site keeps that version too
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors and of the numbers in `config`; the envelope is free."""
+        return tensor_bytes(self.down) + value_bytes(self.config)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Client to server, split by who may read what.
+
+    The open envelope (samples, steps, loss, drift) comes with every report and is not charged; `meta` holds
+    what parts add to it. A number may stay a 0-d tensor until the engine reads all of a step at once.
+    """
+
+    client: int
+    samples: int
+    steps: int = 0
+    loss: float | Tensor = 0.0  # mean cross-entropy over the samples trained on
+    drift: float | Tensor = 0.0  # length of the update
+    meta: Mapping[str, Value | Tensor] = field(default_factory=dict)
+    summed: Tensors = field(default_factory=dict)  # reaches the server only inside Sums
+    shown: Tensors = field(default_factory=dict)  # open tensors; refused under masked aggregation
+    nbytes: int = 0  # of the whole report, declared by the client
+
+    def read(self) -> Report:
+        """Read every number that is still a tensor."""
+        return replace(
+            self,
+            loss=float(self.loss),
+            drift=float(self.drift),
+            meta={k: v.item() if isinstance(v, Tensor) else v for k, v in self.meta.items()},
+        )
+
+    def open(self) -> Report:
+        """Leave out what the server must not see."""
+        return replace(self, summed={})
+
+    @property
+    def finite(self) -> bool:
+        """Whether the client's training stayed finite."""
+        return bool(torch.tensor([float(self.loss), float(self.drift)]).isfinite().all())
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the server learns of the summed tensors: `total[name]` is the sum of weight_k * summed_k[name]."""
+
+    total: Tensors
+    weight: float
+    count: int
+
+    def mean(self, name: str) -> Tensor:
+        """Give the weighted mean over the clients that arrived."""
+        return self.total[name] / self.weight
+
+    def scoped(self, part: str) -> Sums:
+        """Show a part its own tensors under its own names, beside the common ones."""
+        return replace(self, total=scoped(self.total, part))
+
+
+def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) -> Sums:
+    """Add reports up in the order of `weights`, so that no timing changes a bit."""
+    total: dict[str, Tensor] = {}
+    for client, weight in weights.items():
+        for name, tensor in reports[client].summed.items():
+            if name in total:
+                total[name].add_(tensor, alpha=weight)
+            else:
+                total[name] = tensor * weight
+    return Sums(total, float(sum(weights.values())), len(weights))
+
+
+def scoped(tensors: Tensors, part: str) -> dict[str, Tensor]:
+    """Keep common names and a part's own; `part/name` becomes `name`, other parts' names disappear."""
+    own = {k.removeprefix(f"{part}/"): v for k, v in tensors.items() if k.startswith(f"{part}/")}
+    return {k: v for k, v in tensors.items() if "/" not in k} | own
+
+
+def prefixed(tensors: Tensors, part: str) -> dict[str, Tensor]:
+    """Undo `scoped` for what a part gives back."""
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def tensor_bytes(tensors: Tensors) -> int:
+    """Give the bytes that the tensors take on a wire."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def value_bytes(values: Mapping[str, object]) -> int:
+    """Charge 8 bytes for each number, and a text by its length."""
+    return sum(len(v) * (1 if isinstance(v, str) else 8) if isinstance(v, str | tuple) else 8 for v in values.values())

@@ -1,0 +1,69 @@
+"""What a run reports: accuracy seen from several sides, fairness, drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedstrata.serverside import Outcome
+
+
+def accuracy(hits: np.ndarray) -> float:
+    """Share of right answers."""
+    return float(hits.mean())
+
+
+def recalls(hits: np.ndarray, labels: np.ndarray, classes: int) -> list[float | None]:
+    """Share of right answers by label; None for a label that is not tested."""
+    tested = np.bincount(labels, minlength=classes)
+    right = np.bincount(labels, weights=hits, minlength=classes)
+    return [float(r / n) if n else None for r, n in zip(right, tested, strict=True)]
+
+
+def balanced(recall: Sequence[float | None]) -> float:
+    """Mean recall over the labels that are tested: a lost rare label costs as much as a lost common one."""
+    return float(np.mean([r for r in recall if r is not None]))
+
+
+def worst(accuracies: np.ndarray, share: float = 0.1) -> float:
+    """Mean of the lowest tenth of the clients, at least one."""
+    count = math.ceil(share * len(accuracies) - 1e-9)
+    return float(np.sort(accuracies)[: max(count, 1)].mean())
+
+
+def jain(counts: np.ndarray) -> float:
+    """Jain's fairness index of participation: 1 when everybody took part equally often."""
+    squares = float((counts.astype(np.float64) ** 2).sum())
+    return float(counts.sum()) ** 2 / (len(counts) * squares) if squares else 1.0
+
+
+def first_round(curve: Sequence[float], target: float, sustained: int = 1) -> int | None:
+    """Give the first round, counted from 1, that begins `sustained` rounds at or above the target; None if none."""
+    good = [value >= target for value in curve]
+    return next((i + 1 for i in range(len(good) - sustained + 1) if all(good[i : i + sustained])), None)
+
+
+def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray) -> dict[str, Any]:
+    """Sum a round's steps up: who trained, how it went for them, how fair the run has been so far."""
+    trained = [r for o in outcomes if o.step.combine for r in o.reports]
+    return {
+        "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
+        "drift": _mean([float(r.drift) for r in trained]),
+        "jain": jain(participation),
+        "steps": [
+            {
+                "kind": o.step.kind,
+                "clients": [r.client for r in o.reports],
+                **({"missing": list(o.missing)} if o.missing else {}),
+                **({"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}),
+            }
+            for o in outcomes
+        ],
+    }
+
+
+def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float | None:
+    return float(np.average(values, weights=weights)) if values else None

@@ -1,0 +1,15 @@
+"""What a model by name gives."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedstrata.part import Part
+
+
+class Architecture(Part):
+    """A model by name: a frozen dataclass of options that builds a module whose last layer is called `head`."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build for samples of a shape."""
+        raise NotImplementedError

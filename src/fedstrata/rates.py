@@ -1,0 +1,89 @@
+"""Learning-rate schedules: a factor on `train.lr` by round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedstrata.options import Count, Fraction, Natural, Positive
+from fedstrata.part import Part
+
+PARTS = {
+    "constant": "fedstrata.rates:Constant",
+    "step": "fedstrata.rates:StepDecay",
+    "cosine": "fedstrata.rates:Cosine",
+    "one-cycle": "fedstrata.rates:OneCycle",
+}
+
+
+class Schedule(Part):
+    """A factor on the base rate, by share of the run."""
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Give the factor of a round, counted from 0."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A base rate under a schedule: the `Rate` of a run."""
+
+    base: float
+    schedule: Schedule
+    rounds: int
+
+    def at(self, round: int) -> float:
+        """Give the step size of a round."""
+        return self.base * self.schedule.factor(round, self.rounds)
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same rate in every round."""
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Give 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """The rate is multiplied by `by` every `every` rounds."""
+
+    every: Count = 10
+    by: Positive = 0.5
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Decay in steps."""
+        return float(self.by ** (round // self.every))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """The rate falls along half a cosine to the share `floor`, after `warmup` rounds of linear growth."""
+
+    floor: Fraction = 0.0
+    warmup: Natural = 0
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Fall from 1 to the floor."""
+        if round < self.warmup:
+            return (round + 1) / self.warmup
+        share = (round - self.warmup) / max(rounds - self.warmup, 1)
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """The rate climbs linearly from `start` to 1 at the share `peak` of the run, then falls to `end`."""
+
+    peak: Fraction = 0.3
+    start: Fraction = 0.04
+    end: Fraction = 0.0
+
+    def factor(self, round: int, rounds: int) -> float:
+        """Climb, then fall."""
+        share = round / max(rounds - 1, 1)
+        if share <= self.peak and self.peak > 0:
+            return self.start + (1 - self.start) * share / self.peak
+        return 1 + (self.end - 1) * (share - self.peak) / max(1 - self.peak, 1e-12)

@@ -1,0 +1,226 @@
+"""The run folder: experiment, events, checkpoints, final model, summary.
+
+    experiment.toml     the experiment, resolved
+    events.jsonl        one JSON object a line; `wall` holds what a clock said and is never compared
+    checkpoint/         CURRENT names the manifest that counts; see `Checkpoints`
+    model.safetensors   the final model, tensors by name
+    summary.json        the outcome
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedstrata import tree
+from fedstrata.errors import RequestError
+from fedstrata.messages import Tag, Tensors
+
+Keeps = Mapping[int, tuple[Tag, Tensors]]
+
+
+class Run:
+    """One run and the folder that holds it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = Checkpoints(path / "checkpoint")
+
+    def __repr__(self) -> str:
+        done = self.summary
+        said = f"{done['method']}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds" if done else "not finished"
+        return f"Run({str(self.path)!r}: {said})"
+
+    @classmethod
+    def create(cls, path: Path, experiment: str) -> Run:
+        """Make a new run folder; one that holds a run already is never touched."""
+        if (path / "experiment.toml").exists():
+            raise RequestError(f"{path} already holds a run: continue it with --resume {path}, or choose another folder")
+        with _storage(path):
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / "experiment.toml", experiment.encode())
+            (path / "events.jsonl").touch()
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """Open an existing run."""
+        missing = [name for name in ("experiment.toml", "events.jsonl") if not (path / name).is_file()]
+        if missing:
+            raise RequestError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
+        return cls(path)
+
+    @classmethod
+    def next_free(cls, root: Path, stem: str) -> Path:
+        """Give a folder name under `root` that is not taken."""
+        taken = {p.name for p in root.glob(f"{stem}-*")} if root.is_dir() else set()
+        return next(root / name for i in range(1, 10**6) if (name := f"{stem}-{i}") not in taken)
+
+    # ---- events --------------------------------------------------------------------------------------------------
+
+    def log(self, kind: str, *, wall: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Append an event."""
+        event = {"event": kind, **fields} | ({"wall": dict(wall)} if wall else {})
+        with _storage(self.path), (self.path / "events.jsonl").open("a") as file:
+            file.write(json.dumps(finite(event)) + "\n")
+
+    def events(self, wall: bool = True) -> list[dict[str, Any]]:
+        """Read the events; without `wall`, only what two equal runs share."""
+        events = [json.loads(line) for line in (self.path / "events.jsonl").read_text().splitlines()]
+        if wall:
+            return events
+        return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
+
+    def events_size(self) -> int:
+        """Bytes of events so far."""
+        return (self.path / "events.jsonl").stat().st_size
+
+    def cut_events(self, size: int) -> None:
+        """Forget events after a checkpoint: their rounds will be played again."""
+        with (self.path / "events.jsonl").open("r+b") as file:
+            file.truncate(size)
+
+    # ---- results -------------------------------------------------------------------------------------------------
+
+    def write_result(self, model: Tensors, metadata: Mapping[str, str], summary: Mapping[str, Any]) -> None:
+        """Write the final model and the summary, which marks the run as finished."""
+        with _storage(self.path):
+            write_atomically(self.path / "model.safetensors", save(dict(model), dict(metadata)))
+            text = json.dumps(finite(summary), indent=2) + "\n"
+            write_atomically(self.path / "summary.json", text.encode())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The outcome; empty while the run is not finished."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def curve(self, metric: str) -> list[float]:
+        """Give a metric by evaluated round, such as "accuracy"."""
+        return [e[metric] for e in self.events() if e["event"] == "round" and metric in e]
+
+    def model(self) -> dict[str, Tensor]:
+        """Read the final model, tensors by name."""
+        return load((self.path / "model.safetensors").read_bytes())
+
+
+class Checkpoints:
+    """Checkpoints that survive a kill at any moment.
+
+    A checkpoint is a manifest `NNNNNN.json` and files it names with their checksums: the server's arrays, and one
+    file for each client whose state changed since the last time. Everything is written and synced first; then
+    CURRENT is replaced in one rename; then files that the new manifest does not name are removed.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._clients: dict[int, tuple[Tag, dict[str, str]]] = {}
+
+    def write(self, round: int, state: Any, keeps: Keeps, about: Mapping[str, Any]) -> None:
+        """Write a checkpoint; the old one stays valid until this one is safe."""
+        arrays: dict[str, Tensor] = {}
+        server_tree = tree.flatten(state, arrays)
+        with _storage(self.path):
+            self.path.mkdir(exist_ok=True)
+            server = self._put(f"{round:06d}.safetensors", save({k: v.clone() for k, v in arrays.items()}))
+            clients = dict(self._clients)
+            for client, (tag, tensors) in keeps.items():
+                if client not in clients or clients[client][0] != tag:
+                    name = f"client-{client}-{tag[0]}-{tag[1]}.safetensors"
+                    clients[client] = (tag, self._put(name, save({k: v.contiguous() for k, v in tensors.items()})))
+            manifest = {
+                "round": round,
+                "state": server_tree,
+                "server": server,
+                "clients": [[client, tag, file] for client, (tag, file) in clients.items()],
+                **about,
+            }
+            entry = self._put(f"{round:06d}.json", json.dumps(manifest).encode())
+            write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
+        self._clients = clients
+        used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
+        for path in self.path.iterdir():
+            if path.name not in used:
+                with suppress(FileNotFoundError):
+                    path.unlink()
+
+    def read(self, like: Any) -> tuple[Any, dict[int, tuple[Tag, Tensors]]] | None:
+        """Read the newest checkpoint into a state shaped like `like`; None if there is none yet."""
+        manifest = self.manifest()
+        if manifest is None:
+            return None
+        state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
+        self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
+        keeps: dict[int, tuple[Tag, Tensors]] = {c: (tag, load(self._get(f))) for c, (tag, f) in self._clients.items()}
+        return state, keeps
+
+    def manifest(self) -> dict[str, Any] | None:
+        """Read what the newest checkpoint says about itself."""
+        current = self.path / "CURRENT"
+        if not current.exists():
+            return None
+        try:
+            entry = json.loads(current.read_text())
+            manifest: dict[str, Any] = json.loads(self._get(entry))
+            return manifest
+        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
+
+    def _put(self, name: str, content: bytes) -> dict[str, str]:
+        write_atomically(self.path / name, content)
+        return {"file": name, "sha256": sha256(content).hexdigest()}
+
+    def _get(self, entry: Mapping[str, str]) -> bytes:
+        path = self.path / Path(entry["file"]).name
+        if not path.exists():
+            raise RequestError(f"{path} is missing; the checkpoint cannot be used")
+        content = path.read_bytes()
+        if sha256(content).hexdigest() != entry["sha256"]:
+            raise RequestError(f"{path} is damaged: its checksum does not match")
+        return content
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either whole or not there."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def _storage(path: Path) -> Iterator[None]:
+    """Say what to do when the disk refuses; what was written before stays valid."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        why = "the disk is full" if full else str(error)
+        raise RequestError(f"cannot write to {path}: {why}. What was saved before is still valid") from error

@@ -1,0 +1,6 @@
+"""Samplers: which of a client's samples, in which order."""
+
+PARTS = {
+    "shuffle": "fedstrata.sample.shuffle:Shuffle",
+    "full-batch": "fedstrata.sample.full_batch:FullBatch",
+}

@@ -1,0 +1,20 @@
+"""McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.serverside import Selector, View
+
+
+@dataclass(frozen=True)
+class Random(Selector):
+    """Every client is equally likely, without replacement."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    def select(self, state: None, view: View) -> list[int]:
+        """Draw k clients."""
+        drawn: list[int] = view.rng("select").choice(view.eligible, view.k, replace=False).tolist()
+        return drawn

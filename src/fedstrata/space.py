@@ -1,0 +1,109 @@
+"""A model as two flat vectors: where each tensor of a module lies inside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Place(NamedTuple):
+    """A named tensor inside a flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """Index after the last element."""
+        return self.start + math.prod(self.shape)
+
+    def of(self, flat: Tensor) -> Tensor:
+        """View this tensor inside a flat vector."""
+        return flat[self.start : self.stop].view(self.shape)
+
+
+@dataclass(frozen=True)
+class Space:
+    """Places of a module's trainable tensors in `params` and of its float buffers in `buffers`.
+
+    Frozen parameters and integer buffers (counters, tables) are part of the architecture: they do not travel.
+    """
+
+    params: tuple[Place, ...]
+    buffers: tuple[Place, ...]
+    head: slice  # the last layer, inside params
+    head_weight: slice
+    head_bias: slice
+
+    @property
+    def P(self) -> int:
+        """Trainable numbers."""
+        return self.params[-1].stop if self.params else 0
+
+    @property
+    def Q(self) -> int:
+        """Buffer numbers."""
+        return self.buffers[-1].stop if self.buffers else 0
+
+    @classmethod
+    def of(cls, module: nn.Module, head: str) -> Space:
+        """Lay a module out; `head` is the name of its last layer."""
+        params = _places([(n, p) for n, p in module.named_parameters() if p.requires_grad])
+        buffers = _places([(n, b) for n, b in module.named_buffers() if b.is_floating_point()])
+
+        def span(prefix: str) -> slice:
+            own = [p for p in params if p.name == prefix or p.name.startswith(f"{prefix}.")]
+            return slice(own[0].start, own[-1].stop) if own else slice(0, 0)
+
+        return cls(params, buffers, span(head), span(f"{head}.weight"), span(f"{head}.bias"))
+
+    def bind(self, module: nn.Module, params: Tensor, buffers: Tensor, grads: Tensor | None = None) -> None:
+        """Make the module's tensors views into the flat vectors."""
+        own_params, modules = dict(module.named_parameters()), dict(module.named_modules())
+        for place in self.params:
+            own_params[place.name].data = place.of(params)
+            if grads is not None:
+                own_params[place.name].grad = place.of(grads)
+        for place in self.buffers:
+            owner, _, name = place.name.rpartition(".")
+            modules[owner]._buffers[name] = place.of(buffers)
+
+    def named(self, model: Model) -> dict[str, Tensor]:
+        """Give the model's tensors by name."""
+        params = {p.name: p.of(model.params) for p in self.params}
+        return params | {b.name: b.of(model.buffers) for b in self.buffers}
+
+    def flatten(self, named: Mapping[str, Tensor], dtype: torch.dtype) -> Model:
+        """Collect a model from tensors by name; the inverse of `named`."""
+
+        def join(places: tuple[Place, ...]) -> Tensor:
+            flat = [named[p.name].detach().to("cpu", dtype).reshape(-1) for p in places]
+            return torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
+
+        return Model(join(self.params), join(self.buffers))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's numbers, flat. Never changed in place: a new model is a new object."""
+
+    params: Tensor
+    buffers: Tensor
+
+    def wire(self) -> dict[str, Tensor]:
+        """Give what travels to a client."""
+        return {"params": self.params} | ({"buffers": self.buffers} if self.buffers.numel() else {})
+
+
+def _places(tensors: list[tuple[str, Tensor]]) -> tuple[Place, ...]:
+    places, start = [], 0
+    for name, tensor in tensors:
+        places.append(Place(name, tuple(tensor.shape), start))
+        start = places[-1].stop
+    return tuple(places)

@@ -1,0 +1,29 @@
+"""FLIPS, section 4: a share of the selected clients trains, and reports too late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedstrata.messages import Report
+from fedstrata.options import Fraction
+from fedstrata.serverside import Step, System, View
+
+
+@dataclass(frozen=True)
+class Stragglers(System):
+    """Loses round(rate * selected) reports of a training step, at random; never all of them unless rate is 1."""
+
+    paper: ClassVar[str] = "FLIPS, 2023"
+
+    rate: Fraction = 0.0
+
+    def lost(self, view: View, at: int, step: Step, reports: Sequence[Report]) -> set[int]:
+        """Draw who is late."""
+        if not self.rate or not step.combine:
+            return set()
+        most = len(reports) if self.rate == 1 else len(reports) - 1
+        count = min(round(self.rate * len(reports)), most)
+        clients = [r.client for r in reports]
+        return set(view.rng("stragglers", step=at).choice(clients, count, replace=False).tolist())
