@@ -33,15 +33,15 @@ def federation_of(experiment: Experiment) -> Federation:
     """Load the data set and deal it out."""
     data = experiment.data
     if data.name == GIVEN:
-        raise RequestError("data.name = \"given\": this run's data came from Python; pass `federation` to fedstrata.train")
+        raise RequestError(
+            'data.name = "given": this run\'s data came from Python; pass `federation` to fedstrata.train'
+        )
     arrays = _named("datasets", data, "data").load()
-    if data.partition is None:
-        raise RequestError("data.partition is required")
     return Federation.from_arrays(
         arrays.x,
         arrays.y,
         data.clients,
-        partition=make("partitions", data.partition, "data.partition"),
+        partition=make("partitions", data.partition or {}, "data.partition"),
         test=arrays.test,
         groups=arrays.groups,
         seed=experiment.train.seed,
@@ -67,11 +67,11 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
         head=head,
         sampler=make("samplers", method.sample or {}, "method.sample"),
         parts=corrections | {f"meter-{i}": meter for i, meter in enumerate(dict.fromkeys(meters))},
-        optimizer=make("optimizers", train.optimizer, "train.optimizer"),
+        optimizer=make("optimizers", train.optimizer or {}, "train.optimizer"),
         programs={**driver.programs, **select.programs},
         epochs=train.epochs,
         batch_size=train.batch_size,
-        rate=Scheduled(train.lr, make("rates", train.lr_schedule, "train.lr_schedule"), train.rounds),
+        rate=Scheduled(train.lr, make("rates", train.lr_schedule or {}, "train.lr_schedule"), train.rounds),
         streams=streams,
         dtype=dtype,
     )
@@ -101,7 +101,9 @@ def initial_model(plan: Plan, init: str | None) -> Model:
         for place in (*plan.space.params, *plan.space.buffers):
             if place.name not in given or tuple(given[place.name].shape) != place.shape:
                 found = tuple(given[place.name].shape) if place.name in given else "nothing"
-                raise RequestError(f'model.init = "{init}": {place.name} needs shape {place.shape}, the file has {found}')
+                raise RequestError(
+                    f'model.init = "{init}": {place.name} needs shape {place.shape}, the file has {found}'
+                )
         named |= given
     return plan.space.flatten(named, plan.local.dtype)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
 from fedstrata import registry
 from fedstrata.errors import RequestError
@@ -20,6 +20,16 @@ GIVEN = "given"  # data or model handed over from Python
 
 # A part by name, `"size"`, or with options, `{kind = "size", ...}`.
 Spec = Annotated[dict[str, Any], BeforeValidator(lambda v: {"kind": v} if isinstance(v, str) else v)]
+
+
+def _per_round(value: Any) -> Any:
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if count or value == "all" or (isinstance(value, float) and 0 < value <= 1):
+        return value
+    raise ValueError('a count such as 20, a fraction such as 0.2, or "all"')
+
+
+PerRound = Annotated[int | float | str, PlainValidator(_per_round)]
 
 
 class Section(BaseModel):
@@ -34,7 +44,7 @@ class Data(Section):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "digits"
     clients: Count = 20
-    partition: Spec | None = Field(default_factory=lambda: {"kind": "dirichlet-class", "alpha": 0.1})
+    partition: Spec | None = None
     fingerprint: str | None = None  # hash of data that was given from Python
 
 
@@ -63,7 +73,9 @@ class Stop(Section):
 
     target: Fraction | None = None  # accuracy reached
     patience: Count | None = None  # evaluations without a better accuracy
-    vote: Fraction | None = None  # with this share of the clients at `target` on their own test data, not the global one
+    vote: Fraction | None = (
+        None  # with this share of the clients at `target` on their own test data, not the global one
+    )
 
 
 class Evaluate(Section):
@@ -77,12 +89,12 @@ class Train(Section):
     """How the model is trained, whatever the method."""
 
     rounds: Count = 50
-    clients_per_round: Count | Annotated[float, Field(gt=0, le=1)] | Literal["all"] = 0.5
+    clients_per_round: PerRound = 0.5
     epochs: Count = 2
     batch_size: Count = 16
     lr: Positive = 0.1
-    optimizer: Spec = Field(default_factory=lambda: {"kind": "sgd"})
-    lr_schedule: Spec = Field(default_factory=lambda: {"kind": "constant"})
+    optimizer: Spec | None = None
+    lr_schedule: Spec | None = None
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
     seed: Natural = 0
@@ -160,8 +172,8 @@ class Experiment(Section):
                 "method": Method(**method),
                 "train": self.train.model_copy(
                     update={
-                        "optimizer": complete("optimizers", self.train.optimizer, "train.optimizer"),
-                        "lr_schedule": complete("rates", self.train.lr_schedule, "train.lr_schedule"),
+                        "optimizer": complete("optimizers", merged(SGD, self.train.optimizer), "train.optimizer"),
+                        "lr_schedule": complete("rates", merged(CONSTANT, self.train.lr_schedule), "train.lr_schedule"),
                     }
                 ),
             }
@@ -169,7 +181,8 @@ class Experiment(Section):
 
     def dump(self) -> dict[str, Any]:
         """Give plain tables; what is not set is left out."""
-        return _without_none(self.model_dump(mode="json"))
+        tables: dict[str, Any] = _without_none(self.model_dump(mode="json"))
+        return tables
 
     def to_toml(self) -> str:
         """Write the experiment file."""
@@ -190,6 +203,7 @@ DEFAULT_STAGES: dict[str, Any] = {
     "correct": [],
     "combine": {"kind": "size", "server": {"kind": "sgd"}},
 }
+DIRICHLET, SGD, CONSTANT = {"kind": "dirichlet-class", "alpha": 0.1}, {"kind": "sgd"}, {"kind": "constant"}
 
 
 # ---- parts as tables ---------------------------------------------------------------------------------------------
@@ -223,8 +237,8 @@ def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
             raise registry.unknown_option(f"{key}.{option}", option, known | set(type(section).model_fields))
     full = dataclasses.asdict(registry.build(stage, section.name, options, key))
     own = {name: getattr(section, name) for name in type(section).model_fields}
-    if own.get("partition"):
-        own["partition"] = complete("partitions", own["partition"], f"{key}.partition")
+    if "partition" in own:
+        own["partition"] = complete("partitions", merged(DIRICHLET, own["partition"]), f"{key}.partition")
     return type(section)(**own, **full)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedstrata.clientside import Client
 from fedstrata.errors import RequestError

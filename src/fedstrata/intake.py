@@ -37,11 +37,13 @@ def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[
         if not missing.any() and not (y == np.round(y)).all():
             raise RequestError(f"labels must be classes, got the number {y[y != np.round(y)][0]}")
     elif y.dtype.kind == "O":
-        missing = np.array([v is None or v != v or v == "" for v in y])
+        missing = np.array([v is None or v == "" or (isinstance(v, float) and np.isnan(v)) for v in y])
     else:
         missing = y == "" if y.dtype.kind == "U" else np.zeros(len(y), dtype=bool)
     if missing.any():
-        raise RequestError(f"{missing.sum()} labels are missing, the first at row {np.flatnonzero(missing)[0]}; drop those rows")
+        raise RequestError(
+            f"{missing.sum()} labels are missing, the first at row {np.flatnonzero(missing)[0]}; drop those rows"
+        )
     if y.dtype.kind == "f":
         y = y.astype(np.int64)
     if y.dtype.kind == "O":
@@ -77,7 +79,9 @@ def joined(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarra
     """Join one data set a client into shared arrays, with the rows of each."""
     pairs = [read_dataset(d) for d in data_sets]
     if len({tuple(x.shape[1:]) for x, _ in pairs}) > 1:
-        raise RequestError(f"clients hold samples of different shapes: {sorted({tuple(x.shape[1:]) for x, _ in pairs})}")
+        raise RequestError(
+            f"clients hold samples of different shapes: {sorted({tuple(x.shape[1:]) for x, _ in pairs})}"
+        )
     stops = np.cumsum([len(y) for _, y in pairs])
     rows = [np.arange(stop - len(y), stop) for stop, (_, y) in zip(stops, pairs, strict=True)]
     return torch.cat([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), rows

@@ -118,7 +118,10 @@ class Lane:
             meta=_merged([order.meta, *(end.meta for end in ends.values())]),
             summed=common | {k: v for n, end in ends.items() for k, v in prefixed(_copies(end.summed), n).items()},
             shown={k: v for n, end in ends.items() for k, v in prefixed(_copies(end.shown), n).items()},
-            keep={**order.keep, **{k: v for n, end in ends.items() for k, v in prefixed(end.keep, n).items()}},
+            keep={
+                **order.keep,
+                **{k: v for n, end in ends.items() for k, v in prefixed(end.keep, n).items()},
+            },
         )
         loss = buf.loss / max(sum(map(len, batches)), 1)
         return _report(visit, done, loss, update.norm()), {**visit.keep, **_copies(done.keep)}

@@ -66,7 +66,13 @@ def run(
         state.round += 1
         scores = judge(scored(plan, state), view)
         state.stopped = stopping.reason(state.progress, scores)
-        log("round", round=state.round, **scores, **round_figures(outcomes, state.participation), **vars(state.traffic))
+        log(
+            "round",
+            round=state.round,
+            **scores,
+            **round_figures(outcomes, state.participation),
+            **vars(state.traffic),
+        )
         save(state)
 
 
@@ -83,7 +89,16 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     """Play one step: tasks out, reports back, weighted sum, server step, client state settled."""
     down = broadcast(plan, state) if step.model else {}
     tasks = [
-        Task(a.client, view.round, at, step.kind, a.config, down, state.accepted.get(a.client), state.durable.get(a.client))
+        Task(
+            a.client,
+            view.round,
+            at,
+            step.kind,
+            a.config,
+            down,
+            state.accepted.get(a.client),
+            state.durable.get(a.client),
+        )
         for a in step.asks
     ]
     reports = engine.ask(step, tasks) if tasks else []
@@ -97,7 +112,7 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
 
     here = [r.client for r in arrived]
     engine.settle(here, (view.round, at))
-    state.accepted |= {client: (view.round, at) for client in here}
+    state.accepted |= dict.fromkeys(here, (view.round, at))
     if step.combine:
         state.participation[here] += 1
     _charge(state.traffic, step, tasks, arrived)

@@ -24,7 +24,9 @@ def _adaptive(server: str) -> Recipe:
     )
 
 
-FEDAVG = Recipe("Clients train side by side; the model moves by their weighted mean.", "McMahan et al., AISTATS 2017", {})
+FEDAVG = Recipe(
+    "Clients train side by side; the model moves by their weighted mean.", "McMahan et al., AISTATS 2017", {}
+)
 FEDSGD = Recipe(
     "Every client gives one gradient over all its samples.",
     "McMahan et al., AISTATS 2017",

@@ -58,7 +58,9 @@ def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray) -> dic
                 "kind": o.step.kind,
                 "clients": [r.client for r in o.reports],
                 **({"missing": list(o.missing)} if o.missing else {}),
-                **({"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}),
+                **(
+                    {"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}
+                ),
             }
             for o in outcomes
         ],

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval
+from pydantic import AllowInfNan
 
-Positive = Annotated[float, Gt(0), "a number > 0"]
-NonNegative = Annotated[float, Ge(0), "a number >= 0"]
-Fraction = Annotated[float, Interval(ge=0, le=1), "a number from 0 to 1"]
-BelowOne = Annotated[float, Interval(ge=0, lt=1), "a number from 0 to below 1"]
+Positive = Annotated[float, AllowInfNan(False), Gt(0), "a number > 0"]
+NonNegative = Annotated[float, AllowInfNan(False), Ge(0), "a number >= 0"]
+Fraction = Annotated[float, AllowInfNan(False), Interval(ge=0, le=1), "a number from 0 to 1"]
+BelowOne = Annotated[float, AllowInfNan(False), Interval(ge=0, lt=1), "a number from 0 to below 1"]
 Count = Annotated[int, Ge(1), "a whole number >= 1"]
 Natural = Annotated[int, Ge(0), "a whole number >= 0"]

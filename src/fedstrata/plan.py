@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-
 from fedstrata.clientside import Local
 from fedstrata.errors import RequestError
 from fedstrata.federation import Roster
@@ -66,11 +65,11 @@ def per_round(asked: float | int | str, clients: int) -> int:
     return max(1, math.floor(float(asked) * clients + 1e-9))
 
 
-
-
 def initial(plan: Plan, view: View, model: Any) -> dict[str, Any]:
     """Make the first state of every server-side part."""
-    state = {"driver": plan.driver.init(view), "select": plan.select.init(view), "combine": plan.combine.init(view)}
+    state = {
+        "driver": plan.driver.init(view),
+        "select": plan.select.init(view),
+        "combine": plan.combine.init(view),
+    }
     return state | {name: part.init(view, model) for name, part in plan.servers.items()}
-
-

@@ -15,33 +15,33 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from fedstrata.errors import RequestError, unknown_name
 
-STAGES = {  # stage -> the package that lists its parts
-    "drivers": "fedstrata.drive",
-    "selectors": "fedstrata.select",
-    "samplers": "fedstrata.sample",
-    "corrections": "fedstrata.correct",
-    "optimizers": "fedstrata.optimize",
-    "combiners": "fedstrata.combine",
-    "servers": "fedstrata.combine.server",
-    "rates": "fedstrata.rates",
-    "partitions": "fedstrata.data.partitions",
-    "datasets": "fedstrata.data",
-    "models": "fedstrata.models",
-    "engines": "fedstrata.engines",
-    "methods": "fedstrata.methods",
+STAGES = {  # stage -> the package that lists its parts, and the class they derive from
+    "drivers": ("fedstrata.drive", "fedstrata.serverside:Driver"),
+    "selectors": ("fedstrata.select", "fedstrata.serverside:Selector"),
+    "samplers": ("fedstrata.sample", "fedstrata.clientside:Sampler"),
+    "corrections": ("fedstrata.correct", "fedstrata.clientside:LocalPart"),
+    "optimizers": ("fedstrata.optimize", "fedstrata.clientside:LocalPart"),
+    "combiners": ("fedstrata.combine", "fedstrata.serverside:Combiner"),
+    "servers": ("fedstrata.combine.server", "fedstrata.serverside:ServerPart"),
+    "rates": ("fedstrata.rates", "fedstrata.rates:Schedule"),
+    "partitions": ("fedstrata.data.partitions", "fedstrata.partition:Partition"),
+    "datasets": ("fedstrata.data", "fedstrata.data.dataset:DataSet"),
+    "models": ("fedstrata.models", "fedstrata.models.architecture:Architecture"),
+    "engines": ("fedstrata.engines", "fedstrata.part:Part"),
+    "methods": ("fedstrata.methods", "fedstrata.methods:Recipe"),
 }
 
 
 @cache
 def names(stage: str) -> dict[str, str]:
     """Give the parts of a stage: name -> "module:attribute"."""
-    table: dict[str, str] = dict(import_module(STAGES[stage]).PARTS)
+    table: dict[str, str] = dict(import_module(STAGES[stage][0]).PARTS)
     for entry in entry_points(group="fedstrata.parts"):
         kind, _, name = entry.name.partition(".")
         if kind == stage:
@@ -56,16 +56,26 @@ def find(stage: str, name: str, key: str) -> Any:
         if name not in table:
             raise unknown_name(key, name, table)
         name = table[name]
-    module, _, attribute = name.partition(":")
+    part, base = _imported(name, key), _imported(STAGES[stage][1], key)
+    fits = (
+        issubclass(part, base) and dataclasses.is_dataclass(part) if isinstance(part, type) else isinstance(part, base)
+    )
+    if not fits:
+        raise RequestError(f'{key} = "{name}" does not fit: {base.__name__} expected, as a frozen dataclass')
+    return part
+
+
+def _imported(path: str, key: str) -> Any:
+    module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise RequestError(f'{key} = "{name}" cannot be imported: {error}') from error
+        raise RequestError(f'{key} = "{path}" cannot be imported: {error}') from error
 
 
 def build(stage: str, name: str, options: Mapping[str, Any], key: str) -> Any:
     """Make a part from its name and options, checked against the types of its fields."""
-    part = find(stage, name, key)
+    part = find(stage, name, f"{key}.kind")
     known = {f.name for f in dataclasses.fields(part) if f.init}
     for option in options:
         if option not in known:
@@ -112,35 +122,76 @@ def validated(kind: Any, value: Mapping[str, Any], key: str) -> Any:
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        raise explained(error, key) from None
+        raise explained(error, json.loads(text), key) from None
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     if dataclasses.is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
-        with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True))(kind)
+        with_config(ConfigDict(extra="forbid"))(cast(type, kind))
     return TypeAdapter(kind)
 
 
-def explained(error: ValidationError, key: str) -> RequestError:
-    """Turn the first validation error into the key, the value and what is allowed."""
-    first = error.errors(include_url=False)[0]
-    path = ".".join([key, *map(str, first["loc"])] if key else map(str, first["loc"]))
-    context = first.get("ctx", {})
-    value = json.dumps(first["input"], default=str)
-    rules = {
-        "missing": "is required",
-        "greater_than": f"= {value} must be > {context.get('gt')}",
-        "greater_than_equal": f"= {value} must be >= {context.get('ge')}",
-        "less_than": f"= {value} must be < {context.get('lt')}",
-        "less_than_equal": f"= {value} must be <= {context.get('le')}",
-        "literal_error": f"= {value} is unknown; allowed: {context.get('expected')}",
+def explained(error: ValidationError, value: Any, key: str) -> RequestError:
+    """Turn the first validation error into the key, the value and what is allowed.
+
+    A field that takes several types has an error for each; together they say what is allowed.
+    """
+    errors = error.errors(include_url=False)
+    path, found = _locate(errors[0]["loc"], value)
+    allowed = [_allowed(e) for e in errors if _locate(e["loc"], value)[0] == path]
+    where = ".".join(filter(None, [key, *path]))
+    if errors[0]["type"] == "missing":
+        return RequestError(f"{where} is required")
+    return RequestError(
+        f"{where} = {json.dumps(found, default=str)} is not valid; allowed: {' or '.join(dict.fromkeys(allowed))}"
+    )
+
+
+def _locate(loc: tuple[int | str, ...], value: Any) -> tuple[list[str], Any]:
+    """Follow a location as far as it names keys of the value; the rest names types that were tried."""
+    path: list[str] = []
+    for step in loc:
+        inside = isinstance(value, Mapping) and step in value
+        if not inside and not (isinstance(value, list | tuple) and isinstance(step, int)):
+            if isinstance(value, Mapping) and not path:
+                path.append(str(step))
+            break
+        path.append(str(step))
+        value = value[step]
+    return path, value
+
+
+def _allowed(error: Any) -> str:
+    context = error.get("ctx", {})
+    bounds = {
+        "greater_than": ("gt", ">"),
+        "greater_than_equal": ("ge", ">="),
+        "less_than": ("lt", "<"),
+        "less_than_equal": ("le", "<="),
     }
-    said = rules.get(first["type"], f"= {value} is not valid: {first['msg'].removeprefix('Input should be ')} expected")
-    return RequestError(f"{path} {said}")
+    if error["type"] in bounds:
+        name, sign = bounds[error["type"]]
+        return f"a number {sign} {context[name]}"
+    if error["type"] == "literal_error":
+        return str(context["expected"]).replace("'", '"')
+    words = {
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "tuple_type": "a list",
+        "list_type": "a list",
+        "dict_type": "a table",
+    }
+    return words.get(error["type"]) or str(error["msg"].removeprefix("Input should be ").removeprefix("Value error, "))
 
 
 def unknown_option(key: str, option: str, known: set[str]) -> RequestError:
     """Refuse a key that does not exist, and say which one was probably meant."""
+    if not known:
+        return RequestError(f"{key} is not an option; there are none here")
     hint = str(unknown_name(key, option, known)).split(" is unknown", 1)[1]
     return RequestError(f"{key} is not an option{hint}")

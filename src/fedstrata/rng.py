@@ -7,15 +7,16 @@ has nothing to restore.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 
 Rng = np.random.Generator
 
 
-class Streams(NamedTuple):
+@dataclass(frozen=True)
+class Streams:
     """All random streams of one run."""
 
     seed: int

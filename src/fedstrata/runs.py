@@ -1,10 +1,10 @@
 """The run folder: experiment, events, checkpoints, final model, summary.
 
-    experiment.toml     the experiment, resolved
-    events.jsonl        one JSON object a line; `wall` holds what a clock said and is never compared
-    checkpoint/         CURRENT names the manifest that counts; see `Checkpoints`
-    model.safetensors   the final model, tensors by name
-    summary.json        the outcome
+experiment.toml     the experiment, resolved
+events.jsonl        one JSON object a line; `wall` holds what a clock said and is never compared
+checkpoint/         CURRENT names the manifest that counts; see `Checkpoints`
+model.safetensors   the final model, tensors by name
+summary.json        the outcome
 """
 
 from __future__ import annotations
@@ -39,14 +39,20 @@ class Run:
 
     def __repr__(self) -> str:
         done = self.summary
-        said = f"{done['method']}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds" if done else "not finished"
+        said = (
+            f"{done['method']}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
+            if done
+            else "not finished"
+        )
         return f"Run({str(self.path)!r}: {said})"
 
     @classmethod
     def create(cls, path: Path, experiment: str) -> Run:
         """Make a new run folder; one that holds a run already is never touched."""
         if (path / "experiment.toml").exists():
-            raise RequestError(f"{path} already holds a run: continue it with --resume {path}, or choose another folder")
+            raise RequestError(
+                f"{path} already holds a run: continue it with --resume {path}, or choose another folder"
+            )
         with _storage(path):
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / "experiment.toml", experiment.encode())
@@ -138,7 +144,10 @@ class Checkpoints:
             for client, (tag, tensors) in keeps.items():
                 if client not in clients or clients[client][0] != tag:
                     name = f"client-{client}-{tag[0]}-{tag[1]}.safetensors"
-                    clients[client] = (tag, self._put(name, save({k: v.contiguous() for k, v in tensors.items()})))
+                    clients[client] = (
+                        tag,
+                        self._put(name, save({k: v.contiguous() for k, v in tensors.items()})),
+                    )
             manifest = {
                 "round": round,
                 "state": server_tree,

@@ -54,16 +54,38 @@ def train(
     watch
         Called with every event as it happens.
     """
+    checked = described(experiment, method, overrides, federation, model)
+    path = Path(out) if out is not None else Run.next_free(Path("runs"), checked.method.name)
+    return begin(checked, federation or federation_of(checked), model, path, watch)
+
+
+def described(
+    experiment: Mapping[str, Any] | str | Path | Experiment | None,
+    method: str | None,
+    overrides: Mapping[str, Any] | None,
+    federation: Federation | None,
+    model: nn.Module | None,
+) -> Experiment:
+    """Give the checked experiment; data and model from Python are described by what identifies them."""
     asked = dict(overrides or {}) | ({"method.name": method} if method else {})
     if federation is not None:
-        asked |= {"data": {"name": GIVEN, "clients": len(federation), "fingerprint": federation.fingerprint}}
-        asked["data"]["partition"] = None
+        asked["data"] = {
+            "name": GIVEN,
+            "clients": len(federation),
+            "partition": None,
+            "fingerprint": federation.fingerprint,
+        }
     if model is not None:
         asked["model.name"] = GIVEN
-    checked = Experiment.of(experiment, **asked)
-    work = Work(checked, federation or federation_of(checked), model)
-    path = Path(out) if out is not None else Run.next_free(Path("runs"), checked.method.name)
-    folder = Run.create(path, checked.to_toml())
+    return Experiment.of(experiment, **asked)
+
+
+def begin(
+    experiment: Experiment, federation: Federation, model: nn.Module | None, path: Path, watch: Watch | None
+) -> Run:
+    """Start a run in a new folder and play it to its end."""
+    work = Work(experiment, federation, model)
+    folder = Run.create(path, experiment.to_toml())
     return work.go_on(folder, work.fresh(), watch, seconds=0.0)
 
 
@@ -81,11 +103,13 @@ def resume(
     experiment = Experiment.of(folder.path / "experiment.toml")
     manifest = folder.checkpoints.manifest()
     if manifest is not None and manifest["experiment"] != experiment.dump():
+        edits = _differences(manifest["experiment"], experiment.dump())
         raise RequestError(
-            f"{folder.path}/experiment.toml was edited since the run began ({_differences(manifest['experiment'], experiment.dump())}); "
+            f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
             "undo that, or start a new run from its model with model.init"
         )
-    if federation is not None and federation.fingerprint != experiment.data.fingerprint:
+    given = experiment.data.name == GIVEN
+    if given and federation is not None and federation.fingerprint != experiment.data.fingerprint:
         raise RequestError(f"the federation given is not the one that {folder.path} was trained on")
     work = Work(experiment, federation or federation_of(experiment), model)
     state, saved = work.fresh(), None
@@ -145,7 +169,14 @@ class Work:
         place = registry.build("engines", choice.kind, {"lanes": choice.lanes, "device": choice.device}, "engine")
         visits = train.rounds * per_round(train.clients_per_round, len(self.federation))
         if watch is not None:
-            watch({"event": "begin", "rounds": train.rounds, "round": state.round, "method": self.experiment.method.name})
+            watch(
+                {
+                    "event": "begin",
+                    "rounds": train.rounds,
+                    "round": state.round,
+                    "method": self.experiment.method.name,
+                }
+            )
         if state.round == 0:
             self._introduce(log)
         engine = place.start(self.plan.local, self.federation, visits, log)
@@ -155,7 +186,16 @@ class Work:
             else:
                 save(state)
             with one_thread():
-                run(self.plan, self.roster, engine, state, judge, Stopping(**train.stop.model_dump()), log, save)
+                run(
+                    self.plan,
+                    self.roster,
+                    engine,
+                    state,
+                    judge,
+                    Stopping(**train.stop.model_dump()),
+                    log,
+                    save,
+                )
         finally:
             engine.close()
         self._conclude(folder, state, time.perf_counter() - began)
@@ -178,7 +218,12 @@ class Work:
             log("setup", told=sorted(plan.needs), bytes_up=self.roster.setup_bytes)
         asked = per_round(plan.clients_per_round, len(federation))
         if asked > len(self.roster.holders):
-            log("fallback", what="train.clients_per_round", used=len(self.roster.holders), why="fewer clients hold data")
+            log(
+                "fallback",
+                what="train.clients_per_round",
+                used=len(self.roster.holders),
+                why="fewer clients hold data",
+            )
 
     def _conclude(self, folder: Run, state: State, seconds: float) -> None:
         rounds = [e for e in folder.events() if e["event"] == "round"]

@@ -26,10 +26,12 @@ def flatten(value: Any, arrays: dict[str, Tensor], path: str = "") -> Any:
         return value
     if isinstance(value, np.generic):
         return {"numpy": value.item(), "dtype": str(value.dtype)}
-    if isinstance(value, Tensor | np.ndarray):
-        is_numpy = isinstance(value, np.ndarray)
-        arrays[path] = torch.from_numpy(np.ascontiguousarray(value)) if is_numpy else value.contiguous()
-        return {"array": path, "numpy": is_numpy}
+    if isinstance(value, np.ndarray):
+        arrays[path] = torch.from_numpy(np.ascontiguousarray(value))
+        return {"array": path, "numpy": True}
+    if isinstance(value, Tensor):
+        arrays[path] = value.contiguous()
+        return {"array": path, "numpy": False}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"fields": {f.name: inner(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)}}
     if isinstance(value, dict):
@@ -38,7 +40,9 @@ def flatten(value: Any, arrays: dict[str, Tensor], path: str = "") -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         order = sorted(value) if isinstance(value, set | frozenset) else value
         return {type(value).__name__: [inner(i, v) for i, v in enumerate(order)]}
-    raise TypeError(f"a part's state holds {type(value).__name__} at {path}; use dataclasses, containers, arrays and numbers")
+    raise TypeError(
+        f"a part's state holds {type(value).__name__} at {path}; use dataclasses, containers, arrays and numbers"
+    )
 
 
 def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None) -> Any:

@@ -24,7 +24,7 @@ class Digits(DataSet):
 
     def load(self) -> Arrays:
         """Read from scikit-learn; pixels are scaled to [0, 1]."""
-        from sklearn.datasets import load_digits  # slow to import, and only this needs it
+        from sklearn.datasets import load_digits  # noqa: PLC0415  slow to import, and only this needs it
 
         bunch = load_digits()
         x, y = (bunch.images[:, None] / 16).astype(np.float32), bunch.target.astype(np.int64)

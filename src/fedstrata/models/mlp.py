@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import nn
 
@@ -22,7 +23,7 @@ class Mlp(Architecture):
         """Flatten, then one layer after another."""
         widths = [math.prod(shape), *self.hidden]
         layers: OrderedDict[str, nn.Module] = OrderedDict(flat=nn.Flatten())
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (a, b) in enumerate(pairwise(widths)):
             layers[f"layer{i}"], layers[f"relu{i}"] = nn.Linear(a, b), nn.ReLU()
         layers["head"] = nn.Linear(widths[-1], classes)
         return nn.Sequential(layers)

@@ -2,9 +2,9 @@
 
 For each class, shares over the clients are drawn from Dir(alpha) and its shuffled samples are cut by them. With
 `balance`, a client that holds its fair share n/N already gets nothing of the next class. The draw is repeated until
-the smallest client has `min_size` samples. Departures: the number of draws is bounded, after which samples move one by one
-from the largest client to those that are short; a class for which every share vanished goes to one client that has room;
-and the test set is cut by the same shares.
+the smallest client has `min_size` samples. Departures: the number of draws is bounded, after which samples move one
+by one from the largest client to those that are short; a class for which every share vanished goes to one client that
+has room; and the test set is cut by the same shares.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class DirichletClass(Partition):
         """Draw shares until everybody has enough, then cut."""
         if self.min_size * clients > len(labels):
             raise RequestError(
-                f"data.partition.min_size = {self.min_size} for {clients} clients needs {self.min_size * clients} samples, "
-                f"but there are {len(labels)}; lower min_size or clients"
+                f"data.partition.min_size = {self.min_size} for {clients} clients needs "
+                f"{self.min_size * clients} samples, but there are {len(labels)}; lower min_size or clients"
             )
         sizes = np.bincount(labels)
         best, counts = None, None
@@ -88,8 +88,10 @@ def _top_up(counts: np.ndarray, least: int) -> None:
         while held[poor] < least:
             rich = int(held.argmax())
             label = int(counts[:, rich].argmax())
-            counts[label, [rich, poor]] += [-1, 1]
-            held[[rich, poor]] += [-1, 1]
+            counts[label, rich] -= 1
+            counts[label, poor] += 1
+            held[rich] -= 1
+            held[poor] += 1
 
 
 def _dealt(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> list[np.ndarray]:

@@ -1,7 +1,7 @@
 """Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, ICDE 2022 (NIID-Bench, #C = c).
 
-Client i surely owns label i mod C; further labels are drawn until it owns c. The samples of a label are shuffled and split
-evenly among its owners.
+Client i surely owns label i mod C; further labels are drawn until it owns c. The samples of a label are shuffled and
+split evenly among its owners.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class LabelsPerClient(Partition):
         owns = self._owners(classes, clients, rng)
         if self.unowned == "error" and (lost := np.flatnonzero(~owns.any(0))).size:
             raise RequestError(
-                f"labels {lost.tolist()} belong to no client: {clients} clients with {self.labels} labels each; use more clients "
-                'or labels, or data.partition.unowned = "drop" or "round-robin"'
+                f"labels {lost.tolist()} belong to no client: {clients} clients with {self.labels} labels each; "
+                'use more clients or labels, or data.partition.unowned = "drop" or "round-robin"'
             )
         return Deal(_dealt(labels, owns, rng), _dealt(test_labels, owns, rng))
 

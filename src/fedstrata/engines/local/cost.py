@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
 from fedstrata.clientside import Local
 from fedstrata.federation import Federation
 
 SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
-FLOPS_A_SECOND = 2e10  # of one core on small convolutions
+PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions
 
 
 def estimated_seconds(local: Local, federation: Federation, visits: int) -> float:
     """Guess from the model's multiplications, the mean client and the number of visits."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        local.build().to(local.dtype).eval()(federation.train.x[:1].to(local.dtype))
     samples = len(federation.train_split.rows) / len(federation)
     steps = local.epochs * samples / local.batch_size
-    flops = 3 * counter.get_total_flops() * local.epochs * samples
-    return visits * (steps * SECONDS_A_STEP + flops / FLOPS_A_SECOND)
+    products = products_a_sample(local.build().to(local.dtype), federation.train.x[:1].to(local.dtype))
+    return visits * (steps * SECONDS_A_STEP + 3 * products * local.epochs * samples / PRODUCTS_A_SECOND)
+
+
+def products_a_sample(module: nn.Module, x: Tensor) -> int:
+    """Count multiplications of a forward pass: each weight once for every position of its layer's output."""
+    total = 0
+
+    def count(layer: nn.Module, _: Any, out: Tensor) -> None:
+        nonlocal total
+        total += layer.weight.numel() * out[0, 0].numel()  # type: ignore[operator]
+
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+            layer.register_forward_hook(count)
+    with torch.no_grad():
+        module.eval()(x)
+    return total

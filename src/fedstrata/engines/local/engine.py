@@ -116,5 +116,9 @@ class OnThisMachine(Part):
             note("fallback", what="engine.lanes", used=1, why=reason)
             return 1
         if self.lanes != "auto" and self.lanes > cores:
-            note("warning", what="engine.lanes", why=f"{self.lanes} lanes on {cores} cores slow each other down")
+            note(
+                "warning",
+                what="engine.lanes",
+                why=f"{self.lanes} lanes on {cores} cores slow each other down",
+            )
         return cores if self.lanes == "auto" else self.lanes

@@ -23,7 +23,7 @@ class InProcess:
 
     def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors]]:
         """Make all visits in order."""
-        answers = []
+        answers: list[tuple[Report, Tensors]] = []
         with one_thread():
             for task in tasks:
                 client = self._federation.client(task.client)

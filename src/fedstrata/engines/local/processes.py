@@ -70,9 +70,9 @@ class Processes:
         answers: dict[int, tuple[Report, Tensors]] = {}
         busy = {connection: lane for lane, (_, connection) in enumerate(self._children)}
         while len(answers) < len(tasks):
-            for connection in wait(list(busy)):
-                assert isinstance(connection, Connection)
-                i, report, summed, shown, keep = self._receive(busy[connection], connection)
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                i, report, summed, shown, keep = self._receive(busy[ready], ready)
                 whole = replace(report, summed=as_tensors(summed), shown=as_tensors(shown))
                 answers[i] = (whole, as_tensors(keep))
         return [answers[i] for i in range(len(tasks))]

@@ -1,0 +1,124 @@
+"""Progress on standard error: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINES = 10  # plain progress lines in a whole run
+
+
+class Reporter(Protocol):
+    """Shows the events of a run as they come."""
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Show an event."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def reporter(quiet: bool, title: str = "") -> Reporter:
+    """Choose how to show progress."""
+    console = Console(stderr=True)
+    if quiet:
+        return Silent()
+    return Live(console, title) if console.is_terminal else Lines(title)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Ignore an event."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Live:
+    """One live line: round, accuracy, clients, time left."""
+
+    def __init__(self, console: Console, title: str):
+        self._title = title
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task(title, said="", total=None)
+        self._accuracy = ""
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Show an event."""
+        if event["event"] == "begin":
+            self._bar.start()
+            self._bar.reset(
+                self._task,
+                total=event["rounds"],
+                completed=event["round"],
+                description=self._title or event["method"],
+            )
+        elif event["event"] == "round":
+            self._accuracy = f"accuracy {event['accuracy']:.4f}  " if "accuracy" in event else self._accuracy
+            self._bar.update(self._task, completed=event["round"], said=self._accuracy + _clients(event))
+        elif (said := remark(event)) is not None:
+            self._bar.console.print(said, markup=False)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._bar.stop()
+
+
+class Lines:
+    """About ten plain lines a run."""
+
+    def __init__(self, title: str):
+        self._title, self._rounds, self._first, self._began = title, 1, 0, time.monotonic()
+        self._console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Show an event."""
+        if event["event"] == "begin":
+            self._title = self._title or event["method"]
+            self._rounds, self._first, self._began = event["rounds"], event["round"], time.monotonic()
+        elif event["event"] == "round":
+            done = event["round"]
+            if done % max(self._rounds // LINES, 1) == 0 or done == self._rounds:
+                left = (time.monotonic() - self._began) / max(done - self._first, 1) * (self._rounds - done)
+                accuracy = f"accuracy {event['accuracy']:.4f}  " if "accuracy" in event else ""
+                self._print(
+                    f"{self._title}: round {done}/{self._rounds}  {accuracy}{_clients(event)}  {left:.0f} s left"
+                )
+        elif (said := remark(event)) is not None:
+            self._print(f"{self._title}: {said}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def remark(event: Mapping[str, Any]) -> str | None:
+    """Put an event that is not progress into words; None for those nobody waits for."""
+    kind = event["event"]
+    if kind in ("fallback", "warning"):
+        used = f" {event['used']} is used" if "used" in event else ""
+        return f"{kind}: {event['what']}:{used} {event['why']}".replace(":  ", ": ")
+    if kind == "dropped" and event["why"] != "late":
+        return f"round {event['round']}: clients {event['clients']} dropped, {event['why']}"
+    if kind == "no_update":
+        return f"round {event['round']}: no update arrived, the model stays as it is"
+    return None
+
+
+def _clients(event: Mapping[str, Any]) -> str:
+    return f"{sum(len(s['clients']) for s in event['steps'] if s['kind'] == 'train')} clients"

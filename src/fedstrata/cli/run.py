@@ -1,0 +1,79 @@
+"""`fedstrata run`: train once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
+from fedstrata.errors import RequestError
+
+SHOWN = (
+    "method",
+    "seed",
+    "rounds",
+    "accuracy",
+    "balanced_accuracy",
+    "worst10",
+    "bytes_up",
+    "bytes_down",
+    "bytes_p2p",
+    "client_updates",
+    "seconds",
+    "run_dir",
+)
+
+
+def run(
+    experiment: ExperimentFile = None,
+    sets: Sets = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; the next free one under runs/ without it.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model over a federation."""
+    from fedstrata.cli.progress import reporter
+    from fedstrata.runs import Run
+    from fedstrata.training import described, train
+    from fedstrata.training import resume as go_on
+
+    if resume is not None and (experiment or sets or out):
+        raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")
+    stop_cleanly()
+    progress = reporter(quiet)
+    try:
+        if resume is not None:
+            path = resume
+            done = go_on(resume, watch=progress)
+        else:
+            asked = described(experiment, None, overrides(sets), None, None)
+            path = out or Run.next_free(Path("runs"), asked.method.name)
+            done = train(asked, out=path, watch=progress)
+    except KeyboardInterrupt:
+        progress.close()
+        print(f"stopped; continue with: fedstrata run --resume {path}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        progress.close()
+    shown = {key: done.summary[key] for key in SHOWN}
+    if as_json:
+        print(json.dumps(shown))
+    else:
+        print("\n".join(f"{key:18} {_said(value)}" for key, value in shown.items()))
+
+
+def stop_cleanly() -> None:
+    """Treat a polite kill like Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
+def _said(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
