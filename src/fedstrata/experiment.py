@@ -315,8 +315,7 @@ def _read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Write part objects as tables, so that an experiment made in Python is a file too."""
     if isinstance(value, Part):
-        path = f"{type(value).__module__}:{type(value).__qualname__}"
-        return {"kind": path, **dataclasses.asdict(value)}  # type: ignore[call-overload]
+        return {"kind": registry.name_of(type(value)), **dataclasses.asdict(value)}  # type: ignore[call-overload]
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

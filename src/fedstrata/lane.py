@@ -83,7 +83,7 @@ class Lane:
             epochs=int(task.config.get("epochs", local.epochs)),  # type: ignore[arg-type]
             batch_size=local.batch_size,
             rate=local.rate.at(task.round),
-            rng=partial(local.streams, **where),
+            rng=lambda purpose: local.streams(purpose, **where),
             peek=partial(self.peek, client),
         )
         self._load(task.down)

@@ -83,10 +83,10 @@ def build(stage: str, name: str, options: Mapping[str, Any], key: str) -> Any:
     return validated(part, options, key)
 
 
-def name_of(stage: str, part: type) -> str:
+def name_of(part: type) -> str:
     """Give the name a class is known by, or its import path."""
     path = f"{part.__module__}:{part.__qualname__}"
-    return next((name for name, target in names(stage).items() if target == path), path)
+    return next((name for stage in STAGES for name, target in names(stage).items() if target == path), path)
 
 
 def describe(stage: str, name: str) -> dict[str, Any]:

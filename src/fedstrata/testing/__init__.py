@@ -1,0 +1,27 @@
+"""Conformance suites: run them on parts of your own, as this project runs them on every part it has."""
+
+from fedstrata.testing.conformance import (
+    check_combiner,
+    check_driver,
+    check_model,
+    check_partition,
+    check_sampler,
+    check_selector,
+    check_server,
+)
+from fedstrata.testing.local_part import check_local_part
+from fedstrata.testing.sites import Sites
+from fedstrata.testing.worlds import tiny_federation
+
+__all__ = [
+    "Sites",
+    "check_combiner",
+    "check_driver",
+    "check_local_part",
+    "check_model",
+    "check_partition",
+    "check_sampler",
+    "check_selector",
+    "check_server",
+    "tiny_federation",
+]

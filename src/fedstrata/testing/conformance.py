@@ -1,0 +1,158 @@
+"""Conformance of server-side parts, samplers, partitions and models: each is checked in small real runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.clientside import Sampler
+from fedstrata.errors import RequestError
+from fedstrata.messages import Report, Sums, weighted_sum
+from fedstrata.models.architecture import Architecture
+from fedstrata.network import Network, find_head
+from fedstrata.part import Part
+from fedstrata.partition import Partition
+from fedstrata.rng import Streams
+from fedstrata.serverside import Combiner, Driver, Selector, ServerPart
+from fedstrata.testing.sites import Sites
+from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.training import Work
+
+
+def check_selector(selector: Selector) -> None:
+    """Check that a selector is fair play: unique eligible ids, deterministic, resumable, robust to missing replies."""
+    check_part(selector)
+    overrides = {"method.select": selector}
+    work = check_run(overrides)
+    for stragglers in (0.0, 0.5):
+        _, rounds = play(work_of(overrides | {"system.stragglers.rate": stragglers}))
+        for outcomes in rounds:
+            trained = [o for o in outcomes if o.step.combine]
+            assert trained, "no client was selected although some are eligible"
+            for outcome in trained:
+                ids = [a.client for a in outcome.step.asks]
+                assert len(set(ids)) == len(ids), f"a client was selected twice: {ids}"
+                assert set(ids) <= set(work.roster.holders.tolist()), f"not all of {ids} are eligible"
+    _, rounds = play(work_of(overrides | {"train.clients_per_round": "all"}))
+    assert all(len(o.step.asks) <= 6 for outcomes in rounds for o in outcomes), "more clients selected than there are"
+
+
+def check_driver(driver: Driver) -> None:
+    """Check that a driver's rounds end, are deterministic and resumable, and survive missing replies."""
+    check_part(driver)
+    check_run({"method.driver": driver})
+    state, _ = play(work_of({"method.driver": driver, "system.stragglers.rate": 1.0}))
+    assert torch.isfinite(state.model.params).all()
+
+
+def check_sampler(sampler: Sampler) -> None:
+    """Check that a sampler's orders are in range and within its width, and that it is deterministic."""
+    check_part(sampler)
+    work = check_run({"method.sample": sampler})
+    seen = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Spy(type(sampler)):  # type: ignore[misc]
+        def plan(self, visit: Any) -> Any:
+            order = super().plan(visit)
+            seen.append((visit.client.samples, order))
+            return order
+
+    spy = Spy(**vars(sampler))
+    work.plan = dataclasses.replace(work.plan, local=dataclasses.replace(work.plan.local, sampler=spy))
+    play(work)
+    for samples, order in seen:
+        width = sampler.width(work.plan.local.batch_size, samples)
+        assert order.batch_size >= 1, f"batch size {order.batch_size}"
+        for epoch in order.epochs:
+            assert len(epoch) == 0 or (epoch.min() >= 0 and epoch.max() < samples), "a position is out of range"
+            assert min(order.batch_size, len(epoch)) <= width, f"a batch is wider than the declared {width}"
+
+
+def check_combiner(combiner: Combiner) -> None:
+    """Check that equal updates combine to that update, and that a run is deterministic and resumable."""
+    check_part(combiner)
+    work = check_run({"method.combine": combiner})
+    state = work.fresh()
+    view = work.plan.view(work.roster, 0, lambda *_, **__: None)
+    sums = combiner.combine(combiner.init(view), view, state.model, _Equal(work.plan.space.P))
+    gap = float((sums.total["update"] - 1).abs().max())
+    assert gap < 1e-9, f"three clients sent the same update, the combination is off by {gap:.2g}"
+
+
+def check_server(server: ServerPart) -> None:
+    """Check a server step: deterministic, resumable, and norm statistics are only averaged."""
+    check_part(server)
+    check_run({"method.combine": {"kind": "size", "server": server}})
+
+
+def check_partition(partition: Partition) -> None:
+    """Check that a partition ends, deals each sample to at most one client, and is deterministic."""
+    check_part(partition)
+    rng = np.random.default_rng(0)
+    labels, test = rng.integers(0, 5, 400), rng.integers(0, 5, 100)
+    for clients in (1, 5, 20, 400):
+        try:
+            deals = [partition.deal(labels, test, clients, Streams(3)("partition")) for _ in range(2)]
+        except RequestError:  # it may refuse what is impossible, but not everything
+            assert clients != 20, "20 clients with 20 samples each were refused"
+            continue
+        for parts, size in ((deals[0].train, len(labels)), (deals[0].test, len(test))):
+            rows = np.concatenate(parts)
+            assert len(parts) == clients, f"{len(parts)} parts for {clients} clients"
+            assert len(np.unique(rows)) == len(rows), "a sample was dealt twice"
+            assert rows.size == 0 or (rows.min() >= 0 and rows.max() < size), "a position is out of range"
+        assert all(map(np.array_equal, deals[0].train, deals[1].train)), "the same stream gave another deal"
+
+
+def check_model(architecture: Architecture, shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> None:
+    """Check the model contract: a head that gives one number a class, and features that go into it."""
+    check_part(architecture)
+    module = architecture.build(shape, classes)
+    x = torch.zeros(2, *shape)
+    head = find_head(module, x, classes)
+    assert head == "head", f"the last layer is called {head!r}, not 'head'"
+    features, logits = Network(module, head)(x)
+    assert logits.shape == (2, classes)
+    assert features.ndim == 2
+
+
+def check_part(part: Part) -> None:
+    """Check what every part has in common."""
+    assert dataclasses.is_dataclass(part), f"{type(part).__name__} must be a dataclass"
+    assert type(part).__dataclass_params__.frozen, f"{type(part).__name__} must be frozen"
+    assert type(part).__doc__, f"{type(part).__name__} needs a docstring: its first line is what users see"
+    assert part == type(part)(**{f.name: getattr(part, f.name) for f in dataclasses.fields(part)})
+
+
+def check_run(overrides: Mapping[str, Any]) -> Work:
+    """Run twice, with a cut in the middle, behind bytes, and with lost reports."""
+    whole, outcomes = play(work_of(overrides))
+    assert torch.isfinite(whole.model.params).all(), "the model is not finite"
+    assert outcomes == play(work_of(overrides))[1], "the same run twice gave different outcomes"
+    assert same(whole, play(work_of(overrides), cut=2)[0]), "a resumed run differs from the whole one"
+    behind_bytes, _ = play(work_of(overrides), engine=lambda work: Sites(work.plan.local, work.federation))
+    assert same(whole, behind_bytes), "a run behind bytes differs: something is shared that no message carries"
+    lossy = {**overrides, "system.stragglers.rate": 0.5}
+    assert same(play(work_of(lossy))[0], play(work_of(lossy), cut=2)[0]), "a resumed run with stragglers differs"
+    return work_of(overrides)
+
+
+class _Equal:
+    """Three reports with the same update, of ones."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self.reports = [Report(i, n, 1, 1.0, 1.0) for i, n in enumerate((1, 2, 5))]
+
+    def sum(self, weights: Any) -> Sums:
+        whole = {r.client: r for r in self.each()}
+        return weighted_sum(whole, dict(zip(whole, map(float, weights), strict=True)))
+
+    def each(self) -> list[Report]:
+        ones = torch.ones(self._size, dtype=torch.float64)
+        return [dataclasses.replace(r, summed={"update": ones}) for r in self.reports]

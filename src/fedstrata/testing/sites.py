@@ -1,0 +1,56 @@
+"""Every client behind bytes, in one process: what real sites do, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from fedstrata.clientside import Local
+from fedstrata.federation import Federation
+from fedstrata.lane import Lane
+from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.serverside import Step
+from fedstrata.site import Site
+from fedstrata.wire import pack_task, unpack_report
+
+
+class Sites:
+    """An engine that shares nothing with its clients but messages; each client has its own lane and data."""
+
+    def __init__(self, local: Local, federation: Federation):
+        self._sites: dict[int, Site] = {}
+        self._local, self._federation = local, federation
+        self._reports: dict[int, Report] = {}
+
+    def _site(self, client: int) -> Site:
+        if client not in self._sites:
+            own, train = self._federation.client(client), self._federation.train
+            self._sites[client] = Site(own, Lane(self._local, train.x, train.y, own.samples))
+        return self._sites[client]
+
+    def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
+        """Send each task as bytes."""
+        answers = [unpack_report(self._site(t.client).answer(pack_task(t))) for t in tasks]
+        self._reports = {r.client: r for r in answers}
+        return [r.open() for r in answers]
+
+    def collect(self, weights: Mapping[int, float]) -> Sums:
+        """Sum what the last step's clients sent."""
+        return weighted_sum(self._reports, weights)
+
+    def each(self) -> Mapping[int, Report]:
+        """Give the last step's reports whole."""
+        return self._reports
+
+    def settle(self, accepted: Collection[int], tag: Tag) -> None:
+        """Nothing to do: the next task tells the client what was accepted."""
+        self._reports = {}
+
+    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Give nothing: client state stays at the client."""
+        return {}
+
+    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to end."""
