@@ -54,11 +54,11 @@ def pack_report(report: Report) -> bytes:
 def unpack_report(data: bytes) -> Report:
     """Read a report."""
     header, tensors = unpack(data)
-    halves = {
-        half: {k.removeprefix(f"{half}:"): v for k, v in tensors.items() if k.startswith(f"{half}:")}
-        for half in ("summed", "shown")
-    }
-    return Report(**(header | {"meta": _values(header["meta"])}), **halves)
+
+    def half(name: str) -> Tensors:
+        return {k.removeprefix(f"{name}:"): v for k, v in tensors.items() if k.startswith(f"{name}:")}
+
+    return Report(**(header | {"meta": _values(header["meta"])}), summed=half("summed"), shown=half("shown"))
 
 
 def _values(values: dict[str, Any]) -> dict[str, Value]:
