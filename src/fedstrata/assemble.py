@@ -21,7 +21,7 @@ from fedstrata.federation import Federation
 from fedstrata.network import find_head
 from fedstrata.plan import Plan
 from fedstrata.rates import Scheduled
-from fedstrata.rng import Streams
+from fedstrata.rng import Streams, torch_seeded
 from fedstrata.serverside import ServerPart
 from fedstrata.space import Model, Space
 from fedstrata.stragglers import Stragglers
@@ -133,7 +133,6 @@ def _builder(choice: ModelChoice, federation: Federation, streams: Streams, modu
 
 
 def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_seeded(seed):
         module: nn.Module = architecture.build(shape, classes)
         return module

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from fedstrata.clientside import Batch, Buffers, Client, Done, Local, Order, Peek, Visit
 from fedstrata.messages import Report, Task, Tensors, Value, prefixed, tensor_bytes, value_bytes
 from fedstrata.network import Network, key_dropout
+from fedstrata.rng import torch_seeded
 from fedstrata.space import Space
 
 RING = 64  # batches filled ahead of the step
@@ -89,8 +90,7 @@ class Lane:
         self._load(task.down)
         self.buf.key.fill_(local.streams.torch_seed("dropout", **where))
         # Whatever a user's module draws for itself is tied to the visit too, not to the lane's past.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(local.streams.torch_seed("module", **where))
+        with torch_seeded(local.streams.torch_seed("module", **where)):
             if task.kind == "train":
                 return self._train(visit)
             done = local.programs[task.kind](visit)

@@ -88,13 +88,19 @@ class Run:
             return events
         return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
 
-    def events_size(self) -> int:
-        """Bytes of events so far."""
-        return (self.path / "events.jsonl").stat().st_size
+    def sync_events(self) -> int:
+        """Make the events safe on disk, and give their size: a checkpoint must not run ahead of them."""
+        with (self.path / "events.jsonl").open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
 
     def cut_events(self, size: int) -> None:
         """Forget events after a checkpoint: their rounds will be played again."""
         with (self.path / "events.jsonl").open("r+b") as file:
+            if os.fstat(file.fileno()).st_size < size:
+                raise RequestError(
+                    f"{self.path}/events.jsonl is shorter than its checkpoint says; the run cannot go on"
+                )
             file.truncate(size)
 
     # ---- results -------------------------------------------------------------------------------------------------
@@ -209,10 +215,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        _sync(path.parent)  # the rename itself
     except OSError:
         with suppress(OSError):
             part.unlink()
         raise
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def finite(value: Any) -> Any:

@@ -153,7 +153,7 @@ class Work:
             state.durable |= state.accepted
             about = {
                 "experiment": self.experiment.dump(),
-                "events": folder.events_size(),
+                "events": folder.sync_events(),
                 "seconds": time.perf_counter() - began,
             }
             folder.checkpoints.write(state.round, state, engine.keeps(), about)
@@ -177,7 +177,7 @@ class Work:
                     "method": self.experiment.method.name,
                 }
             )
-        if state.round == 0:
+        if keeps is None:
             self._introduce(log)
         engine = place.start(self.plan.local, self.federation, visits, log)
         try:

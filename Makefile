@@ -1,0 +1,39 @@
+# Set-up, demo and tests. Everything lives in .venv; every target can be run again at any time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types fix clean
+
+demo: $(VENV)/.run
+	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3
+
+test: lint types
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+fix: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("fedstrata needs Python 3.11 to 3.13; say which with: make PYTHON=python3.12") \
+	  if not (3, 11) <= sys.version_info[:2] <= (3, 13) else 0'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.run
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

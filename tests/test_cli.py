@@ -1,0 +1,230 @@
+"""The command line, as the contract says: one JSON object, exit codes, messages that help."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedstrata import Run, registry
+from fedstrata.cli import main
+
+RUN_KEYS = [
+    "method",
+    "seed",
+    "rounds",
+    "accuracy",
+    "balanced_accuracy",
+    "worst10",
+    "bytes_up",
+    "bytes_down",
+    "bytes_p2p",
+    "client_updates",
+    "seconds",
+    "run_dir",
+]
+
+
+def call(*args: str, capsys, monkeypatch) -> tuple[int, str, str]:
+    """Run the command line in this process; give exit code, standard output and standard error."""
+    monkeypatch.setattr(sys, "argv", ["fedstrata", *args])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    return lambda *args: call(*args, capsys=capsys, monkeypatch=monkeypatch)
+
+
+def test_run_json_is_one_object_with_the_agreed_keys(cli):
+    code, out, err = cli("run", "--json", "--set", "train.rounds=2")
+    assert code == 0
+    answer = json.loads(out)
+    assert list(answer) == RUN_KEYS
+    assert answer["method"] == "fedavg"
+    assert answer["rounds"] == 2
+    assert answer["client_updates"] == 20
+    assert 0 <= answer["accuracy"] <= 1
+    assert Path(answer["run_dir"]).is_dir()
+    assert "round 2/2" in err
+
+
+def test_run_without_json_prints_a_summary_and_plain_progress(cli):
+    code, out, err = cli("run", "--set", "train.rounds=3")
+    assert code == 0
+    assert "balanced_accuracy" in out
+    assert [line.split("  ")[0] for line in err.splitlines()] == [f"fedavg: round {i}/3" for i in (1, 2, 3)]
+    assert all("accuracy" in line and "10 clients" in line and "s left" in line for line in err.splitlines())
+
+
+def test_quiet_says_nothing_beside_the_result(cli):
+    assert cli("run", "-q", "--json", "--set", "train.rounds=1")[2] == ""
+
+
+def test_runs_get_folders_of_their_own(cli):
+    folders = [json.loads(cli("run", "-q", "--json", "--set", "train.rounds=1")[1])["run_dir"] for _ in range(2)]
+    assert folders == ["runs/fedavg-1", "runs/fedavg-2"]
+
+
+def test_a_file_and_overrides(cli, tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('[method]\nname = "fedprox"\n[train]\nrounds = 9\nseed = 4\n')
+    code, out, _ = cli("run", str(file), "-q", "--json", "--set", "train.rounds=1", "--set", "method.correct.0.mu=0.5")
+    answer = json.loads(out)
+    assert (code, answer["method"], answer["rounds"], answer["seed"]) == (0, "fedprox", 1, 4)
+    assert "mu = 0.5" in Path(answer["run_dir"], "experiment.toml").read_text()
+
+
+def test_compare_json_has_a_row_a_method_with_mean_and_interval(cli, tmp_path):
+    args = ["compare", "--methods", "fedavg,fedprox", "--seeds", "2", "--set", "train.rounds=2", "--out", str(tmp_path)]
+    code, out, _ = cli(*args, "--json")
+    rows = json.loads(out)["rows"]
+    assert code == 0
+    assert [row["method"] for row in rows] == ["fedavg", "fedprox"]
+    for row in rows:
+        for figure in ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "client_updates", "seconds"):
+            low, high = row[figure]["interval"]
+            assert low <= row[figure]["mean"] <= high
+    assert rows[0]["accuracy_over_first"] == {"mean": 0.0, "interval": [0.0, 0.0]}
+
+
+def test_compare_is_paired_same_partition_and_same_draws(cli, tmp_path):
+    cli("compare", "--methods", "fedavg,fedyogi", "--set", "train.rounds=2", "--out", str(tmp_path), "-q", "--json")
+    a, b = (Run.open(tmp_path / method / "seed-0").events() for method in ("fedavg", "fedyogi"))
+    assert a[0]["fingerprint"] == b[0]["fingerprint"]
+    assert [e["steps"] for e in a if e["event"] == "round"] == [e["steps"] for e in b if e["event"] == "round"]
+
+
+def test_a_stopped_comparison_goes_on_and_finished_runs_are_kept(cli, tmp_path):
+    args = ["compare", "--methods", "fedavg,fedprox", "--set", "train.rounds=2", "--out", str(tmp_path), "-q", "--json"]
+    first = cli(*args)[1]
+    stamp = (tmp_path / "fedavg/seed-0/summary.json").stat().st_mtime_ns
+    (tmp_path / "fedprox/seed-0/summary.json").unlink()
+    again = cli(*args)[1]
+    assert (tmp_path / "fedavg/seed-0/summary.json").stat().st_mtime_ns == stamp
+    accuracies = [[row["accuracy"] for row in json.loads(text)["rows"]] for text in (first, again)]
+    assert accuracies[0] == accuracies[1]
+    code, _, err = cli(*args[:-5], "--set", "train.rounds=3", "--out", str(tmp_path), "-q", "--json")
+    assert code == 2
+    assert "holds a run of another experiment" in err
+
+
+def test_compare_prints_a_table(cli):
+    code, out, _ = cli("compare", "--methods", "fedavg,sfl", "--seeds", "2", "--set", "train.rounds=1", "-q")
+    assert code == 0
+    assert "±" in out
+    assert [line.split()[0] for line in out.splitlines()] == ["method", "fedavg", "sfl", "runs:"]
+
+
+@pytest.mark.parametrize("kind", registry.STAGES)
+def test_list_json_names_every_part_with_its_options(cli, kind):
+    code, out, _ = cli("list", kind, "--json")
+    parts = json.loads(out)
+    assert code == 0
+    assert {p["name"] for p in parts} == set(registry.names(kind))
+    assert all(set(p) == {"name", "summary", "paper", "options"} and p["summary"] for p in parts)
+    assert cli("list", kind)[0] == 0
+
+
+def test_python_m_fedstrata_is_the_same(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "fedstrata", "--help"], capture_output=True, text=True, check=True)
+    assert "Federated learning on skewed data" in done.stdout
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--set", "method.name=fedavgg"], 'method.name = "fedavgg" is unknown (did you mean "fedavg"?); allowed: '),
+        (["--set", "data.partition.alpha=0"], "data.partition.alpha = 0 is not valid; allowed: a number > 0"),
+        (["--set", "data.partition.alpha=-1"], "data.partition.alpha = -1 is not valid"),
+        (["--set", "data.clients=5000"], "data.clients = 5000 but there are only 1438 training samples"),
+        (["--set", "train.clients_per_round=0"], "train.clients_per_round = 0 is not valid; allowed: a count such as 20"),
+        (["--set", "train.rouns=3"], 'train.rouns is not an option (did you mean "rounds"?)'),
+        (["--set", "train.rounds"], "must look like train.rounds=10"),
+        (["--resume", "."], "is not a run folder"),
+        (["--resume", "x", "--set", "train.rounds=3"], "leave out the file, --set and --out"),
+        (["nowhere.toml"], "nowhere.toml cannot be read"),
+        (["--set", "model.head=nose"], 'model.head = "nose" is not a layer'),
+    ],
+)
+def test_a_wrong_request_ends_with_code_2_and_says_what_is_allowed(cli, args, said):
+    code, out, err = cli("run", *args)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert not Path("runs").exists(), "a refused request leaves nothing behind"
+
+
+def test_a_toml_error_names_the_line(cli, tmp_path):
+    (tmp_path / "bad.toml").write_text('[train]\nrounds = 3\nlr = = 2\n')
+    code, _, err = cli("run", str(tmp_path / "bad.toml"))
+    assert code == 2
+    assert "line 3" in err
+
+
+def test_unknown_things_to_list_and_compare(cli):
+    assert "did you mean" in cli("list", "method")[2]
+    assert cli("compare", "--methods", "")[0] == 2
+    assert cli("compare", "--methods", "fedavg,fedavg")[0] == 2
+    assert cli("compare", "--methods", "fedavg,nope")[0] == 2
+    assert not Path("runs").exists()
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path):
+    command = [sys.executable, "-m", "fedstrata", "run", "--set", "train.rounds=4000", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "run/checkpoint/CURRENT").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-1] == f"stopped; continue with: fedstrata run --resume {tmp_path / 'run'}"
+    assert "Traceback" not in err
+
+
+def test_on_a_terminal_progress_is_one_live_line(tmp_path):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "fedstrata", "run", "--json", "--set", "train.rounds=3"]
+    process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, cwd=tmp_path)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:
+            break
+    out, _ = process.communicate()
+    assert json.loads(out)["rounds"] == 3
+    assert b"3/3" in shown
+    assert b"accuracy" in shown
+
+
+# ---- fast to start -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import fedstrata", ["torch", "numpy", "pydantic", "typer"]),
+        ("import fedstrata.cli", ["torch", "numpy", "pydantic", "scipy", "sklearn"]),
+        ("import fedstrata.training", ["sklearn", "scipy.stats", "torch._dynamo", "plotly"]),
+    ],
+)
+def test_heavy_imports_wait_until_they_are_needed(code, absent):
+    check = f"{code}; import sys; print([m for m in {absent!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

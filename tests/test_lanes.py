@@ -1,0 +1,158 @@
+"""Lanes in processes of their own: the number of lanes never changes a bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedstrata import train
+from fedstrata.clientside import LocalPart
+from fedstrata.engines.local.engine import LocalEngine
+from fedstrata.engines.local.processes import Processes
+from fedstrata.errors import ClientError, FedstrataError, RequestError
+from fedstrata.testing import tiny_federation
+from fedstrata.testing.worlds import play, same, work_of
+
+
+@dataclass(frozen=True)
+class Broken(LocalPart):
+    """Fails for one client."""
+
+    def fill(self, own, buf, visit):
+        if visit.client.id == 3:
+            raise ValueError("this client is broken")
+
+
+@dataclass(frozen=True)
+class Deadly(LocalPart):
+    """Kills the process it runs in."""
+
+    def fill(self, own, buf, visit):
+        os._exit(7)
+
+
+def lanes(count):
+    engines = []
+
+    def start(work):
+        engines.append(LocalEngine(Processes(work.plan.local, work.federation, count)))
+        return engines[-1]
+
+    start.engines = engines
+    return start
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("method", ["scaffold", "sfl"])
+def test_one_two_and_three_lanes_are_bit_equal(method, precision):
+    overrides = {"method.name": method, "engine.precision": precision, "train.clients_per_round": 5}
+    alone, outcomes = play(work_of(overrides))
+    for count in (2, 3):
+        start = lanes(count)
+        state, same_outcomes = play(work_of(overrides), engine=start)
+        start.engines[0].close()
+        assert same(alone, state)
+        assert outcomes == same_outcomes
+
+
+def test_a_whole_run_on_two_lanes_has_the_same_events_and_model(tmp_path):
+    small = {"train.rounds": 3, "data.clients": 8, "model.name": "lenet5", "system.stragglers.rate": 0.3}
+    one = train(overrides=small | {"engine.lanes": 1}, out=tmp_path / "one")
+    two = train(overrides=small | {"engine.lanes": 2}, out=tmp_path / "two")
+    assert one.events(wall=False) == two.events(wall=False)
+    assert all(torch.equal(t, two.model()[name]) for name, t in one.model().items())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_part_that_raises_names_the_client_and_shows_its_own_traceback(count):
+    work = work_of({"method.correct": [{"kind": f"{__name__}:Broken"}], "train.clients_per_round": "all"})
+    start = lanes(count)
+    if count == 1:
+        with pytest.raises(ValueError, match="this client is broken") as caught:
+            play(work)
+        assert "client 3" in "".join(caught.value.__notes__)
+        return
+    with pytest.raises(ClientError, match=r"client 3 failed(?s:.*)in fill(?s:.*)this client is broken"):
+        play(work, engine=start)
+    start.engines[0].close()
+
+
+def test_a_lane_that_dies_is_reported_with_its_exit_code():
+    start = lanes(2)
+    with pytest.raises(FedstrataError, match="exit code 7"):
+        play(work_of({"method.correct": [{"kind": f"{__name__}:Deadly"}]}), engine=start)
+    start.engines[0].close()
+
+
+def test_closing_leaves_no_process_behind():
+    work = work_of()
+    crew = Processes(work.plan.local, work.federation, 2)
+    processes = [process for process, _ in crew._children]
+    crew.close()
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_more_lanes_than_cores_is_warned_of(tmp_path):
+    run = train(
+        federation=tiny_federation(),
+        overrides={"engine.lanes": 5, "train.rounds": 1, "train.clients_per_round": 2},
+        out=tmp_path / "run",
+    )
+    assert [e["what"] for e in run.events() if e["event"] == "warning"] == ["engine.lanes"]
+
+
+def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
+    """Lanes never import the user's script again; a part it defines itself is trained with one lane, and said so."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from dataclasses import dataclass
+            import fedstrata
+            from fedstrata.clientside import LocalPart
+            from fedstrata.engines.local import engine
+            from fedstrata.testing import tiny_federation
+
+            @dataclass(frozen=True)
+            class Mine(LocalPart):
+                '''Does nothing.'''
+
+            engine.WORTH_A_PROCESS = 0.0
+            for part in ([], [Mine()]):
+                run = fedstrata.train(
+                    federation=tiny_federation(), overrides={"train.rounds": 1, "method.correct": part}
+                )
+                lanes = next(e["wall"]["lanes"] for e in run.events() if e["event"] == "engine")
+                print(lanes, [e["why"] for e in run.events() if e["event"] == "fallback"])
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == f"{max(len(os.sched_getaffinity(0)), 1)} []"
+    assert second.startswith("1 ['Mine is defined in the script itself")
+
+
+def test_lanes_that_cannot_have_the_plan_are_refused_when_asked_for():
+    class Unreachable(torch.nn.Linear):
+        pass
+
+    with pytest.raises(RequestError, match=r"engine\.lanes = 2.*engine\.lanes = 1"):
+        train(
+            federation=tiny_federation(),
+            model=Unreachable(4, 3),
+            overrides={"engine.lanes": 2, "train.rounds": 1},
+        )
+
+
+def test_cuda_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError, match=r'engine\.device = "cuda" but torch sees no GPU'):
+        train(federation=tiny_federation(), overrides={"engine.device": "cuda", "train.rounds": 1})

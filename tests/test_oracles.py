@@ -1,0 +1,443 @@
+"""Numbers worked out by hand, from the papers' own rules, against the real parts in the real loop.
+
+`Given` replaces a client's gradient by `curve * (w - target) + slope`, so that a visit of the real lane follows a
+quadratic whose steps can be computed on paper. The model has two weights, [P = 2].
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedstrata.clientside import LocalPart
+from fedstrata.combine.server.adaptive import Adagrad, Adam, Yogi
+from fedstrata.combine.server.sgd import Sgd
+from fedstrata.correct.prox import Prox
+from fedstrata.correct.scaffold import Control, Scaffold
+from fedstrata.federation import Federation, Roster
+from fedstrata.loop import State
+from fedstrata.messages import Report, Slot, Sums
+from fedstrata.optimize.sgd import Sgd as LocalSgd
+from fedstrata.plan import per_round
+from fedstrata.rng import Streams
+from fedstrata.select.power_of_choice import PowerOfChoice
+from fedstrata.select.size import Size as BySize
+from fedstrata.serverside import Engine, Outcome, View
+from fedstrata.space import Model, Space
+from fedstrata.testing.worlds import in_process, play, tiny_federation, work_of
+from fedstrata.training import Work, described
+
+close = partial(torch.testing.assert_close, rtol=0)
+
+
+@dataclass(frozen=True)
+class Given(LocalPart):
+    """Replaces the gradient by that of a quadratic of the client's own."""
+
+    targets: tuple[tuple[float, float], ...] = ()
+    curve: float = 1.0
+    slope: tuple[float, float] = (0.0, 0.0)
+
+    def lane(self, space: Space) -> Mapping[str, Slot]:
+        return {"target": Slot((space.P,)), "slope": Slot((space.P,))}
+
+    def fill(self, own: Any, buf: Any, visit: Any) -> None:
+        own["target"].copy_(torch.tensor(self.targets[visit.client.id] if self.targets else (0.0, 0.0)))
+        own["slope"].copy_(torch.tensor(self.slope, dtype=torch.float64))
+
+    def grad(self, own: Any, buf: Any, rate: Tensor) -> None:
+        buf.g.copy_(self.curve * (buf.w - own["target"]) + own["slope"])
+
+
+def given_work(sizes: tuple[int, ...], overrides: Mapping[str, Any]) -> Work:
+    """Give a run of one local step a client, all clients in every round, unless told otherwise."""
+    stops = np.cumsum(sizes)
+    rows = [np.arange(stop - n, stop) for stop, n in zip(stops, sizes, strict=True)]
+    y = np.arange(stops[-1]) % 2
+    federation = Federation.from_arrays(np.ones((len(y), 1)), y, rows, test=(np.ones((2, 1)), np.arange(2)))
+    module = nn.Sequential(OrderedDict(head=nn.Linear(1, 2, bias=False)))
+    usual = {"engine.precision": "fp64", "train.epochs": 1, "train.clients_per_round": "all", "train.lr": 1.0}
+    return Work(described(None, None, {**usual, **overrides}, federation, module), federation, module)
+
+
+def start(work: Work, *weights: float) -> State:
+    return replace(work.fresh(), model=Model(f64(*weights), torch.zeros(0, dtype=torch.float64)))
+
+
+def play_from(work: Work, state: State, rounds: int = 1, engine: Engine | None = None) -> list[list[Outcome]]:
+    shown = SimpleNamespace(plan=work.plan, roster=work.roster, fresh=lambda: state)
+    return play(shown, rounds, lambda _: engine or in_process(work))[1]  # type: ignore[arg-type]
+
+
+def f64(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def view_of(sizes: tuple[int, ...], k: int, round: int = 0, key: tuple[int, ...] | None = None) -> View:
+    """Give what a selector sees of clients of these sizes."""
+    known = {"sizes": np.array(sizes)}
+    tiebreak = np.array(key) if key else np.arange(len(sizes))
+    roster = Roster(len(sizes), 2, np.flatnonzero(sizes), tiebreak, known)  # type: ignore[arg-type]
+    rng = partial(Streams(0), round=round)
+    return View(round, 1, min(k, len(roster.holders)), roster.holders, roster, None, rng, print)  # type: ignore[arg-type]
+
+
+# ---- combining and server steps --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("combiner", "expected"), [("size", (3.0, 3.5)), ("uniform", (3.0, 8 / 3))])
+def test_mean_of_three_models(combiner: str, expected: tuple[float, float]) -> None:
+    models = Given(targets=((1.0, 2.0), (3.0, 6.0), (5.0, 0.0)))  # one step of length 1 reaches the target
+    work = given_work((1, 2, 1), {"method.correct": [models], "method.combine": {"kind": combiner}})
+    state = start(work, 0.25, -4.0)
+    play_from(work, state)
+    close(state.model.params, f64(*expected), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("server", "rounds", "m", "v"),
+    [
+        (Adagrad(), [(1.099005, 0.900499), (1.169217, 0.830038)], (0.1, -0.2), (0.020001, 0.080001)),
+        (Adam(), [(1.090503, 0.904874), (1.215986, 0.774874)], (0.019, -0.038), (0.0002, 0.000797)),
+        (Yogi(), [(1.090499, 0.904875), (1.215685, 0.775191)], (0.019, -0.038), (0.000201, 0.000801)),
+    ],
+)
+def test_adaptive_server_over_two_rounds(server: Any, rounds: Any, m: Any, v: Any) -> None:
+    push = Given(curve=0.0, slope=(-0.1, 0.2))  # every client moves by (.1, -.2)
+    combine = {"kind": "size", "server": server}
+    work = given_work((1, 2), {"method.correct": [push], "method.combine": combine, "train.rounds": 2})
+    state = start(work, 1.0, 1.0)
+    for expected in rounds:
+        play_from(work, state)
+        close(state.model.params, f64(*expected), atol=1e-6)
+    close(state.parts["server"].m, f64(*m), atol=1e-12)
+    close(state.parts["server"].v, f64(*v), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("server", "rounds"),
+    [
+        (Sgd(lr=0.5, momentum=0.9), [(1.05, 0.9), (1.145, 0.71)]),  # v: .1, .19 and -.2, -.38
+        (Sgd(lr=0.5), [(1.05, 0.9), (1.1, 0.8)]),
+        (Sgd(), [(1.1, 0.8), (1.2, 0.6)]),
+    ],
+)
+def test_server_sgd_over_two_rounds(server: Sgd, rounds: Any) -> None:
+    push = Given(curve=0.0, slope=(-0.1, 0.2))
+    work = given_work((1, 2), {"method.correct": [push], "method.combine": {"kind": "size", "server": server}})
+    state = start(work, 1.0, 1.0)
+    for expected in rounds:
+        play_from(work, state)
+        close(state.model.params, f64(*expected), atol=1e-12)
+
+
+def test_adaptive_server_leaves_norm_statistics_to_the_mean() -> None:
+    server, model = Yogi(), Model(f64(1.0, 1.0), f64(5.0))
+    moved = server.step(server.init(None, model), None, model, Model(f64(1.1, 0.8), f64(7.0)), None)  # type: ignore[arg-type]
+    assert moved.buffers.tolist() == [7.0]
+
+
+def test_an_empty_round_changes_neither_model_nor_server_state() -> None:
+    late = {"system.stragglers.rate": 1.0, "method.combine": {"kind": "size", "server": Adam()}}
+    work = given_work((1, 2), {"method.correct": [Given(slope=(1.0, 1.0))], **late})
+    state, notes = start(work, 1.0, 1.0), []
+    view = work.plan.view(work.roster, 0, lambda kind, **_: notes.append(kind))
+    shown = replace(work.plan, local=work.plan.local)
+    from_loop = __import__("fedstrata.loop", fromlist=["play_round"]).play_round(shown, state, view, in_process(work))
+    assert state.model.params.tolist() == [1.0, 1.0]
+    assert state.parts["server"].m.tolist() == [0.0, 0.0]
+    assert notes == ["dropped", "no_update"]
+    assert from_loop[0].missing == (0, 1)
+
+
+# ---- corrections -----------------------------------------------------------------------------------------------------
+
+
+def test_prox_step() -> None:
+    w, rate = f64(1.0, 2.0), f64(0.01)
+    buf: Any = SimpleNamespace(w=w, w0=f64(0.5, 2.5), g=f64(0.2, -0.4))
+    own, prox = {"mu": f64(0.0)}, Prox(mu=0.1)
+    prox.fill(own, buf, None)  # type: ignore[arg-type]
+    prox.grad(own, buf, rate)
+    LocalSgd().grad({}, buf, rate)
+    close(w, f64(0.9975, 2.0045), atol=1e-12)
+
+
+def test_prox_over_two_steps_of_the_lane() -> None:
+    # f = v^2, mu = 1, eta = .1: 1 -> .8 -> .8 - .1 (1.6 + (.8 - 1)) = .66
+    parts = [Given(curve=2.0), Prox(mu=1.0)]
+    work = given_work((2, 2), {"method.correct": parts, "train.batch_size": 1, "train.lr": 0.1})
+    state = start(work, 1.0, 1.0)
+    play_from(work, state)
+    close(state.model.params, f64(0.66, 0.66), atol=1e-12)
+
+
+def test_scaffold_in_the_loop() -> None:
+    """f = v^2, x = 1, c = .1, c_k = .3, eta = .1, two steps, one of ten clients."""
+    overrides = {
+        "method.name": "scaffold",
+        "method.correct": [Given(curve=2.0), Scaffold()],
+        "train.batch_size": 1,
+        "train.lr": 0.1,
+        "train.clients_per_round": 1,
+    }
+    work = given_work((2,) * 10, overrides)
+    state, engine = start(work, 1.0, 1.0), in_process(work)
+    state.parts["scaffold"] = Control(f64(0.1, 0.1))
+    engine.restore({k: ((0, 0), {"scaffold/c": f64(0.3, 0.3)}) for k in range(10)})
+    seen = []
+    lane = engine._crew._lane  # type: ignore[attr-defined]
+    step = lane.step
+    lane.step = lambda width: (step(width), seen.append(lane.buf.w[0].item()))
+    ((outcome,),) = play_from(work, state, engine=engine)
+
+    assert seen == pytest.approx([0.82, 0.676], abs=1e-12)
+    close(state.model.params, f64(0.676, 0.676), atol=1e-12)
+    close(state.parts["scaffold"].c, f64(0.252, 0.252), atol=1e-12)
+    (asked,) = outcome.step.asks
+    for client, (_, keep) in engine.keeps().items():
+        close(keep["scaffold/c"], f64(*[1.82 if client == asked.client else 0.3] * 2), atol=1e-12)
+
+
+def test_scaffold_halves_by_hand() -> None:
+    part = Scaffold()
+    buf: Any = SimpleNamespace(w=f64(0.676), w0=f64(1.0))
+    visit: Any = SimpleNamespace(steps=2, rate_sum=0.2, down={"c": f64(0.1)}, keep={"c": f64(0.3)})
+    done = part.finish({}, buf, visit)
+    close(done.keep["c"], f64(1.82), atol=1e-12)
+    close(done.summed["dc"], f64(1.52), atol=1e-12)
+
+    control, view = Control(f64(0.1)), view_of((1,) * 10, k=2)
+    total = {"dc": f64(1.52) * 0.5 + f64(-0.52) * 0.5}  # two clients arrived: mean .5, and 2/10 of it counts
+    proposal = Model(f64(7.0), f64())
+    assert part.step(control, view, Model(f64(1.0), f64()), proposal, Sums(total, 1.0, 2)) is proposal
+    close(control.c, f64(0.2), atol=1e-12)
+
+
+def test_scaffold_without_a_step_keeps_its_control() -> None:
+    visit: Any = SimpleNamespace(steps=0, rate_sum=0.0, down={"c": f64(0.1)}, keep={"c": f64(0.3)})
+    done = Scaffold().finish({}, SimpleNamespace(w=f64(1.0), w0=f64(1.0)), visit)  # type: ignore[arg-type]
+    assert done.keep == {}
+    assert done.summed["dc"].tolist() == [0.0]
+
+
+def test_scaffold_of_a_straggler_keeps_its_control() -> None:
+    overrides = {
+        "method.name": "scaffold",
+        "method.correct": [Given(curve=2.0), Scaffold()],
+        "train.lr": 0.1,
+        "system.stragglers.rate": 0.5,
+    }
+    work = given_work((2, 2), overrides)
+    engine = in_process(work)
+    ((outcome,),) = play_from(work, start(work, 1.0, 1.0), engine=engine)
+    assert len(outcome.missing) == 1
+    assert list(engine.keeps()) == [r.client for r in outcome.reports]
+
+
+# ---- drivers ---------------------------------------------------------------------------------------------------------
+
+
+def test_chain_of_two_clients_in_both_orders() -> None:
+    """f_1 = (v - 1)^2, f_2 = (v + 1)^2, eta = .25, one step each, from 0."""
+    parts, ends = [Given(targets=((1.0, 1.0), (-1.0, -1.0)), curve=2.0)], {}
+    for seed in range(8):
+        work = given_work(
+            (1, 2), {"method.name": "sfl", "method.correct": parts, "train.lr": 0.25, "train.seed": seed}
+        )
+        state = start(work, 0.0, 0.0)
+        (outcomes,) = play_from(work, state)
+        order = tuple(a.client for o in outcomes for a in o.step.asks)
+        ends[order] = state.model.params.tolist()
+    assert ends == {(0, 1): [-0.25, -0.25], (1, 0): [0.25, 0.25]}
+
+
+def test_chain_skips_who_is_lost() -> None:
+    work = given_work((1, 1, 1), {"method.name": "sfl", "method.correct": [Given(slope=(1.0, 2.0), curve=0.0)]})
+    lossy = SimpleNamespace(
+        plan=replace(work.plan, system=_Loses(client=1)), roster=work.roster, fresh=lambda: state
+    )
+    state = start(work, 0.0, 0.0)
+    _, (outcomes,) = play(lossy, 1, lambda _: in_process(work))  # type: ignore[arg-type]
+    assert [o.missing for o in outcomes if o.step.asks[0].client == 1] == [(1,)]
+    assert state.model.params.tolist() == [-2.0, -4.0]  # two hops counted
+
+
+@dataclass(frozen=True)
+class _Loses:
+    client: int
+
+    def available(self, view: View) -> np.ndarray:
+        return view.eligible
+
+    def lost(self, view: View, at: int, step: Any, reports: Any) -> set[int]:
+        return {self.client} & {r.client for r in reports}
+
+
+# ---- selectors -------------------------------------------------------------------------------------------------------
+
+
+def probed(selector: PowerOfChoice, view: View, losses: Mapping[int, float]) -> tuple[list[int], list[int]]:
+    """Answer a selector's probe; give who was asked and who was chosen."""
+    steps: Any = selector.select(None, view)
+    step = next(steps)
+    asked = [a.client for a in step.asks]
+    reports = tuple(Report(i, 1, meta={"probed_loss": losses[i]}) for i in asked)
+    with pytest.raises(StopIteration) as end:
+        steps.send(Outcome(step, 0, reports, ()))
+    return asked, end.value.value
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({0: 0.5, 2: 1.4, 3: 0.9}, [2, 3]),
+        ({0: 0.5, 2: float("nan"), 3: 0.9}, [3, 0]),
+        ({0: float("nan"), 2: float("nan"), 3: 0.1}, [3, 2]),  # of two NaN, the lower key
+        ({0: 0.7, 2: 0.7, 3: 0.7}, [3, 2]),
+        ({0: 0.7, 2: 0.5, 3: 0.5}, [0, 3]),
+    ],
+)
+def test_power_of_choice_takes_the_highest_losses(losses: dict[int, float], expected: list[int]) -> None:
+    view = view_of((3, 0, 1, 2), k=2, key=(9, 8, 5, 1))  # client 1 holds nothing
+    asked, chosen = probed(PowerOfChoice(candidates=99), view, losses)
+    assert asked == [0, 2, 3]
+    assert chosen == expected
+
+
+@pytest.mark.parametrize(("candidates", "expected"), [(0, 4), (1, 2), (3, 3), (6, 6), (50, 6)])
+def test_power_of_choice_candidates(candidates: int, expected: int) -> None:
+    asked, chosen = probed(PowerOfChoice(candidates), view_of((5,) * 6, k=2), dict.fromkeys(range(6), 1.0))
+    assert len(asked) == len(set(asked)) == expected
+    assert len(chosen) == 2
+
+
+def test_power_of_choice_in_the_loop_trains_the_highest_losses() -> None:
+    work = work_of({"method.name": "power-of-choice", "method.select.candidates": 4, "train.clients_per_round": 2})
+    model = work.fresh().model
+    _, (outcomes, *_) = play(work)
+    probe, train = outcomes
+    assert len(probe.reports) == 4
+    module = work.plan.local.build().double()
+    work.plan.space.bind(module, model.params, model.buffers)
+    data = work.federation.train
+    losses = {}
+    for report in probe.reports:
+        rows = torch.from_numpy(work.federation.train_split[report.client])
+        with torch.no_grad():
+            losses[report.client] = cross_entropy(module(data.x[rows].double()), data.y[rows]).item()
+        assert report.meta["probed_loss"] == pytest.approx(losses[report.client], abs=1e-12)
+    worst = sorted(losses, key=lambda i: -losses[i])[:2]
+    assert sorted(worst) == [a.client for a in train.step.asks]
+
+
+def test_selection_by_size_draws_in_proportion() -> None:
+    """Sizes 1, 2, 0, 1. Of one: 1/4, 1/2, 0, 1/4. Of two: 7/12, 5/6, 0, 7/12 (draws one after another)."""
+    draws, exact = 4000, {1: (1 / 4, 1 / 2, 0, 1 / 4), 2: (7 / 12, 5 / 6, 0, 7 / 12)}
+    for k, expected in exact.items():
+        drawn = [i for r in range(draws) for i in BySize().select(None, view_of((1, 2, 0, 1), k, round=r))]
+        share = np.bincount(drawn, minlength=4) / draws
+        assert np.abs(share - expected).max() < 4 * np.sqrt(0.25 / draws)  # four standard errors
+        assert share[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "clients", "expected"),
+    [(0.29, 100, 29), (0.2, 200, 40), (0.15, 200, 30), (0.001, 10, 1), ("all", 7, 7), (20, 6, 6), (1.0, 6, 6)],
+)
+def test_clients_of_a_round(asked: Any, clients: int, expected: int) -> None:
+    assert per_round(asked, clients) == expected
+
+
+@pytest.mark.parametrize(("rate", "clients", "lost"), [(0.1, 40, 4), (0.5, 5, 2), (0.99, 3, 2), (1.0, 3, 3), (0.9, 1, 0)])
+def test_stragglers_of_a_round(rate: float, clients: int, lost: int) -> None:
+    work = given_work((1,) * max(clients, 2), {"system.stragglers.rate": rate, "train.clients_per_round": clients})
+    ((outcome,),) = play_from(work, start(work, 0.0, 0.0))
+    assert len(outcome.missing) == lost
+    assert len(outcome.reports) == clients - lost
+
+
+# ---- FedSGD ----------------------------------------------------------------------------------------------------------
+
+
+def test_fedsgd_is_a_gradient_step_on_the_union_of_all_data() -> None:
+    work = work_of({"method.name": "fedsgd", "train.lr": 0.3})
+    module, data = work.plan.local.build().double(), work.federation.train
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        cross_entropy(module(data.x.double()), data.y).backward()
+        optimizer.step()
+    state, _ = play(work, rounds=3)
+    close(state.model.params, nn.utils.parameters_to_vector(module.parameters()).detach(), atol=1e-12)
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def bytes_of(method: str, **overrides: Any) -> tuple[int, int, int, int]:
+    """Give P and the bytes up, down and between peers after two rounds of three of six clients, in fp32."""
+    asked = {"method.name": method, "engine.precision": "fp32", "train.clients_per_round": 3}
+    work = work_of({**asked, **overrides})
+    traffic = play(work, rounds=2)[0].traffic
+    return work.plan.space.P, traffic.bytes_up, traffic.bytes_down, traffic.bytes_p2p
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedadam"])
+def test_bytes_of_one_model_down_and_one_update_up(method: str) -> None:
+    P, up, down, between = bytes_of(method)
+    assert 43 == P  # 4 x 5 + 5 + 5 x 3 + 3
+    assert (up, down, between) == (2 * 4 * P * 3, 2 * 4 * P * 3, 0)
+
+
+def test_bytes_of_scaffold_are_twice_those_of_fedavg() -> None:
+    P, up, down, between = bytes_of("scaffold")
+    assert (up, down, between) == (2 * 8 * P * 3, 2 * 8 * P * 3, 0)
+
+
+def test_bytes_of_double_precision_are_twice_those_of_single() -> None:
+    P, up, down, _ = bytes_of("fedavg", **{"engine.precision": "fp64"})
+    assert (up, down) == (2 * 8 * P * 3, 2 * 8 * P * 3)
+
+
+def test_bytes_of_a_chain_are_one_transfer_a_client_and_one_more() -> None:
+    P, up, down, between = bytes_of("sfl")
+    assert (up, down, between) == (2 * 4 * P, 2 * 4 * P, 2 * 4 * P * 2)
+
+
+def test_bytes_of_everyone() -> None:
+    P, up, down, _ = bytes_of("fedsgd")
+    assert (up, down) == (2 * 4 * P * 6, 2 * 4 * P * 6)
+
+
+def test_bytes_of_a_probe_are_charged() -> None:
+    P, up, down, between = bytes_of("power-of-choice", **{"method.select.candidates": 5})
+    assert down == 2 * (5 + 3) * 4 * P
+    assert up == 2 * (5 * 8 + 3 * 4 * P)
+    assert between == 0
+
+
+def test_bytes_told_before_the_first_round() -> None:
+    federation = tiny_federation()
+    assert work_of({"method.name": "power-of-choice"}, federation).roster.setup_bytes == 8 * 6
+    assert work_of({"method.name": "fedavg"}, federation).roster.setup_bytes == 0
+
+
+def test_norm_statistics_are_charged_with_the_model() -> None:
+    layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), head=nn.Linear(5, 3))
+    federation, module = tiny_federation(), nn.Sequential(layers)
+    asked = {"engine.precision": "fp32", "train.clients_per_round": 3, "train.batch_size": 4}
+    work = Work(described(None, None, asked, federation, module), federation, module)
+    traffic = play(work, rounds=1)[0].traffic
+    floats = 4 * 5 + 5 + 2 * 5 + 5 * 3 + 3 + 2 * 5  # the last: running mean and variance
+    assert traffic.bytes_up == traffic.bytes_down == 3 * 4 * floats
