@@ -114,7 +114,7 @@ def test_a_stopped_comparison_goes_on_and_finished_runs_are_kept(cli, tmp_path):
     assert (tmp_path / "fedavg/seed-0/summary.json").stat().st_mtime_ns == stamp
     accuracies = [[row["accuracy"] for row in json.loads(text)["rows"]] for text in (first, again)]
     assert accuracies[0] == accuracies[1]
-    code, _, err = cli(*args[:-5], "--set", "train.rounds=3", "--out", str(tmp_path), "-q", "--json")
+    code, _, err = cli(*args[:-6], "--set", "train.rounds=3", "--out", str(tmp_path), "-q", "--json")
     assert code == 2
     assert "holds a run of another experiment" in err
 
@@ -151,7 +151,10 @@ def test_python_m_fedstrata_is_the_same(tmp_path):
         (["--set", "data.partition.alpha=0"], "data.partition.alpha = 0 is not valid; allowed: a number > 0"),
         (["--set", "data.partition.alpha=-1"], "data.partition.alpha = -1 is not valid"),
         (["--set", "data.clients=5000"], "data.clients = 5000 but there are only 1438 training samples"),
-        (["--set", "train.clients_per_round=0"], "train.clients_per_round = 0 is not valid; allowed: a count such as 20"),
+        (
+            ["--set", "train.clients_per_round=0"],
+            "train.clients_per_round = 0 is not valid; allowed: a count such as 20",
+        ),
         (["--set", "train.rouns=3"], 'train.rouns is not an option (did you mean "rounds"?)'),
         (["--set", "train.rounds"], "must look like train.rounds=10"),
         (["--resume", "."], "is not a run folder"),
@@ -169,7 +172,7 @@ def test_a_wrong_request_ends_with_code_2_and_says_what_is_allowed(cli, args, sa
 
 
 def test_a_toml_error_names_the_line(cli, tmp_path):
-    (tmp_path / "bad.toml").write_text('[train]\nrounds = 3\nlr = = 2\n')
+    (tmp_path / "bad.toml").write_text("[train]\nrounds = 3\nlr = = 2\n")
     code, _, err = cli("run", str(tmp_path / "bad.toml"))
     assert code == 2
     assert "line 3" in err

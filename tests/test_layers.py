@@ -31,7 +31,9 @@ def imports(path: Path) -> set[str]:
             base = node.module.removeprefix("fedstrata").lstrip(".")
             for name in node.names:
                 inner = f"{base}.{name.name}".lstrip(".")
-                is_module = (ROOT / f"{inner.replace('.', '/')}.py").exists() or (ROOT / inner.replace(".", "/")).is_dir()
+                is_module = (ROOT / f"{inner.replace('.', '/')}.py").exists() or (
+                    ROOT / inner.replace(".", "/")
+                ).is_dir()
                 found.add(inner if is_module else base or "__init__")
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
@@ -62,7 +64,9 @@ def test_the_core_names_no_method():
     for module in ("loop", "lane", "messages", "clientside", "serverside", "plan", "site", "wire", "judge"):
         code = ast.parse((ROOT / f"{module}.py").read_text())
         names = {n.id.lower() for n in ast.walk(code) if isinstance(n, ast.Name)}
-        names |= {str(n.value).lower() for n in ast.walk(code) if isinstance(n, ast.Constant) and len(str(n.value)) < 40}
+        names |= {
+            str(n.value).lower() for n in ast.walk(code) if isinstance(n, ast.Constant) and len(str(n.value)) < 40
+        }
         assert not {m for m in methods if m in names}, module
 
 

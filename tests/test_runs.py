@@ -197,7 +197,17 @@ def test_a_file_limit_of_the_system_ends_the_command_with_code_2(tmp_path):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000))
 
-    command = [sys.executable, "-m", "fedstrata", "run", "-q", "--set", "train.rounds=2", "--out", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "fedstrata",
+        "run",
+        "-q",
+        "--set",
+        "train.rounds=2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(command, preexec_fn=limited, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "the disk is full" in done.stderr

@@ -118,11 +118,15 @@ def validated(kind: Any, value: Mapping[str, Any], key: str) -> Any:
 
     Values go through JSON so that a list fits a tuple while text never passes for a number.
     """
-    text = json.dumps(value, default=str)
+    text = json.dumps(value, default=_as_json)
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise explained(error, json.loads(text), key) from None
+
+
+def _as_json(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)  # numbers of numpy and torch
 
 
 @cache

@@ -184,6 +184,8 @@ class System(Part):
 class Engine(Protocol):
     """Where visits happen: lanes on this machine, or real sites."""
 
+    device: str  # where models are evaluated
+
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report, in task order."""
 

@@ -158,25 +158,12 @@ class Work:
             }
             folder.checkpoints.write(state.round, state, engine.keeps(), about)
 
-        judge = Judge(
-            self.plan.local,
-            self.federation,
-            train.evaluate.every,
-            train.evaluate.clients,
-            train.stop.target if train.stop.vote is not None else None,
-        )
         choice = self.experiment.engine
         place = registry.build("engines", choice.kind, {"lanes": choice.lanes, "device": choice.device}, "engine")
         visits = train.rounds * per_round(train.clients_per_round, len(self.federation))
         if watch is not None:
-            watch(
-                {
-                    "event": "begin",
-                    "rounds": train.rounds,
-                    "round": state.round,
-                    "method": self.experiment.method.name,
-                }
-            )
+            about = {"rounds": train.rounds, "round": state.round, "method": self.experiment.method.name}
+            watch({"event": "begin", **about})
         if keeps is None:
             self._introduce(log)
         engine = place.start(self.plan.local, self.federation, visits, log)
@@ -186,20 +173,17 @@ class Work:
             else:
                 save(state)
             with one_thread():
-                run(
-                    self.plan,
-                    self.roster,
-                    engine,
-                    state,
-                    judge,
-                    Stopping(**train.stop.model_dump()),
-                    log,
-                    save,
-                )
+                stopping = Stopping(**train.stop.model_dump())
+                run(self.plan, self.roster, engine, state, self._judge(engine.device), stopping, log, save)
         finally:
             engine.close()
         self._conclude(folder, state, time.perf_counter() - began)
         return folder
+
+    def _judge(self, device: str) -> Judge:
+        evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
+        voting = stop.target if stop.vote is not None else None
+        return Judge(self.plan.local, self.federation, evaluate.every, evaluate.clients, voting, device)
 
     def _introduce(self, log: Callable[..., None]) -> None:
         federation, plan = self.federation, self.plan

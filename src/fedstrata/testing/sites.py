@@ -16,6 +16,8 @@ from fedstrata.wire import pack_task, unpack_report
 class Sites:
     """An engine that shares nothing with its clients but messages; each client has its own lane and data."""
 
+    device = "cpu"
+
     def __init__(self, local: Local, federation: Federation):
         self._sites: dict[int, Site] = {}
         self._local, self._federation = local, federation

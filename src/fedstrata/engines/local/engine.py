@@ -41,8 +41,8 @@ class Crew(Protocol):
 class LocalEngine:
     """Keeps client state, hands tasks to the lanes, sums what they send."""
 
-    def __init__(self, crew: Crew):
-        self._crew = crew
+    def __init__(self, crew: Crew, device: str = "cpu"):
+        self._crew, self.device = crew, device
         self._keeps: dict[int, tuple[Tag, Tensors]] = {}
         self._pending: dict[int, Tensors] = {}
         self._reports: dict[int, Report] = {}
@@ -100,7 +100,7 @@ class OnThisMachine(Part):
         lanes = self._lanes(local, partial(estimated_seconds, local, federation, visits), device, note)
         note("engine", wall={"lanes": lanes, "device": device, "torch": torch.__version__})
         crew: Crew = InProcess(local, federation, device) if lanes == 1 else Processes(local, federation, lanes)
-        return LocalEngine(crew)
+        return LocalEngine(crew, device)
 
     def _lanes(self, local: Local, seconds: Callable[[], float], device: str, note: Callable[..., None]) -> int:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

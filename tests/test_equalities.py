@@ -1,0 +1,230 @@
+"""Methods that must be one another in a special case, and runs that must not depend on where they happen.
+
+Bit for bit unless a tolerance is stated, in double and single precision.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedstrata import registry
+from fedstrata.correct.prox import Prox
+from fedstrata.correct.scaffold import Scaffold
+from fedstrata.engines.local.in_process import one_thread
+from fedstrata.errors import FedstrataError
+from fedstrata.loop import play_round
+from fedstrata.runs import Checkpoints
+from fedstrata.testing import Sites, tiny_federation
+from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.training import Work, described
+
+METHODS = sorted(registry.names("methods"))
+UNIFORM = {"method.combine": {"kind": "uniform"}}
+both_precisions = pytest.mark.parametrize("precision", ["fp64", "fp32"])
+
+
+def run(precision, overrides):
+    return play(work_of({**overrides, "engine.precision": precision}))[0]
+
+
+def sites(work):
+    return Sites(work.plan.local, work.federation)
+
+
+def normed_work(overrides):
+    """Give a run of a network with norm statistics and dropout, some clients of which end in a single sample."""
+    torch.manual_seed(0)
+    layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), drop=nn.Dropout(0.3), head=nn.Linear(5, 3))
+    federation, module = tiny_federation(), nn.Sequential(layers)
+    asked = {"train.batch_size": 4, "train.epochs": 2, "train.clients_per_round": 3, "engine.precision": "fp64"}
+    return Work(described(None, None, {**asked, **overrides}, federation, module), federation, module)
+
+
+# ---- one method is another ------------------------------------------------------------------------------------------
+
+SPECIAL_CASES = {
+    "fedprox with mu = 0 is fedavg": ({"method.name": "fedprox", "method.correct.0.mu": 0.0}, {}),
+    "frozen scaffold is fedavg with uniform weights": (
+        {"method.name": "scaffold", "method.correct.0.frozen": True},
+        UNIFORM,
+    ),
+    "frozen scaffold and mu = 0 together are fedavg": ({"method.correct": [Scaffold(frozen=True), Prox(mu=0.0)]}, {}),
+    "sfl with one client a round is fedavg with one": (
+        {"method.name": "sfl", "train.clients_per_round": 1},
+        {"train.clients_per_round": 1},
+    ),
+    "power of choice with d = k is selection by size, for samples in a fixed order": (
+        {"method.name": "power-of-choice", "method.select.candidates": 3, "method.sample": "full-batch"},
+        {"method.select": "size", "method.sample": "full-batch", **UNIFORM},
+    ),
+    "power of choice with d = k is selection by size": (
+        {"method.name": "power-of-choice", "method.select.candidates": 3},
+        {"method.select": "size", **UNIFORM},
+    ),
+    "random selection of all clients is everyone": (
+        {"train.clients_per_round": "all"},
+        {"method.select": "everyone"},
+    ),
+    "sgd with momentum = 0 is sgd": ({"train.optimizer": {"kind": "sgd", "momentum": 0.0}}, {}),
+}
+
+
+@both_precisions
+@pytest.mark.parametrize("case", SPECIAL_CASES)
+def test_special_case(case, precision):
+    one, other = SPECIAL_CASES[case]
+    assert same(run(precision, one), run(precision, other))
+
+
+@both_precisions
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"method.name": "fedprox", "method.correct.0.mu": 0.5}, {}),
+        ({"method.name": "scaffold"}, UNIFORM),
+        ({"method.name": "sfl"}, {}),
+        ({"method.name": "power-of-choice", "method.select.candidates": 6}, {"method.select": "size", **UNIFORM}),
+        (UNIFORM, {}),
+        ({"train.seed": 1}, {}),
+    ],
+)
+def test_outside_the_special_case_methods_differ(one, other, precision):
+    assert not same(run(precision, one), run(precision, other))
+
+
+@both_precisions
+def test_server_sgd_with_rate_one_is_no_server_step(precision):
+    explicit = {"method.combine": {"kind": "size", "server": {"kind": "sgd", "lr": 1.0}}}
+    bare = work_of({"engine.precision": precision})
+    bare.plan = replace(bare.plan, servers={})
+    assert same(run(precision, explicit), play(bare)[0])
+
+
+@pytest.mark.parametrize(("precision", "gap"), [("fp64", 1e-12), ("fp32", 1e-5)])
+def test_fedsgd_is_fedavg_with_one_huge_batch_over_everyone(precision, gap):
+    huge = {"method.select": "everyone", "train.epochs": 1, "train.batch_size": 10_000}
+    one, other = run(precision, {"method.name": "fedsgd"}), run(precision, huge)
+    torch.testing.assert_close(one.model.params, other.model.params, rtol=0, atol=gap)
+
+
+@pytest.mark.parametrize(("precision", "gap"), [("fp64", 1e-12), ("fp32", 1e-5)])
+def test_sfl_with_one_client_is_local_training(precision, gap):
+    work = work_of({"method.name": "sfl", "train.clients_per_round": 1, "engine.precision": precision})
+    state, outcomes = play(work)
+    local, data = work.plan.local, work.federation.train
+    module = local.build().to(local.dtype)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for round, (outcome,) in enumerate(outcomes):
+        (ask,) = outcome.step.asks
+        rows = work.federation.train_split[ask.client]
+        for epoch in range(local.epochs):
+            order = local.streams(f"epoch-{epoch}", round=round, client=ask.client).permutation(len(rows))
+            for batch in np.split(rows[order], range(4, len(rows), 4)):
+                optimizer.zero_grad()
+                cross_entropy(module(data.x[batch].to(local.dtype)), data.y[batch]).backward()
+                optimizer.step()
+    by_hand = nn.utils.parameters_to_vector(module.parameters()).detach()
+    torch.testing.assert_close(state.model.params, by_hand, rtol=0, atol=gap)
+
+
+@both_precisions
+def test_equal_sizes_make_both_weightings_equal(precision):
+    federation = replace(tiny_federation(), train_split=_even(tiny_federation().train_split, 6))
+    asked = {"engine.precision": precision, "train.clients_per_round": 4}  # 1/4 is exact
+    runs = [play(work_of({**asked, **extra}, federation))[0] for extra in ({}, UNIFORM)]
+    assert same(*runs)
+
+
+def _even(split, clients):
+    return type(split).of(np.split(split.rows[: len(split.rows) // clients * clients], clients))
+
+
+# ---- it does not matter where ---------------------------------------------------------------------------------------
+
+
+@both_precisions
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stragglers", [0.0, 0.5])
+def test_in_process_equals_sites_behind_bytes(method, precision, stragglers):
+    asked = {"method.name": method, "engine.precision": precision, "system.stragglers.rate": stragglers}
+    (here, seen), (there, told) = play(work_of(asked)), play(work_of(asked), engine=sites)
+    assert same(here, there)
+    assert seen == told
+    assert here.traffic == there.traffic
+    assert here.accepted == there.accepted
+
+
+@both_precisions
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stragglers", [0.0, 0.5])
+def test_resumed_equals_uninterrupted(method, precision, stragglers):
+    asked = {"method.name": method, "engine.precision": precision, "system.stragglers.rate": stragglers}
+    whole, outcomes = play(work_of(asked))
+    for cut in (1, 3):
+        resumed, again = play(work_of(asked), cut=cut)
+        assert same(whole, resumed)
+        assert outcomes == again
+        assert whole.traffic == resumed.traffic
+        assert whole.participation.tolist() == resumed.participation.tolist()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_norm_statistics_and_dropout_are_the_same_everywhere(method):
+    whole, _ = play(normed_work({"method.name": method}))
+    behind_bytes, _ = play(normed_work({"method.name": method}), engine=sites)
+    resumed, _ = play(normed_work({"method.name": method}), cut=2)
+    assert whole.model.buffers.numel() == 10
+    assert not same(whole, play(normed_work({"method.name": method, "train.seed": 1}))[0])
+    assert same(whole, behind_bytes)
+    assert same(whole, resumed)
+
+
+def play_on(work, engine, state, rounds):
+    for round in range(state.round, rounds):
+        view = work.plan.view(work.roster, round, lambda *_, **__: None)
+        with one_thread():
+            play_round(work.plan, state, view, engine)
+        state.round += 1
+    return state
+
+
+@both_precisions
+@pytest.mark.parametrize("method", ["scaffold", "power-of-choice"])
+@pytest.mark.parametrize("stragglers", [0.0, 0.5])
+@pytest.mark.parametrize("lost_after", [3, 5, 6])
+def test_a_server_lost_while_sites_live_on(tmp_path, method, precision, stragglers, lost_after):
+    """The server saved after round 2, played on, and died; sites keep what that checkpoint relies on."""
+    corrected = {"method.name": method, "method.correct": [Scaffold()]}
+    asked = {**corrected, "engine.precision": precision, "system.stragglers.rate": stragglers, "train.rounds": 6}
+    work = work_of(asked)
+    whole = play_on(work, sites(work), work.fresh(), 6)
+
+    engine = sites(work)
+    state = play_on(work, engine, work.fresh(), 2)
+    state.durable |= state.accepted
+    Checkpoints(tmp_path).write(2, state, engine.keeps(), {})
+    play_on(work, engine, state, lost_after)
+    saved, keeps = Checkpoints(tmp_path).read(like=work.fresh())
+    engine.restore(keeps)
+    assert saved.round == 2
+    assert saved.accepted != state.accepted
+    assert same(whole, play_on(work, engine, saved, 6))
+
+
+def test_without_the_durable_version_a_lost_server_cannot_be_replayed():
+    """Negative control: sites that are never told of the checkpoint forget it, and say so."""
+    work = work_of({"method.name": "scaffold", "train.clients_per_round": "all"})
+    engine = sites(work)
+    state = play_on(work, engine, work.fresh(), 2)
+    older = copy.deepcopy(state)
+    play_on(work, engine, state, 4)
+    with pytest.raises(FedstrataError, match=r"has no state of round and step \(1, 0\)"):
+        play_on(work, engine, older, 4)

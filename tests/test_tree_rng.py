@@ -1,0 +1,279 @@
+"""State as JSON and arrays and back; random streams by key."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass, field, fields, is_dataclass
+from decimal import Decimal
+from enum import IntEnum
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedstrata.rng import Streams
+from fedstrata.tree import flatten, restore
+
+
+@dataclass
+class Inner:
+    value: Any = 0
+    seen: dict[int, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    other: Any = None
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+def there_and_back(value, like=None):
+    """Flatten, pass through JSON text, restore; the arrays are copied as a file would."""
+    arrays = {}
+    text = json.dumps(flatten(value, arrays))
+    return restore(json.loads(text), {k: v.clone() for k, v in arrays.items()}, value if like is None else like)
+
+
+def equal(a, b):
+    """Whether two states are the same, types and all."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if is_dataclass(a):
+        return all(equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if isinstance(a, dict):
+        same_keys = [(k, type(k)) for k in a] == [(k, type(k)) for k in b]
+        return same_keys and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+NUMBERS = st.integers() | st.floats(allow_nan=False)
+PLAIN = st.none() | st.booleans() | NUMBERS | st.text(max_size=4)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+DTYPES = st.sampled_from(["float32", "float64", "int64", "int32", "uint8", "bool"])
+ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, SHAPES, elements={"allow_nan": False} if d[0] == "f" else None))
+TENSORS = ARRAYS.map(lambda a: torch.from_numpy(a.copy()))
+SCALARS = DTYPES.flatmap(lambda d: hnp.arrays(d, (), elements={"allow_nan": False} if d[0] == "f" else None)).map(
+    lambda a: a[()]
+)
+SETS = st.sets(st.integers()) | st.frozensets(st.text(max_size=3)) | st.sets(st.tuples(st.integers(), st.integers()))
+KEYS = st.integers(-3, 30) | st.sampled_from(["a", "b", "a/b", "0", "1", "key"]) | st.tuples(st.integers(0, 3))
+STATES = st.recursive(
+    PLAIN | ARRAYS | TENSORS | SCALARS | SETS,
+    lambda inner: st.one_of(
+        st.dictionaries(KEYS, inner, max_size=4),
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.builds(Inner, inner, st.dictionaries(st.integers(0, 9), inner, max_size=3)),
+        st.builds(Outer, st.builds(Inner, inner), inner),
+    ),
+    max_leaves=8,
+)
+
+
+# ---- trees -------------------------------------------------------------------------------------------------------
+
+
+@given(STATES)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_a_state_comes_back_as_it_was(state):
+    assert equal(there_and_back(state), state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        np.array(2.5),
+        torch.tensor(2.5),
+        np.zeros((0, 3), np.float32),
+        np.arange(6).reshape(2, 3).T,
+        torch.arange(6).reshape(2, 3).T,
+        torch.ones(2, dtype=torch.bfloat16),
+        np.float64(0.1),
+        np.float32(0.1),
+        np.int64(7),
+        np.bool_(True),
+        True,
+        10**30,
+        float("inf"),
+        {3: "a", "3": "b"},
+        {3: np.zeros(1), "3": np.ones(1)},
+        {"a/b": np.zeros(1), "a": {"b": np.ones(1)}},
+        {None: np.zeros(1), "None": np.ones(1)},
+        {(1, 2): (0, 1)},
+        {np.int64(3): 1},
+        {"array": 1, "numpy": True},
+        {"fields": {"dtype": "x"}},
+        (1, [2, (3,)], {4}, frozenset({5})),
+        Outer(Inner(np.ones(2), {1: torch.zeros(1)}), Inner((1, 2))),
+        [Inner(1), Inner(np.ones(2))],
+        (Inner(1), {"deep": [Outer(Inner(2))]}),
+        {7: Inner(1), 8: Inner(2)},
+    ],
+    ids=lambda s: repr(s).replace("\n", " ")[:60],
+)
+def test_awkward_states_come_back_as_they_were(state):
+    assert equal(there_and_back(state), state)
+
+
+def test_not_a_number_comes_back():
+    assert np.isnan(there_and_back({"a": float("nan")})["a"])
+
+
+def test_arrays_come_back_as_copies():
+    arrays = {}
+    saved = flatten({"a": np.zeros(2), "b": torch.zeros(2)}, arrays)
+    back = restore(saved, arrays)
+    back["a"][0] = back["b"][0] = 9
+    assert restore(saved, arrays)["a"].tolist() == restore(saved, arrays)["b"].tolist() == [0, 0]
+
+
+def test_dataclasses_are_filled_from_a_fresh_state_of_the_same_shape():
+    saved = Outer(Inner(5, {1: "x"}), other=[1])
+    assert there_and_back(saved, like=Outer(Inner())) == saved
+
+
+def test_arrays_stand_aside_under_their_path_and_the_rest_is_json():
+    arrays = {}
+    saved = flatten({"m": [np.ones(2)], "n": 3}, arrays)
+    assert json.loads(json.dumps(saved)) == saved
+    assert [a.tolist() for a in arrays.values()] == [[1.0, 1.0]]
+    assert "m" in next(iter(arrays))
+
+
+@pytest.mark.parametrize("value", [object(), b"raw", 1j, lambda: 0, Inner, deque([1]), Path("x"), Decimal(1)], ids=repr)
+def test_what_cannot_be_saved_is_refused_with_its_place(value):
+    with pytest.raises(TypeError, match=rf"{type(value).__name__} at /selector/memory"):
+        flatten({"selector": {"memory": value}}, {})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Pair(1, 2),
+        defaultdict(int, {1: 2}),
+        Counter({1: 2}),
+        OrderedDict(a=1),
+        Level.HIGH,
+        np.array(["a", "b"]),
+        {1, "a"},
+    ],
+    ids=repr,
+)
+def test_what_would_come_back_as_something_else_is_refused(value):
+    """A run that cannot be resumed as it was must fail when it is saved, and say where."""
+    try:
+        back = there_and_back(value)
+    except TypeError as refusal:
+        back = refusal
+    assert equal(back, value) or "a part's state holds" in str(back)
+
+
+# ---- streams -----------------------------------------------------------------------------------------------------
+
+BASE = {"seed": 0, "purpose": "select", "round": 1, "step": 2, "client": 3}
+OTHERS = {
+    "seed": [1, 10, 2**40],
+    "purpose": ["selec", "select1", "sample", ""],
+    "round": [-1, 0, 2, 11],
+    "step": [0, 1, 22],
+    "client": [-1, 0, 33, 10**6],
+}
+
+
+def stream(seed, purpose, round, step, client):
+    return Streams(seed)(purpose, round, step, client)
+
+
+def test_the_same_key_gives_the_same_draws_from_the_start():
+    assert stream(**BASE).random(5).tolist() == stream(**BASE).random(5).tolist()
+
+
+def test_every_change_of_a_key_changes_the_draws():
+    keys = [BASE] + [BASE | {name: value} for name, values in OTHERS.items() for value in values]
+    draws = [stream(**key).random(4).tolist() for key in keys]
+    assert all(a != b for a, b in combinations(draws, 2))
+    seeds = [Streams(k.pop("seed")).torch_seed(**k) for k in map(dict, keys)]
+    assert len(set(seeds)) == len(keys)
+    assert all(0 <= s < 2**63 for s in seeds)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+@settings(deadline=None, derandomize=True)
+def test_fields_do_not_run_into_each_other(a, b, c):
+    streams = Streams(0)
+    keys = {streams.key("p", *order) for order in ((a, b, c), (b, c, a), (c, a, b))}
+    assert len(keys) == len({(a, b, c), (b, c, a), (c, a, b)})
+    assert Streams(a).key(f"{b}|p") != Streams(a).key("p", b)
+
+
+def test_what_one_stream_draws_does_not_shift_another():
+    alone = Streams(0)("sample").random(3).tolist()
+    streams = Streams(0)
+    streams("select").random(1000)
+    first = streams("sample")
+    streams("select").random(7)
+    assert first.random(3).tolist() == alone
+
+
+def test_streams_of_neighbouring_clients_are_independent():
+    draws = np.array([Streams(0)("noise", client=c).standard_normal(1000) for c in range(50)])
+    correlations = np.corrcoef(draws)[np.triu_indices(50, 1)]
+    assert abs(correlations).max() < 0.15  # 4.7 standard errors of 1/sqrt(1000)
+    assert abs(draws[:, 0].mean()) < 0.5  # first draws of neighbours, 3.5 standard errors
+    assert 0.5 < draws[:, 0].std() < 1.5
+
+
+def test_numpy_ids_name_the_same_stream():
+    assert Streams(0).key("p", np.int64(1), np.int32(2), np.int64(3)) == Streams(0).key("p", 1, 2, 3)
+
+
+def test_no_global_random_state_is_read_or_written():
+    np.random.seed(0)  # noqa: NPY002  the global state is what is under test
+    before = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    first = stream(**BASE).random(3).tolist()
+    assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002
+    assert stream(**BASE).random(3).tolist() == first
+
+
+def test_keys_are_the_same_in_every_process_and_under_every_hash_seed():
+    code = (
+        "from fedstrata.rng import Streams; s = Streams(7);"
+        "print(s.key('select', 1, 2, 3), s('select', 1, 2, 3).random(3).tolist(), s.torch_seed('model'))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    s = Streams(7)
+    here = f"{s.key('select', 1, 2, 3)} {s('select', 1, 2, 3).random(3).tolist()} {s.torch_seed('model')}"
+    assert said == [here, here]
