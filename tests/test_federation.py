@@ -345,7 +345,7 @@ def test_a_federation_that_cannot_be_is_refused_with_the_reason(how, said):
         ([(X, Y), (X[:, :1], Y)], r"different shapes: \[\(1,\), \(2,\)\]"),
         ([Pairs(X, Y), Pairs([X[0], X[1, :1]], [0, 1])], "shape"),
         ([(X, Y[:3]), (X, Y)], "labels"),
-        ([(X, Y), (X, [0, 1, NAN] * 4)], "labels are missing, the first at row 14"),
+        ([(X, Y), (X, [0, 1, NAN] * 4)], "client 1: 4 labels are missing, the first at row 2"),
         ([], "no .*samples"),
         ([Pairs([], [])], "no .*samples"),
     ],

@@ -274,6 +274,12 @@ def test_every_use_of_dropout_has_bits_of_its_own(ones, how):
     assert 0.4 < (one == other).double().mean().item() < 0.6
 
 
+@pytest.mark.parametrize("how", ["two layers", "one layer under two names"])
+def test_no_dropout_layer_is_left_to_the_global_generator(ones, how):
+    layers = lane_of(work_of(Twice(how), ones)).network.modules()
+    assert not any(isinstance(layer, nn.Dropout) for layer in layers)
+
+
 def test_dropout_of_whole_channels():
     module = nn.Sequential(OrderedDict(drop=nn.Dropout2d(0.5), flat=nn.Flatten(), head=nn.Linear(8 * 3 * 3, 3)))
     through = masks_of(work_of(module, federation_of(sizes=(8, 8), shape=(8, 3, 3), ones=True)))

@@ -8,7 +8,6 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 
@@ -64,6 +63,7 @@ def test_one_two_and_three_lanes_are_bit_equal(method, precision):
 
 def test_a_whole_run_on_two_lanes_has_the_same_events_and_model(tmp_path):
     small = {"train.rounds": 3, "data.clients": 8, "model.name": "lenet5", "system.stragglers.rate": 0.3}
+    small |= {"engine.device": "cpu"}
     one = train(overrides=small | {"engine.lanes": 1}, out=tmp_path / "one")
     two = train(overrides=small | {"engine.lanes": 2}, out=tmp_path / "two")
     assert one.events(wall=False) == two.events(wall=False)
@@ -99,10 +99,11 @@ def test_closing_leaves_no_process_behind():
     assert all(process.poll() is not None for process in processes)
 
 
-def test_more_lanes_than_cores_is_warned_of(tmp_path):
+def test_more_lanes_than_cores_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     run = train(
         federation=tiny_federation(),
-        overrides={"engine.lanes": 5, "train.rounds": 1, "train.clients_per_round": 2},
+        overrides={"engine.lanes": 2, "engine.device": "cpu", "train.rounds": 1, "train.clients_per_round": 2},
         out=tmp_path / "run",
     )
     assert [e["what"] for e in run.events() if e["event"] == "warning"] == ["engine.lanes"]
@@ -127,7 +128,7 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
             engine.WORTH_A_PROCESS = 0.0
             for part in ([], [Mine()]):
                 run = fedstrata.train(
-                    federation=tiny_federation(), overrides={"train.rounds": 1, "method.correct": part}
+                    federation=tiny_federation(), overrides={"train.rounds": 1, "method.correct": part, "engine.device": "cpu"}
                 )
                 lanes = next(e["wall"]["lanes"] for e in run.events() if e["event"] == "engine")
                 print(lanes, [e["why"] for e in run.events() if e["event"] == "fallback"])
@@ -148,7 +149,7 @@ def test_lanes_that_cannot_have_the_plan_are_refused_when_asked_for():
         train(
             federation=tiny_federation(),
             model=Unreachable(4, 3),
-            overrides={"engine.lanes": 2, "train.rounds": 1},
+            overrides={"engine.lanes": 2, "engine.device": "cpu", "train.rounds": 1},
         )
 
 

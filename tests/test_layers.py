@@ -46,7 +46,7 @@ GRAPH = {module_name(p): imports(p) for p in ROOT.rglob("*.py")}
 
 
 def height(module: str) -> int:
-    return HEIGHT.get(module.split(".")[0], 0)
+    return HEIGHT.get(module.split(".", maxsplit=1)[0], 0)
 
 
 def test_no_module_imports_from_a_higher_layer():

@@ -4,10 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, fields, is_dataclass
 from decimal import Decimal
-from enum import IntEnum
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,10 +37,6 @@ class Outer:
 class Pair(NamedTuple):
     a: int
     b: int
-
-
-class Level(IntEnum):
-    HIGH = 3
 
 
 def there_and_back(value, like=None):
@@ -155,17 +150,18 @@ def test_dataclasses_are_filled_from_a_fresh_state_of_the_same_shape():
     assert there_and_back(saved, like=Outer(Inner())) == saved
 
 
-def test_arrays_stand_aside_under_their_path_and_the_rest_is_json():
+def test_arrays_stand_aside_and_the_rest_is_json():
     arrays = {}
     saved = flatten({"m": [np.ones(2)], "n": 3}, arrays)
     assert json.loads(json.dumps(saved)) == saved
     assert [a.tolist() for a in arrays.values()] == [[1.0, 1.0]]
-    assert "m" in next(iter(arrays))
 
 
-@pytest.mark.parametrize("value", [object(), b"raw", 1j, lambda: 0, Inner, deque([1]), Path("x"), Decimal(1)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [object(), b"raw", 1j, lambda: 0, Inner, deque([1]), Path("x"), Decimal(1)], ids=lambda v: type(v).__name__
+)
 def test_what_cannot_be_saved_is_refused_with_its_place(value):
-    with pytest.raises(TypeError, match=rf"{type(value).__name__} at /selector/memory"):
+    with pytest.raises(TypeError, match=rf"{type(value).__name__} at state\.selector\.memory"):
         flatten({"selector": {"memory": value}}, {})
 
 
@@ -175,12 +171,10 @@ def test_what_cannot_be_saved_is_refused_with_its_place(value):
         Pair(1, 2),
         defaultdict(int, {1: 2}),
         Counter({1: 2}),
-        OrderedDict(a=1),
-        Level.HIGH,
         np.array(["a", "b"]),
         {1, "a"},
     ],
-    ids=repr,
+    ids=lambda v: type(v).__name__,
 )
 def test_what_would_come_back_as_something_else_is_refused(value):
     """A run that cannot be resumed as it was must fail when it is saved, and say where."""

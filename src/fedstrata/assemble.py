@@ -18,7 +18,7 @@ from fedstrata.clientside import Local, LocalPart
 from fedstrata.errors import RequestError
 from fedstrata.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.federation import Federation
-from fedstrata.network import find_head
+from fedstrata.network import as_input, find_head
 from fedstrata.plan import Plan
 from fedstrata.rates import Scheduled
 from fedstrata.rng import Streams, torch_seeded
@@ -59,9 +59,11 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     server = make("servers", (method.combine or {})["server"], "method.combine.server")
     meters = [m for part in (driver, select) for m in part.parts if m not in corrections.values()]
     build = _builder(experiment.model, federation, streams, module)
-    sample = federation.train.x[:2].to(dtype)
+    sample = as_input(federation.train.x[:2], dtype)
     network = build().to(dtype)
     head = find_head(network, sample, len(federation.classes), experiment.model.head)
+    if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
+        raise RequestError("train.batch_size = 1 does not fit a model with batch norm: one sample has no variance")
     local = Local(
         build=build,
         head=head,
@@ -92,7 +94,8 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
 
 def initial_model(plan: Plan, init: str | None) -> Model:
     """Give the model of round 0: drawn from the seed, or read from a file."""
-    named: dict[str, Any] = dict(plan.local.build().state_dict())
+    module = plan.local.build()
+    named: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
     if init is not None:
         try:
             given = load_file(Path(init))

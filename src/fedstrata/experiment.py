@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import BaseModel, ConfigDict, PlainValidator
 
-from fedstrata import registry
+from fedstrata import registry, tables
 from fedstrata.errors import RequestError
 from fedstrata.options import Count, Fraction, Natural, Positive
-from fedstrata.part import Part
 
 GIVEN = "given"  # data or model handed over from Python
 
-# A part by name, `"size"`, or with options, `{kind = "size", ...}`.
-Spec = Annotated[dict[str, Any], BeforeValidator(lambda v: {"kind": v} if isinstance(v, str) else v)]
+Spec = Any  # a part by name, `"size"`, or with options, `{kind = "size", ...}`; checked when it is completed
 
 
 def _per_round(value: Any) -> Any:
@@ -44,7 +41,7 @@ class Data(Section):
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "digits"
     clients: Count = 20
-    partition: Spec | None = None
+    partition: Spec = None
     fingerprint: str | None = None  # hash of data that was given from Python
 
 
@@ -61,11 +58,11 @@ class Method(Section):
     """A recipe; the stages override its parts."""
 
     name: str = "fedavg"
-    driver: Spec | None = None
-    select: Spec | None = None
-    sample: Spec | None = None
-    correct: list[Spec] | dict[str, Any] | None = None
-    combine: Spec | None = None
+    driver: Spec = None
+    select: Spec = None
+    sample: Spec = None
+    correct: Any = None  # a list of parts
+    combine: Spec = None
 
 
 class Stop(Section):
@@ -93,8 +90,8 @@ class Train(Section):
     epochs: Count = 2
     batch_size: Count = 16
     lr: Positive = 0.1
-    optimizer: Spec | None = None
-    lr_schedule: Spec | None = None
+    optimizer: Spec = None
+    lr_schedule: Spec = None
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
     seed: Natural = 0
@@ -143,46 +140,47 @@ class Experiment(Section):
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | str | Path | Experiment | None = None, **overrides: Any) -> Experiment:
-        """Read a mapping or a TOML file, put dotted overrides on top, and check everything."""
-        table = source.dump() if isinstance(source, Experiment) else _read(source)
+        """Read a mapping or a TOML file, put dotted overrides on top, check everything and write every option out."""
+        table = source.dump() if isinstance(source, Experiment) else tables.read(source)
+        if "method.name" in overrides:
+            _forget_recipe(table, overrides["method.name"])
         for key, value in overrides.items():
-            put(table, key, value)
-        table = _plain(table)
+            tables.put(table, key, value)
         _refuse_unknown(cls, table, "")
         checked: Experiment = registry.validated(cls, table, "")
-        return checked.resolved()
+        return checked._resolved()
 
-    def resolved(self) -> Experiment:
-        """Merge the recipe in and write every option out."""
+    def _resolved(self) -> Experiment:
         recipe = registry.find("methods", self.method.name, "method.name").stages
-        method: dict[str, Any] = {"name": self.method.name}
+        stages: dict[str, Any] = {}
         for stage, kinds in METHOD_STAGES.items():
-            asked = getattr(self.method, stage)
-            default = recipe.get(stage, DEFAULT_STAGES[stage])
-            key = f"method.{stage}"
+            key, default, asked = f"method.{stage}", recipe.get(stage, DEFAULTS[stage]), getattr(self.method, stage)
             if stage == "correct":
-                specs = merged(default, asked)
-                method[stage] = [complete(kinds, s, f"{key}.{i}") for i, s in enumerate(specs)]
+                specs = tables.merged_list(default, asked, key)
+                stages[stage] = [complete(kinds, s, f"{key}.{i}") for i, s in enumerate(specs)]
             else:
-                method[stage] = complete(kinds, merged(default, asked), key)
+                stages[stage] = complete(kinds, tables.merged(default, asked, key), key)
+        train = {
+            key: complete(stage, tables.merged(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}")
+            for key, stage in (("optimizer", "optimizers"), ("lr_schedule", "rates"))
+        }
+        if self.train.stop.vote is not None and self.train.stop.target is None:
+            raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
+        engine = self.engine
+        registry.build("engines", engine.kind, {"lanes": engine.lanes, "device": engine.device}, "engine")
         return self.model_copy(
             update={
-                "data": self.data if self.data.name == GIVEN else _complete_named("datasets", self.data, "data"),
-                "model": self.model if self.model.name == GIVEN else _complete_named("models", self.model, "model"),
-                "method": Method(**method),
-                "train": self.train.model_copy(
-                    update={
-                        "optimizer": complete("optimizers", merged(SGD, self.train.optimizer), "train.optimizer"),
-                        "lr_schedule": complete("rates", merged(CONSTANT, self.train.lr_schedule), "train.lr_schedule"),
-                    }
-                ),
+                "data": _complete_named("datasets", self.data, "data"),
+                "model": _complete_named("models", self.model, "model"),
+                "method": Method(name=self.method.name, **stages),
+                "train": self.train.model_copy(update=train),
             }
         )
 
     def dump(self) -> dict[str, Any]:
         """Give plain tables; what is not set is left out."""
-        tables: dict[str, Any] = _without_none(self.model_dump(mode="json"))
-        return tables
+        table: dict[str, Any] = tables.without_none(self.model_dump(mode="json"))
+        return table
 
     def to_toml(self) -> str:
         """Write the experiment file."""
@@ -196,137 +194,62 @@ METHOD_STAGES = {
     "correct": "corrections",
     "combine": "combiners",
 }
-DEFAULT_STAGES: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "driver": {"kind": "rounds"},
     "select": {"kind": "random"},
     "sample": {"kind": "shuffle"},
     "correct": [],
     "combine": {"kind": "size", "server": {"kind": "sgd"}},
+    "optimizer": {"kind": "sgd"},
+    "lr_schedule": {"kind": "constant"},
+    "partition": {"kind": "dirichlet-class", "alpha": 0.1},
 }
-DIRICHLET, SGD, CONSTANT = {"kind": "dirichlet-class", "alpha": 0.1}, {"kind": "sgd"}, {"kind": "constant"}
-
-
-# ---- parts as tables ---------------------------------------------------------------------------------------------
 
 
 def make(stage: str, spec: Mapping[str, Any], key: str) -> Any:
     """Build the part that a table describes."""
     if "kind" not in spec:
         raise RequestError(f"{key}.kind is required; allowed: {', '.join(sorted(registry.names(stage)))}")
-    options = {k: v for k, v in spec.items() if k not in ("kind", "server")}
+    beside = ("kind", "server") if stage == "combiners" else ("kind",)
+    options = {k: v for k, v in spec.items() if k not in beside}
     return registry.build(stage, str(spec["kind"]), options, key)
 
 
 def complete(stage: str, spec: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Check a part's table and write its defaults out."""
-    full = {"kind": spec.get("kind"), **dataclasses.asdict(make(stage, spec, key))}
+    """Check a part's table and write its name and all its options out."""
+    part = make(stage, spec, key)
+    full = {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
     if stage == "combiners":
-        full["server"] = complete("servers", spec.get("server", {"kind": "sgd"}), f"{key}.server")
-    elif "server" in spec:
-        raise RequestError(f"{key}.server is not an option; only method.combine has a server")
+        server = tables.spec(spec.get("server", "sgd"), f"{key}.server")
+        full["server"] = complete("servers", server, f"{key}.server")
     return full
 
 
 def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
     """Do the same for the tables that have a name instead of a kind, with options beside their own keys."""
-    options = section.model_extra or {}
-    part = registry.find(stage, section.name, f"{key}.name")
-    known = {f.name for f in dataclasses.fields(part)}
+    options, own = section.model_extra or {}, {name: getattr(section, name) for name in type(section).model_fields}
+    given = section.name == GIVEN
+    known = set() if given else registry.options(stage, section.name, f"{key}.name")
     for option in options:
         if option not in known:
-            raise registry.unknown_option(f"{key}.{option}", option, known | set(type(section).model_fields))
-    full = dataclasses.asdict(registry.build(stage, section.name, options, key))
-    own = {name: getattr(section, name) for name in type(section).model_fields}
+            raise registry.unknown_option(f"{key}.{option}", option, known | set(own))
+    if given:
+        return section
     if "partition" in own:
-        own["partition"] = complete("partitions", merged(DIRICHLET, own["partition"]), f"{key}.partition")
-    return type(section)(**own, **full)
+        partition = tables.merged(DEFAULTS["partition"], own["partition"], f"{key}.partition")
+        own["partition"] = complete("partitions", partition, f"{key}.partition")
+    return type(section)(**own, **dataclasses.asdict(registry.build(stage, section.name, options, key)))
 
 
-def merged(base: Any, override: Any) -> Any:
-    """Put an override on a recipe's part: the same kind keeps its other options, another kind replaces it.
-
-    An element of a list is named by its place: `method.correct.0.mu`.
-    """
-    if override is None:
-        return base
-    if isinstance(base, list) and isinstance(override, Mapping):
-        places = list(base)
-        for place, value in override.items():
-            if not place.isdigit() or int(place) >= len(base):
-                raise RequestError(f"method.correct.{place}: the method has {len(base)} corrections, counted from 0")
-            places[int(place)] = merged(base[int(place)], value)
-        return places
-    if isinstance(base, Mapping) and isinstance(override, Mapping):
-        if override.get("kind", base.get("kind")) == base.get("kind"):
-            return {**base, **{k: merged(base.get(k), v) for k, v in override.items()}}
-        server = {"server": base["server"]} if "server" in base else {}
-        return {**server, **override}
-    if isinstance(base, Mapping) and isinstance(override, str):
-        return merged(base, {"kind": override})
-    return override
-
-
-# ---- reading -----------------------------------------------------------------------------------------------------
-
-
-def assignment(text: str) -> tuple[str, Any]:
-    """Read `a.b=value`; the value is TOML, or plain text where that fails."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RequestError(f'--set "{text}" must look like train.rounds=10')
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-
-
-def put(table: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key inside nested tables."""
-    *path, last = key.split(".")
-    at: Any = table
-    for name in path:
-        if isinstance(at, list):
-            at = at[int(name)] if name.isdigit() and int(name) < len(at) else None
-        else:
-            if isinstance(at.get(name), str):
-                at[name] = {"kind": at[name]}
-            at = at.setdefault(name, {})
-        if not isinstance(at, dict | list):
-            raise RequestError(f"{key} cannot be set: {name} is not a table")
-    if isinstance(at, list):
-        at[int(last)] = value
-    else:
-        at[last] = value
-
-
-def _read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    if source is None:
-        return {}
-    if isinstance(source, Mapping):
-        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in source.items()}
-    try:
-        return tomllib.loads(Path(source).read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise RequestError(f"{source} is not valid TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{source} cannot be read: {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    """Write part objects as tables, so that an experiment made in Python is a file too."""
-    if isinstance(value, Part):
-        return {"kind": registry.name_of(type(value)), **dataclasses.asdict(value)}  # type: ignore[call-overload]
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(v) for v in value]
-    return value
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
+def _forget_recipe(table: dict[str, Any], name: Any) -> None:
+    """Another method brings its own parts: leave out the stages that only spell the old method's recipe out."""
+    method = table.get("method")
+    if not isinstance(method, dict) or method.get("name", name) == name:
+        return
+    old = Experiment.of({"method": {"name": method["name"]}}).dump()["method"]
+    for stage in METHOD_STAGES:
+        if method.get(stage) == old[stage]:
+            del method[stage]
 
 
 def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str) -> None:

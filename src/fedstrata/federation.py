@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -65,13 +66,19 @@ class Federation:
     name: str = "given"
     speeds: np.ndarray | None = None  # relative device capacity, 1 if unknown
     left_out: int = 0  # training samples that no client holds
+    notes: tuple[str, ...] = ()  # what the partition had to do to fulfil the request
 
     def __post_init__(self) -> None:
         if len(self.train_split) != len(self.test_split):
             raise RequestError("the train and test parts speak of different numbers of clients")
         if not len(self.train_split.rows):
             raise RequestError("no client has any training samples")
-        if self.speeds is not None and (len(self.speeds) != len(self) or not (self.speeds > 0).all()):
+        if self.train.x.shape[1:] != self.test.x.shape[1:]:
+            shapes = f"{tuple(self.train.x.shape[1:])} and {tuple(self.test.x.shape[1:])}"
+            raise RequestError(f"training and test samples have different shapes: {shapes}")
+        if self.speeds is not None and not (
+            self.speeds.shape == (len(self),) and np.isfinite(self.speeds).all() and (self.speeds > 0).all()
+        ):
             raise RequestError(f"speeds must hold one number > 0 for each of the {len(self)} clients")
         if len(self.classes) < 2:
             raise RequestError(f"the data has {len(self.classes)} class; at least 2 are needed")
@@ -91,11 +98,12 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the data and of who holds what."""
-        digest = sha256()
+        """Hash of the data, of who holds what, and of what is known of them."""
+        digest = sha256(repr((self.classes, None if self.speeds is None else self.speeds.tolist())).encode())
         for samples in (self.train, self.test):
             digest.update(samples.x.contiguous().numpy().data)
             digest.update(samples.y.contiguous().numpy().data)
+            digest.update(repr(None if samples.groups is None else samples.groups.tolist()).encode())
         for split in (self.train_split, self.test_split):
             digest.update(split.rows.data)
             digest.update(split.starts.data)
@@ -145,6 +153,8 @@ class Federation:
         own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client.
         """
         samples, classes = read_samples(x, y, groups)
+        if not len(samples):
+            raise RequestError("there are no samples")
         streams = Streams(seed)
         if isinstance(test, tuple):
             test_samples, _ = read_samples(*test, classes=classes)
@@ -154,25 +164,37 @@ class Federation:
             train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
         labels, test_labels = samples.y.numpy()[train_rows], test_samples.y.numpy()[test_rows]
 
-        if isinstance(clients, int):
+        notes: tuple[str, ...] = ()
+        if isinstance(clients, int | Integral):
             if partition is None:
                 raise RequestError(f"clients = {clients} is a number: say with `partition` how to deal the samples out")
-            deal = partition.deal(labels, test_labels, clients, streams("partition"))
+            deal = partition.deal(labels, test_labels, int(clients), streams("partition"))
+            notes = tuple(deal.notes)
             parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
         else:
             given = [np.asarray(rows, dtype=np.int64) for rows in clients]
             parts = [rows[np.isin(rows, train_rows)] for rows in given]
-            if isinstance(test, float):
+            if not isinstance(test, tuple):
                 test_parts = [rows[np.isin(rows, test_rows)] for rows in given]
             else:
-                test_parts = [np.asarray(rows, dtype=np.int64) for rows in test_clients or [[]] * len(parts)]
+                of_clients: Sequence[Any] = [[]] * len(parts) if test_clients is None else test_clients
+                test_parts = [np.asarray(rows, dtype=np.int64) for rows in of_clients]
             _check_rows(given, len(samples))
             _check_rows(test_parts, len(test_samples))
         if test_samples is samples:
-            test_samples, test_parts = _kept(samples, test_parts)
+            test_samples, test_parts = _kept(samples, test_rows, test_parts)
         left_out = len(train_rows) - sum(map(len, parts))
-        traits = None if speeds is None else np.asarray(speeds, dtype=np.float64)
-        return cls(samples, test_samples, Split.of(parts), Split.of(test_parts), classes, name, traits, left_out)
+        return cls(
+            samples,
+            test_samples,
+            Split.of(parts),
+            Split.of(test_parts),
+            classes,
+            name,
+            _speeds(speeds),
+            left_out,
+            notes,
+        )
 
     @classmethod
     def from_dataset(cls, dataset: Any, clients: int | Sequence[Any], **how: Any) -> Federation:
@@ -183,7 +205,7 @@ class Federation:
     def from_clients(cls, clients: Sequence[Any], *, test: Sequence[Any] | float = 0.2, seed: int = 0) -> Federation:
         """Build from one data set a client: a torch Dataset, or a pair (x, y)."""
         x, y, rows = joined(clients)
-        if isinstance(test, float):
+        if isinstance(test, float | int):
             return cls.from_arrays(x, y, rows, test=test, seed=seed)
         test_x, test_y, test_rows = joined(test)
         return cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows)
@@ -226,17 +248,23 @@ class Roster:
         return value
 
 
-def _kept(samples: Samples, test_parts: Sequence[np.ndarray]) -> tuple[Samples, list[np.ndarray]]:
+def _kept(samples: Samples, kept: np.ndarray, test_parts: Sequence[np.ndarray]) -> tuple[Samples, list[np.ndarray]]:
     """Make a test set of the held-out rows; rows are numbered anew inside it."""
-    kept = np.unique(np.concatenate(test_parts)) if test_parts else np.zeros(0, dtype=np.int64)
     rows = torch.from_numpy(kept)
     groups = None if samples.groups is None else samples.groups[kept]
     return Samples(samples.x[rows], samples.y[rows], groups), [np.searchsorted(kept, r) for r in test_parts]
 
 
+def _speeds(speeds: Any) -> np.ndarray | None:
+    try:
+        return None if speeds is None else np.asarray(speeds, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise RequestError("speeds must hold one number > 0 for each client") from None
+
+
 def _check_rows(parts: Sequence[np.ndarray], samples: int) -> None:
     rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-    if len(rows) and (rows.min() < 0 or rows.max() >= samples):
-        raise RequestError(f"a client names row {int(rows.max())}, but there are {samples} samples")
+    if (strange := rows[(rows < 0) | (rows >= samples)]).size:
+        raise RequestError(f"a client names row {int(strange[0])}, but there are {samples} samples")
     if len(np.unique(rows)) != len(rows):
-        raise RequestError("two clients hold the same row; each sample belongs to one client")
+        raise RequestError("the same row is listed twice; each sample belongs to one client")

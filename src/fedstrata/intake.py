@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,41 +28,11 @@ class Samples:
         return len(self.y)
 
 
-def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[np.ndarray, tuple[Label, ...]]:
-    """Map labels to 0..C-1. Strings and gaps are fine; a missing label is not."""
-    y = labels.numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if y.ndim != 1:
-        raise RequestError(f"labels must be one-dimensional, one a sample; got shape {y.shape}")
-    if y.dtype.kind == "f":
-        missing = ~np.isfinite(y)
-        if not missing.any() and not (y == np.round(y)).all():
-            raise RequestError(f"labels must be classes, got the number {y[y != np.round(y)][0]}")
-    elif y.dtype.kind == "O":
-        missing = np.array([v is None or v == "" or (isinstance(v, float) and np.isnan(v)) for v in y])
-    else:
-        missing = y == "" if y.dtype.kind == "U" else np.zeros(len(y), dtype=bool)
-    if missing.any():
-        raise RequestError(
-            f"{missing.sum()} labels are missing, the first at row {np.flatnonzero(missing)[0]}; drop those rows"
-        )
-    if y.dtype.kind == "f":
-        y = y.astype(np.int64)
-    if y.dtype.kind == "O":
-        y = np.array([str(v) for v in y]) if any(isinstance(v, str) for v in y) else y.astype(np.int64)
-    found, codes = np.unique(y, return_inverse=True)
-    names: tuple[Label, ...] = tuple(found.tolist())
-    if classes is None:
-        return codes.astype(np.int64), names
-    if strange := [n for n in names if n not in classes]:
-        raise RequestError(f"the test labels {strange} do not occur in the training data")
-    return np.array([classes.index(n) for n in names], dtype=np.int64)[codes], classes
-
-
 def read_samples(
     x: Any, y: Any, groups: Any = None, *, classes: tuple[Label, ...] | None = None
 ) -> tuple[Samples, tuple[Label, ...]]:
     """Read features and labels, and refuse what cannot be trained on."""
-    features = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+    features = read_features(x)
     codes, names = class_codes(y, classes)
     if len(features) != len(codes):
         raise RequestError(f"{len(features)} samples but {len(codes)} labels")
@@ -75,24 +46,87 @@ def read_samples(
     return Samples(features, torch.from_numpy(codes), of), names
 
 
-def joined(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
-    """Join one data set a client into shared arrays, with the rows of each."""
-    pairs = [read_dataset(d) for d in data_sets]
-    if len({tuple(x.shape[1:]) for x, _ in pairs}) > 1:
-        raise RequestError(
-            f"clients hold samples of different shapes: {sorted({tuple(x.shape[1:]) for x, _ in pairs})}"
-        )
-    stops = np.cumsum([len(y) for _, y in pairs])
-    rows = [np.arange(stop - len(y), stop) for stop, (_, y) in zip(stops, pairs, strict=True)]
-    return torch.cat([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]), rows
+def read_features(x: Any) -> Tensor:
+    """Read samples as one tensor, [n, ...]."""
+    try:
+        array = x if isinstance(x, Tensor) else np.ascontiguousarray(x)
+    except ValueError as error:
+        raise RequestError(f"samples must all have the same shape: {error}") from None
+    if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
+        raise RequestError(f"features must be numbers, not {array.dtype}")
+    if array.ndim < 2:
+        raise RequestError(f"samples must be arrays themselves, [n, ...]; got shape {tuple(array.shape)}")
+    return array if isinstance(array, Tensor) else torch.from_numpy(array)
+
+
+def read_labels(labels: Any) -> np.ndarray:
+    """Read labels as whole numbers or as text; a missing one is refused."""
+    if isinstance(labels, Tensor):
+        y = labels.numpy()
+    elif isinstance(labels, np.ndarray):
+        y = labels
+    else:  # not np.asarray, which would turn a missing label beside text into the text "nan"
+        y = np.empty(len(labels), dtype=object)
+        y[:] = [v.item() if isinstance(v, Tensor | np.generic) else v for v in labels]
+    if y.ndim != 1:
+        raise RequestError(f"labels must be one-dimensional, one a sample; got shape {y.shape}")
+    if y.dtype.kind == "f":
+        missing = np.flatnonzero(np.isnan(y))
+    else:
+        missing = np.flatnonzero([_is_missing(v) for v in y] if y.dtype.kind in "OU" else [])
+    if len(missing):
+        raise RequestError(f"{len(missing)} labels are missing, the first at row {missing[0]}; drop those rows")
+    if y.dtype.kind == "U" or (y.dtype.kind == "O" and any(isinstance(v, str) for v in y)):
+        return np.array([str(v) for v in y])
+    numbers = y.astype(np.float64)
+    if (broken := numbers != np.round(numbers)).any():
+        raise RequestError(f"labels must be classes, got the number {numbers[broken][0]}")
+    return y.astype(np.int64)
+
+
+def _is_missing(label: Any) -> bool:
+    return label is None or label == "" or (isinstance(label, float) and math.isnan(label))
+
+
+def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[np.ndarray, tuple[Label, ...]]:
+    """Map labels to 0..C-1. Strings and gaps are fine: the classes give the map back."""
+    found, codes = np.unique(read_labels(labels), return_inverse=True)
+    names: tuple[Label, ...] = tuple(found.tolist())
+    if classes is None:
+        return codes.astype(np.int64), names
+    if strange := [n for n in names if n not in classes]:
+        raise RequestError(f"the test labels {strange} do not occur in the training data")
+    return np.array([classes.index(n) for n in names], dtype=np.int64)[codes], classes
 
 
 def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:
     """Read a pair (x, y) or a torch Dataset of pairs."""
     if isinstance(data, tuple):
-        x, y = data
-    else:
-        items = [data[i] for i in range(len(data))]
-        x = torch.stack([torch.as_tensor(np.asarray(a)) for a, _ in items])
-        y = np.asarray([b.item() if isinstance(b, Tensor) else b for _, b in items])
-    return torch.as_tensor(np.asarray(x)), np.asarray(y)
+        return read_features(data[0]), read_labels(data[1])
+    items = [data[i] for i in range(len(data))]
+    if not items:
+        return torch.zeros(0, 0), np.zeros(0, dtype=np.int64)
+    x = [torch.as_tensor(np.asarray(a)) for a, _ in items]
+    if len({tuple(t.shape) for t in x}) > 1:
+        raise RequestError(f"samples must all have the same shape; there are {sorted({tuple(t.shape) for t in x})}")
+    return read_features(torch.stack(x)), read_labels([b for _, b in items])
+
+
+def joined(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
+    """Join one data set a client into shared arrays, with the rows of each."""
+    pairs = []
+    for client, data in enumerate(data_sets):
+        try:
+            pairs.append(read_dataset(data))
+        except RequestError as error:
+            raise RequestError(f"client {client}: {error}") from None
+    held = [(x, y) for x, y in pairs if len(y)]
+    if not held:
+        raise RequestError("no client has any samples")
+    if len(shapes := {tuple(x.shape[1:]) for x, _ in held}) > 1:
+        raise RequestError(f"clients hold samples of different shapes: {sorted(shapes)}")
+    if len({y.dtype.kind for _, y in held}) > 1:
+        raise RequestError("some clients name their labels by text, others by number; use one of them")
+    stops = np.cumsum([len(y) for _, y in pairs])
+    rows = [np.arange(stop - len(y), stop) for stop, (_, y) in zip(stops, pairs, strict=True)]
+    return torch.cat([x for x, _ in held]), np.concatenate([y for _, y in held]), rows

@@ -14,7 +14,7 @@ from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
 from fedstrata.lane import CHUNK
 from fedstrata.metrics import accuracy, balanced, recalls, worst
-from fedstrata.network import Network
+from fedstrata.network import Network, as_input
 from fedstrata.serverside import View
 from fedstrata.space import Model, Space
 
@@ -73,7 +73,7 @@ class Judge:
         hits, losses = [], []
         with torch.no_grad():
             for start in range(0, len(test), CHUNK):
-                x = test.x[start : start + CHUNK].to(self.device, self.local.dtype)
+                x = as_input(test.x[start : start + CHUNK].to(self.device), self.local.dtype)
                 y = test.y[start : start + CHUNK].to(self.device)
                 logits = self._network(x)[1]
                 hits.append((logits.argmax(1) == y).cpu())

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.clientside import Batch, Buffers, Client, Done, Local, Order, Peek, Visit
 from fedstrata.messages import Report, Task, Tensors, Value, prefixed, tensor_bytes, value_bytes
-from fedstrata.network import Network, key_dropout
+from fedstrata.network import DropoutClock, Network, as_input, key_dropout
 from fedstrata.rng import torch_seeded
 from fedstrata.space import Space
 
@@ -65,7 +65,8 @@ class Lane:
             for name, part in local.chain.items()
         }
         space.bind(module, buf.w, buf.b, buf.g)
-        key_dropout(module, buf.key, buf.t)
+        self._dropout = DropoutClock(buf.key, buf.t)
+        key_dropout(module, self._dropout)
         self.network = Network(module, local.head)
         self.norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
@@ -75,7 +76,7 @@ class Lane:
     def visit(self, client: Client, task: Task, keep: Tensors) -> tuple[Report, Tensors]:
         """Do one task for one client: its report, and its state if the server accepts the report."""
         local = self.local
-        where = {"round": task.round, "step": task.step, "client": client.id}
+        where = {"round": task.round, "step": task.turn, "client": client.id}
         visit = Visit(
             client=client,
             task=task,
@@ -182,9 +183,10 @@ class Lane:
         slot = buf.t % RING
         rows = buf.index.index_select(0, slot)[0, :width]
         weight = buf.weight.index_select(0, slot)[0, :width]
-        x, y = buf.x.index_select(0, rows).to(buf.w.dtype), buf.y.index_select(0, rows)
+        x, y = as_input(buf.x.index_select(0, rows), buf.w.dtype), buf.y.index_select(0, rows)
 
         buf.g.zero_()
+        self._dropout.uses = 0
         features, logits = self.network(x)
         for name, part in parts.items():
             logits = part.logits(self.own[name], buf, logits)
@@ -224,7 +226,7 @@ class Lane:
         buf, losses, probabilities = self.buf, [], []
         for start in range(0, client.samples, CHUNK):
             rows = torch.from_numpy(client.rows[start : start + CHUNK]).to(buf.x.device)
-            x, y = buf.x.index_select(0, rows).to(buf.w.dtype), buf.y.index_select(0, rows)
+            x, y = as_input(buf.x.index_select(0, rows), buf.w.dtype), buf.y.index_select(0, rows)
             logits = self.at(buf.w0, buf.b0, x)[1]
             losses.append(cross_entropy(logits, y, reduction="none"))
             probabilities.append(logits.softmax(1))
@@ -250,7 +252,7 @@ def _merged(metas: Sequence[Mapping[str, Value | Tensor]]) -> dict[str, Value | 
     for meta in metas:
         if twice := merged.keys() & meta.keys():
             raise ValueError(f"two parts report {sorted(twice)}; give one of them another name")
-        merged |= meta
+        merged |= {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in meta.items()}
     return merged
 
 

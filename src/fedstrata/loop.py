@@ -81,28 +81,31 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
     outcomes: list[Outcome] = []
     steps = plan.driver.round(state.parts["driver"], view, lambda: plan.select.select(state.parts["select"], view))
     while (step := _next(steps, outcomes)) is not None:
-        outcomes.append(play(plan, state, view, engine, step, len(outcomes)))
+        outcomes.append(play(plan, state, view, engine, step, outcomes))
     return outcomes
 
 
-def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int) -> Outcome:
+def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, before: Sequence[Outcome]) -> Outcome:
     """Play one step: tasks out, reports back, weighted sum, server step, client state settled."""
+    at, turn = len(before), sum(o.step.kind == step.kind for o in before)
     down = broadcast(plan, state) if step.model else {}
     tasks = [
         Task(
-            a.client,
-            view.round,
-            at,
-            step.kind,
-            a.config,
-            down,
-            state.accepted.get(a.client),
-            state.durable.get(a.client),
+            client=ask.client,
+            round=view.round,
+            step=at,
+            kind=step.kind,
+            turn=turn,
+            config=ask.config,
+            down=down,
+            accepted=state.accepted.get(ask.client),
+            durable=state.durable.get(ask.client),
         )
-        for a in step.asks
+        for ask in step.asks
     ]
     reports = engine.ask(step, tasks) if tasks else []
-    arrived = _arrived(plan, view, at, step, reports)
+    lost = plan.system.lost(view, turn, step, reports)
+    arrived = _arrived(view, at, reports, lost)
 
     if step.combine and arrived:
         sums = plan.combine.combine(state.parts["combine"], view, state.model, Gathered(engine, arrived))
@@ -163,9 +166,8 @@ class Gathered:
         return [whole[r.client] for r in self.reports]
 
 
-def _arrived(plan: Plan, view: View, at: int, step: Step, reports: Sequence[Report]) -> list[Report]:
-    """Leave out reports that the system loses and those whose training was not finite; each is an event."""
-    lost = plan.system.lost(view, at, step, reports)
+def _arrived(view: View, at: int, reports: Sequence[Report], lost: set[int]) -> list[Report]:
+    """Leave out reports that are lost and those whose training was not finite; each is an event."""
     broken = {r.client for r in reports if not r.finite} - lost
     for why, clients in (("late", lost), ("not finite", broken)):
         if clients:

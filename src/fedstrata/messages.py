@@ -31,8 +31,9 @@ class Task:
 
     client: int
     round: int
-    step: int
+    step: int  # exchanges before this one in the round
     kind: str = "train"
+    turn: int = 0  # those of the same kind: keys random draws, so that a probe never shifts what training draws
     config: Mapping[str, Value] = field(default_factory=dict)
     down: Tensors = field(default_factory=dict)  # "params", "buffers", broadcasts; shared by the step
     accepted: Tag | None = None  # this client's last report that counted: its state starts from there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,33 +72,45 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     return candidates[-1]
 
 
-class KeyedDropout(nn.Module):
-    """Dropout whose bits are a hash of (key, step, layer, element): no generator, the same on every engine."""
+@dataclass
+class DropoutClock:
+    """What dropout bits are made of: the visit's key, the local step, and how often dropout was used in this step."""
 
-    def __init__(self, p: float, layer: int, channels: bool, key: Tensor, t: Tensor):
+    key: Tensor
+    t: Tensor
+    uses: int = 0
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose bits are a hash of (key, step, use, element): no generator, the same on every engine."""
+
+    def __init__(self, p: float, channels: bool, clock: DropoutClock):
         super().__init__()
-        self.p, self.layer, self.channels = p, layer, channels
-        self._clock = (key, t)  # a tuple, so that the lane's buffers are not registered as the module's own
+        self.p, self.channels, self.clock = p, channels, clock
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop elements, or whole channels, and scale up what is left."""
         if not self.training or self.p == 0.0:
             return x
+        clock = self.clock
+        clock.uses += 1
         shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.channels else x.shape
-        key, t = self._clock
         cell = torch.arange(shape.numel(), device=x.device)
-        uniform = _uniform(_mix(_mix(key + t * 1_000_003 + self.layer * 7_919) + cell)).view(shape)
+        uniform = _uniform(_mix(_mix(clock.key + clock.t * 1_000_003 + clock.uses * 7_919) + cell)).view(shape)
         return x * (uniform >= self.p).to(x.dtype) / max(1.0 - self.p, 1e-12)
 
 
-def key_dropout(module: nn.Module, key: Tensor, t: Tensor) -> None:
+def key_dropout(module: nn.Module, clock: DropoutClock) -> None:
     """Replace every dropout layer of a module by one that draws from the visit's key."""
-    layer = count(1)
     for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in parent._modules.items():
             if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-                channels = not isinstance(child, nn.Dropout)
-                setattr(parent, name, KeyedDropout(child.p, next(layer), channels, key, t))
+                parent._modules[name] = KeyedDropout(child.p, not isinstance(child, nn.Dropout), clock)
+
+
+def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Give samples as a network takes them: pixels and features as floats, tokens as they are."""
+    return x.to(dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
 
 
 def _mix(z: Tensor) -> Tensor:

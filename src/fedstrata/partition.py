@@ -18,6 +18,7 @@ class Deal:
 
     train: Sequence[np.ndarray]
     test: Sequence[np.ndarray]
+    notes: Sequence[str] = ()  # what had to be done to fulfil the request; becomes an event
 
 
 class Partition(Part):
@@ -41,5 +42,5 @@ def hold_out(rows: np.ndarray, labels: np.ndarray, fraction: float, rng: Rng) ->
     if not 0.0 <= fraction < 1.0:
         raise RequestError(f"test = {fraction} must be a fraction from 0 to below 1")
     by_label = [rng.permutation(rows[labels[rows] == label]) for label in np.unique(labels[rows])]
-    held = np.sort(np.concatenate([r[: round(fraction * len(r))] for r in by_label]))
+    held = np.sort(np.concatenate([rows[:0], *(r[: round(fraction * len(r))] for r in by_label)]))
     return np.setdiff1d(rows, held), held

@@ -44,6 +44,8 @@ def names(stage: str) -> dict[str, str]:
     table: dict[str, str] = dict(import_module(STAGES[stage][0]).PARTS)
     for entry in entry_points(group="fedstrata.parts"):
         kind, _, name = entry.name.partition(".")
+        if kind == stage and name in table:
+            raise RequestError(f"the package behind {entry.value} calls a part of {stage} {name}: that name is taken")
         if kind == stage:
             table[name] = entry.value
     return table
@@ -69,24 +71,28 @@ def _imported(path: str, key: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise RequestError(f'{key} = "{path}" cannot be imported: {error}') from error
 
 
-def build(stage: str, name: str, options: Mapping[str, Any], key: str) -> Any:
+def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
     """Make a part from its name and options, checked against the types of its fields."""
-    part = find(stage, name, f"{key}.kind")
-    known = {f.name for f in dataclasses.fields(part) if f.init}
-    for option in options:
+    known = options(stage, name, f"{key}.kind")
+    for option in given:
         if option not in known:
             raise unknown_option(f"{key}.{option}", option, known)
-    return validated(part, options, key)
+    return validated(find(stage, name, f"{key}.kind"), given, key)
 
 
-def name_of(part: type) -> str:
-    """Give the name a class is known by, or its import path."""
+def options(stage: str, name: str, key: str) -> set[str]:
+    """Give the names of a part's options."""
+    return {f.name for f in dataclasses.fields(find(stage, name, key)) if f.init}
+
+
+def name_of(stage: str, part: type) -> str:
+    """Give the name a class is known by in a stage, or its import path."""
     path = f"{part.__module__}:{part.__qualname__}"
-    return next((name for stage in STAGES for name, target in names(stage).items() if target == path), path)
+    return next((name for name, target in names(stage).items() if target == path), path)
 
 
 def describe(stage: str, name: str) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class Step:
     source: Literal["server", "peer"] = "server"  # who hands the model over, and is charged for it
     sink: Literal["server", "peer"] = "server"  # a peer's hop is charged once, to the one who receives
 
+    def __post_init__(self) -> None:
+        ids = [ask.client for ask in self.asks]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"a step asks a client twice: {sorted(ids)}")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -176,8 +181,8 @@ class System(Part):
         """Give the eligible ids that can be asked this round."""
         return view.eligible
 
-    def lost(self, view: View, at: int, step: Step, reports: Sequence[Report]) -> set[int]:
-        """Give the clients whose report is lost, after they did the work."""
+    def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
+        """Give the clients whose report is lost after they did the work; `turn` counts steps of this kind."""
         return set()
 
 

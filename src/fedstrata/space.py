@@ -58,10 +58,11 @@ class Space:
         buffers = _places([(n, b) for n, b in module.named_buffers() if b.is_floating_point()])
 
         def span(prefix: str) -> slice:
-            own = [p for p in params if p.name == prefix or p.name.startswith(f"{prefix}.")]
+            own = [p for p in params if p.name == prefix or p.name.startswith(f"{prefix}." if prefix else "")]
             return slice(own[0].start, own[-1].stop) if own else slice(0, 0)
 
-        return cls(params, buffers, span(head), span(f"{head}.weight"), span(f"{head}.bias"))
+        inside = f"{head}." if head else ""
+        return cls(params, buffers, span(head), span(f"{inside}weight"), span(f"{inside}bias"))
 
     def bind(self, module: nn.Module, params: Tensor, buffers: Tensor, grads: Tensor | None = None) -> None:
         """Make the module's tensors views into the flat vectors."""

@@ -33,7 +33,7 @@ class Stopping:
         progress.since = 0 if better else progress.since + 1
         if self.vote is not None:
             satisfied = scores.get("satisfied")
-            if satisfied is not None and satisfied > self.vote:
+            if satisfied is not None and (satisfied > self.vote or satisfied == 1):
                 return f"vote: {satisfied:.0%} of the clients reached {self.target} on their own test data"
         elif self.target is not None and accuracy >= self.target:
             return f"target: accuracy {accuracy:.4f} reached {self.target}"

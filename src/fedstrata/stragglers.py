@@ -19,11 +19,11 @@ class Stragglers(System):
 
     rate: Fraction = 0.0
 
-    def lost(self, view: View, at: int, step: Step, reports: Sequence[Report]) -> set[int]:
+    def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Draw who is late."""
-        if not self.rate or not step.combine:
+        if not self.rate or not step.combine or not reports:
             return set()
         most = len(reports) if self.rate == 1 else len(reports) - 1
         count = min(round(self.rate * len(reports)), most)
         clients = [r.client for r in reports]
-        return set(view.rng("stragglers", step=at).choice(clients, count, replace=False).tolist())
+        return set(view.rng("stragglers", step=turn).choice(clients, count, replace=False).tolist())

@@ -69,6 +69,8 @@ def described(
     """Give the checked experiment; data and model from Python are described by what identifies them."""
     asked = dict(overrides or {}) | ({"method.name": method} if method else {})
     if federation is not None:
+        if told := [key for key in asked if key.split(".")[0] == "data"]:
+            raise RequestError(f"{told[0]} cannot be set: the federation was given")
         asked["data"] = {
             "name": GIVEN,
             "clients": len(federation),
@@ -127,7 +129,7 @@ class Work:
     """One experiment on one federation, ready to run."""
 
     def __init__(self, experiment: Experiment, federation: Federation, model: nn.Module | None):
-        self.experiment, self.federation = experiment, federation
+        self.experiment, self.federation, self.model = experiment, federation, model
         self.plan: Plan = assemble(experiment, federation, model)
         self.roster = federation.roster(self.plan.needs, self.plan.streams)
 
@@ -198,6 +200,8 @@ class Work:
             parameters=plan.space.P,
             fingerprint=federation.fingerprint,
         )
+        for note in federation.notes:
+            log("fallback", what="data.partition", why=note)
         if self.roster.setup_bytes:
             log("setup", told=sorted(plan.needs), bytes_up=self.roster.setup_bytes)
         asked = per_round(plan.clients_per_round, len(federation))

@@ -24,7 +24,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], Tensors]:
 
 def pack_task(task: Task) -> bytes:
     """Write a task."""
-    header = {name: getattr(task, name) for name in ("client", "round", "step", "kind", "accepted", "durable")}
+    header = {name: getattr(task, name) for name in ("client", "round", "step", "kind", "turn", "accepted", "durable")}
     return pack(header | {"config": dict(task.config)}, task.down)
 
 
@@ -36,6 +36,7 @@ def unpack_task(data: bytes) -> Task:
         round=header["round"],
         step=header["step"],
         kind=header["kind"],
+        turn=header["turn"],
         config=_values(header["config"]),
         down=down,
         accepted=_tag(header["accepted"]),

@@ -40,5 +40,6 @@ class PowerOfChoice(Selector):
         drawn = draw_by_size(view, min(d, len(view.eligible)))
         probe = yield Step(tuple(Ask(i) for i in sorted(drawn.tolist())), kind="probe-loss", combine=False)
         loss = {r.client: float(r.meta["probed_loss"]) for r in probe.reports}  # type: ignore[arg-type]
-        worst_first = sorted(loss, key=lambda i: (np.isnan(loss[i]), -loss[i], view.roster.key[i]))
-        return worst_first[: view.k]
+        known = {client: -np.inf if np.isnan(value) else value for client, value in loss.items()}
+        highest_first = sorted(known, key=lambda client: (-known[client], view.roster.key[client]))
+        return highest_first[: view.k]

@@ -111,17 +111,22 @@ def _check_forgetful(work: Work, local: Local) -> None:
     """Nothing of one client may reach the next through the lane."""
     lane = _lane(work, local, pad=False)
     _visit(lane, work, 4)
-    used, _ = _visit(lane, work, 1)
-    fresh, _ = _visit(_lane(work, local, pad=False), work, 1)
-    for name, tensor in fresh.summed.items():
-        assert torch.equal(tensor, used.summed[name]), f"{name} depends on the client before; clear slots in `fill`"
+    used = _told(*_visit(lane, work, 1))
+    for name, value in _told(*_visit(_lane(work, local, pad=False), work, 1)).items():
+        assert torch.equal(value, used[name]), f"{name} depends on the client before; clear slots in `fill`"
 
 
 def _check_padding(work: Work, local: Local) -> None:
     """A padded tail must count for nothing."""
     for client in (0, 1):
-        exact, _ = _visit(_lane(work, local, pad=False), work, client)
-        padded, _ = _visit(_lane(work, local, pad=True), work, client)
-        for name, tensor in exact.summed.items():
-            gap = float((tensor - padded.summed[name]).abs().max())
+        padded = _told(*_visit(_lane(work, local, pad=True), work, client))
+        for name, value in _told(*_visit(_lane(work, local, pad=False), work, client)).items():
+            gap = float((value - padded[name]).abs().max()) if value.numel() else 0.0
             assert gap < 1e-9, f"padding changed {name} by {gap:.2g}; respect `batch.weight`"
+
+
+def _told(report: Report, keep: Tensors) -> dict[str, torch.Tensor]:
+    """Give everything a visit gives back, as tensors."""
+    read = report.read()
+    numbers = {"loss": read.loss, "drift": read.drift, **{k: v for k, v in read.meta.items() if not isinstance(v, str)}}
+    return {**read.summed, **read.shown, **keep, **{k: torch.tensor(v).double() for k, v in numbers.items()}}

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedstrata import tree
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.in_process import InProcess, one_thread
 from fedstrata.federation import Federation
@@ -72,6 +74,7 @@ def play(
         state.round += 1
         outcomes.append(played)
         if cut is not None and state.round == cut:
+            work = Work(work.experiment, work.federation, work.model)  # parts made anew: what they hid is gone
             state, keeps = _saved_and_read(work, state, at)
             at = engine(work)
             at.restore(keeps)
@@ -84,6 +87,13 @@ def _saved_and_read(work: Work, state: State, engine: Engine) -> tuple[State, An
         saved = Checkpoints(Path(folder)).read(like=work.fresh())
     assert saved is not None
     return saved
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Say whether two nested values are equal, tensors bit for bit."""
+    arrays: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    plain = [tree.flatten(value, tensors) for value, tensors in zip((a, b), arrays, strict=True)]
+    return plain[0] == plain[1] and all(torch.equal(t, arrays[1][name]) for name, t in arrays[0].items())
 
 
 def same(a: State, b: State) -> bool:

@@ -38,8 +38,9 @@ class DirichletClass(Partition):
                 f"data.partition.min_size = {self.min_size} for {clients} clients needs "
                 f"{self.min_size * clients} samples, but there are {len(labels)}; lower min_size or clients"
             )
-        sizes = np.bincount(labels)
-        best, counts = None, None
+        classes = int(max(labels.max(), test_labels.max(initial=0))) + 1
+        sizes = np.bincount(labels, minlength=classes)
+        best = None
         for _ in range(self.max_tries):
             shares = self._shares(sizes, clients, rng)
             cuts = _cuts(shares, sizes)
@@ -50,17 +51,21 @@ class DirichletClass(Partition):
             if smallest >= self.min_size:
                 break
         assert best is not None
-        _, shares, counts = best
-        _top_up(counts, self.min_size)
+        smallest, shares, counts = best
+        notes = []
+        if smallest < self.min_size:
+            notes.append(f"no draw of {self.max_tries} gave every client {self.min_size} samples; some were moved")
+            _top_up(counts, self.min_size)
         train = _dealt(labels, counts, rng)
-        test_sizes = np.bincount(test_labels, minlength=len(sizes))
+        test_sizes = np.bincount(test_labels, minlength=classes)
         test_counts = np.diff(_cuts(shares, test_sizes), axis=1, prepend=0)
-        return Deal(train, _dealt(test_labels, test_counts, rng))
+        return Deal(train, _dealt(test_labels, test_counts, rng), notes)
 
     def _shares(self, sizes: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
         """Draw the shares of every class over the clients, [C, N]."""
         fair, held = sizes.sum() / clients, np.zeros(clients)
-        shares = rng.dirichlet(np.full(clients, self.alpha), size=len(sizes))
+        alpha = min(self.alpha, 1e6)  # even by then; a sum of larger ones overflows
+        shares = rng.dirichlet(np.full(clients, alpha), size=len(sizes))
         for label, size in enumerate(sizes):
             if self.balance:
                 shares[label, held >= fair] = 0.0

@@ -28,11 +28,11 @@ class LabelsPerClient(Partition):
 
     def split(self, labels: np.ndarray, test_labels: np.ndarray, clients: int, rng: Rng) -> Deal:
         """Draw owners, then deal each label out among them."""
-        classes = int(labels.max()) + 1
+        classes = int(max(labels.max(), test_labels.max(initial=0))) + 1
         if self.labels > classes:
             raise RequestError(f"data.partition.labels = {self.labels} but the data has {classes} classes")
         owns = self._owners(classes, clients, rng)
-        if self.unowned == "error" and (lost := np.flatnonzero(~owns.any(0))).size:
+        if self.unowned != "drop" and (lost := np.flatnonzero(~owns.any(0))).size:
             raise RequestError(
                 f"labels {lost.tolist()} belong to no client: {clients} clients with {self.labels} labels each; "
                 'use more clients or labels, or data.partition.unowned = "drop" or "round-robin"'
