@@ -128,7 +128,8 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
             engine.WORTH_A_PROCESS = 0.0
             for part in ([], [Mine()]):
                 run = fedstrata.train(
-                    federation=tiny_federation(), overrides={"train.rounds": 1, "method.correct": part, "engine.device": "cpu"}
+                    federation=tiny_federation(),
+                    overrides={"train.rounds": 1, "method.correct": part, "engine.device": "cpu"},
                 )
                 lanes = next(e["wall"]["lanes"] for e in run.events() if e["event"] == "engine")
                 print(lanes, [e["why"] for e in run.events() if e["event"] == "fallback"])
