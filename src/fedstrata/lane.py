@@ -117,15 +117,12 @@ class Lane:
         ends = {name: part.finish(self.own[name], buf, visit.scoped(name)) for name, part in chain.items()}
         done = Done(
             meta=_merged([order.meta, *(end.meta for end in ends.values())]),
-            summed=common | {k: v for n, end in ends.items() for k, v in prefixed(_copies(end.summed), n).items()},
-            shown={k: v for n, end in ends.items() for k, v in prefixed(_copies(end.shown), n).items()},
-            keep={
-                **order.keep,
-                **{k: v for n, end in ends.items() for k, v in prefixed(end.keep, n).items()},
-            },
+            summed=common | _owned({name: end.summed for name, end in ends.items()}),
+            shown=_owned({name: end.shown for name, end in ends.items()}),
+            keep=_copies(order.keep) | _owned({name: end.keep for name, end in ends.items()}),
         )
         loss = buf.loss / max(sum(map(len, batches)), 1)
-        return _report(visit, done, loss, update.norm()), {**visit.keep, **_copies(done.keep)}
+        return _report(visit, done, loss, update.norm()), {**visit.keep, **done.keep}
 
     def _batches(self, order: Order) -> list[np.ndarray]:
         size = order.batch_size
@@ -254,6 +251,11 @@ def _merged(metas: Sequence[Mapping[str, Value | Tensor]]) -> dict[str, Value | 
             raise ValueError(f"two parts report {sorted(twice)}; give one of them another name")
         merged |= {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in meta.items()}
     return merged
+
+
+def _owned(of_parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
+    """Put what parts gave back under their names."""
+    return {k: v for name, tensors in of_parts.items() for k, v in prefixed(_copies(tensors), name).items()}
 
 
 def _copies(tensors: Tensors) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ step, client state settled. What a method is lies wholly in the parts of the pla
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,15 +80,16 @@ def run(
 def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Outcome]:
     """Play the steps that the driver, and the selector through it, ask for."""
     outcomes: list[Outcome] = []
+    turns: Counter[str] = Counter()
     steps = plan.driver.round(state.parts["driver"], view, lambda: plan.select.select(state.parts["select"], view))
     while (step := _next(steps, outcomes)) is not None:
-        outcomes.append(play(plan, state, view, engine, step, outcomes))
+        outcomes.append(play(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
+        turns[step.kind] += 1
     return outcomes
 
 
-def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, before: Sequence[Outcome]) -> Outcome:
-    """Play one step: tasks out, reports back, weighted sum, server step, client state settled."""
-    at, turn = len(before), sum(o.step.kind == step.kind for o in before)
+def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
+    """Play one step, the `at`-th of the round and the `turn`-th of its kind."""
     down = broadcast(plan, state) if step.model else {}
     tasks = [
         Task(
