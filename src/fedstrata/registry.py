@@ -10,12 +10,11 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, cast, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
@@ -109,11 +108,24 @@ def describe(stage: str, name: str) -> dict[str, Any]:
 
 
 def _option(part: type, field: dataclasses.Field[Any]) -> dict[str, Any]:
-    hint = get_type_hints(part, include_extras=True)[field.name]
-    named = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, str)]
-    kind = named[0] if named else re.sub(r"\b(typing|collections\.abc)\.", "", str(getattr(hint, "__name__", hint)))
-    has_default = field.default is not dataclasses.MISSING
-    return {"type": kind} | ({"default": field.default} if has_default else {})
+    kind = _said(get_type_hints(part, include_extras=True)[field.name])
+    return {"type": kind} | ({"default": field.default} if field.default is not dataclasses.MISSING else {})
+
+
+def _said(hint: Any) -> str:
+    """Put a type into words; the types of `options.py` bring their own."""
+    if named := [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, str)]:
+        return str(named[0])
+    inner = [a for a in get_args(hint) if a is not Ellipsis]
+    if get_origin(hint) is Literal:
+        return " or ".join(json.dumps(a) for a in inner)
+    if get_origin(hint) is tuple:
+        return f"a list, each {_said(inner[0])}"
+    if inner:
+        return " or ".join(map(_said, inner))
+    return {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "nothing"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )
 
 
 # ---- validation ------------------------------------------------------------------------------------------------

@@ -107,9 +107,13 @@ def check_partition(partition: Partition) -> None:
         assert all(map(np.array_equal, deals[0].train, deals[1].train)), "the same stream gave another deal"
 
 
-def check_model(architecture: Architecture, shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> None:
-    """Check the model contract: a head that gives one number a class, and features that go into it."""
+def check_model(architecture: Architecture, shape: tuple[int, ...] | None = None, classes: int = 10) -> None:
+    """Check the model contract: a head that gives one number a class, and features that go into it.
+
+    Without a shape, the model is given samples of the shape it was made for.
+    """
     check_part(architecture)
+    shape = shape or architecture.natural
     module = architecture.build(shape, classes)
     x = torch.zeros(2, *shape)
     head = find_head(module, x, classes)
