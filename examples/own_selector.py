@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fedstrata
-from fedstrata.serverside import Outcome, Selector, View
+from fedstrata.serverside import Outcome, Scores, Selector, View
 from fedstrata.testing import check_selector
 
 
@@ -35,7 +35,7 @@ class LongestWait(Selector):
         chosen: list[int] = view.eligible[longest_first[: view.k]].tolist()
         return chosen
 
-    def feedback(self, state: Waiting, view: View, outcomes: Sequence[Outcome]) -> None:
+    def feedback(self, state: Waiting, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         state.rounds += 1
         state.rounds[[report.client for outcome in outcomes for report in outcome.reports]] = 0
 

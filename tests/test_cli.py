@@ -231,3 +231,11 @@ def test_heavy_imports_wait_until_they_are_needed(code, absent):
     check = f"{code}; import sys; print([m for m in {absent!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_methods_that_an_experiment_makes_the_same_are_not_compared(cli, tmp_path):
+    (tmp_path / "e.toml").write_text('[method]\ncorrect = [{ kind = "prox", mu = 0.1 }]\n')
+    code, _, err = cli("compare", str(tmp_path / "e.toml"), "--methods", "fedavg,fedprox")
+    assert code == 2
+    assert "fedavg and fedprox are the same here" in err
+    assert not Path("runs").exists()

@@ -17,7 +17,7 @@ from fedstrata.messages import Slot
 from fedstrata.models.architecture import Architecture
 from fedstrata.optimize.sgd import Sgd
 from fedstrata.partition import Deal, Partition
-from fedstrata.serverside import Ask, Combiner, Driver, Selector, ServerPart, Step, chosen
+from fedstrata.serverside import Combiner, Driver, Selector, ServerPart, Step, chosen
 from fedstrata.space import Model
 from fedstrata.testing import Sites
 from fedstrata.testing.conformance import check_part
@@ -341,7 +341,7 @@ class KeepsState(Selector):
         state.number += 1
         return [state.number % 6, (state.number + 1) % 6]
 
-    def feedback(self, state, view, outcomes):
+    def feedback(self, state, view, outcomes, scores):
         state.seen += [r.client for o in outcomes for r in o.reports]
 
 
@@ -391,8 +391,8 @@ class NeedsAll(Driver):
     """Fails when a report is missing."""
 
     def round(self, state, view, select):
-        ids = yield from chosen(select())
-        outcome = yield Step(tuple(Ask(i) for i in sorted(ids)))
+        asks = yield from chosen(select())
+        outcome = yield Step(tuple(asks))
         assert not outcome.missing, "a report is missing"
 
 

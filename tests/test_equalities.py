@@ -24,7 +24,8 @@ from fedstrata.loop import play_round
 from fedstrata.runs import Checkpoints
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import play, same, work_of
-from fedstrata.training import Work, described
+from fedstrata.training import described
+from fedstrata.work import Work
 
 METHODS = sorted(registry.names("methods"))
 UNIFORM = {"method.combine": {"kind": "uniform"}}
@@ -212,7 +213,8 @@ def test_a_server_lost_while_sites_live_on(tmp_path, method, precision, straggle
     state.durable |= state.accepted
     Checkpoints(tmp_path).write(2, state, engine.keeps(), {})
     play_on(work, engine, state, lost_after)
-    saved, keeps = Checkpoints(tmp_path).read(like=work.fresh())
+    checkpoints = Checkpoints(tmp_path)
+    saved, keeps = checkpoints.read(checkpoints.manifest(), like=work.fresh())
     engine.restore(keeps)
     assert saved.round == 2
     assert saved.accepted != state.accepted

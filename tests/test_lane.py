@@ -21,7 +21,8 @@ from fedstrata.models.lenet5 import LeNet5
 from fedstrata.models.mlp import Mlp
 from fedstrata.network import find_head
 from fedstrata.space import Model
-from fedstrata.training import Work, described
+from fedstrata.training import described
+from fedstrata.work import Work
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 

@@ -61,13 +61,14 @@ def test_one_two_and_three_lanes_are_bit_equal(method, precision):
         assert outcomes == same_outcomes
 
 
-def test_a_whole_run_on_two_lanes_has_the_same_events_and_model(tmp_path):
+def test_a_whole_run_has_the_same_events_and_model_on_any_number_of_lanes(tmp_path):
     small = {"train.rounds": 3, "data.clients": 8, "model.name": "lenet5", "system.stragglers.rate": 0.3}
     small |= {"engine.device": "cpu"}
-    one = train(overrides=small | {"engine.lanes": 1}, out=tmp_path / "one")
-    two = train(overrides=small | {"engine.lanes": 2}, out=tmp_path / "two")
-    assert one.events(wall=False) == two.events(wall=False)
-    assert all(torch.equal(t, two.model()[name]) for name, t in one.model().items())
+    one = train(overrides=small | {"engine.lanes": 1}, out=tmp_path / "1")
+    for count in (2, 3):
+        more = train(overrides=small | {"engine.lanes": count}, out=tmp_path / str(count))
+        assert one.events(wall=False) == more.events(wall=False)
+        assert all(torch.equal(t, more.model()[name]) for name, t in one.model().items())
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -106,7 +107,10 @@ def test_more_lanes_than_cores_is_warned_of(tmp_path, monkeypatch):
         overrides={"engine.lanes": 2, "engine.device": "cpu", "train.rounds": 1, "train.clients_per_round": 2},
         out=tmp_path / "run",
     )
-    assert [e["what"] for e in run.events() if e["event"] == "warning"] == ["engine.lanes"]
+    assert (
+        next(e["wall"]["remark"] for e in run.events() if e["event"] == "engine")
+        == "2 lanes on 1 core(s) slow each other down"
+    )
 
 
 def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
@@ -118,28 +122,28 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
             from dataclasses import dataclass
             import fedstrata
             from fedstrata.clientside import LocalPart
-            from fedstrata.engines.local import engine
+            from fedstrata.engines.local import engine as local
             from fedstrata.testing import tiny_federation
 
             @dataclass(frozen=True)
             class Mine(LocalPart):
                 '''Does nothing.'''
 
-            engine.WORTH_A_PROCESS = 0.0
+            local.WORTH_A_PROCESS = 0.0
             for part in ([], [Mine()]):
                 run = fedstrata.train(
                     federation=tiny_federation(),
                     overrides={"train.rounds": 1, "method.correct": part, "engine.device": "cpu"},
                 )
-                lanes = next(e["wall"]["lanes"] for e in run.events() if e["event"] == "engine")
-                print(lanes, [e["why"] for e in run.events() if e["event"] == "fallback"])
+                engine = next(e["wall"] for e in run.events() if e["event"] == "engine")
+                print(engine["lanes"], engine["remark"])
             """
         )
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()
-    assert first == f"{max(len(os.sched_getaffinity(0)), 1)} []"
-    assert second.startswith("1 ['Mine is defined in the script itself")
+    assert first == f"{len(os.sched_getaffinity(0))} None"
+    assert second.startswith("1 one lane is used: Mine is defined in the script itself")
 
 
 def test_lanes_that_cannot_have_the_plan_are_refused_when_asked_for():

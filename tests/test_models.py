@@ -13,7 +13,8 @@ from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
 from fedstrata.network import Network, find_head
 from fedstrata.testing.worlds import play
-from fedstrata.training import Work, described
+from fedstrata.training import described
+from fedstrata.work import Work
 
 GREY, COLOUR, TINY, PHOTO = (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)
 BIG = ("resnet18", "resnet50", "densenet121")

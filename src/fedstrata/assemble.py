@@ -22,7 +22,7 @@ from fedstrata.network import as_input, find_head
 from fedstrata.plan import Plan
 from fedstrata.rates import Scheduled
 from fedstrata.rng import Streams, torch_seeded
-from fedstrata.serverside import ServerPart
+from fedstrata.serverside import ServerPart, ServerSide
 from fedstrata.space import Model, Space
 from fedstrata.stragglers import Stragglers
 
@@ -53,11 +53,14 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     """Build every part and check that they fit together and fit the data."""
     method, train = experiment.method, experiment.train
     streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
-    driver = make("drivers", method.driver or {}, "method.driver")
-    select = make("selectors", method.select or {}, "method.select")
-    corrections = _corrections(method.correct or [])
-    server = make("servers", (method.combine or {})["server"], "method.combine.server")
-    meters = [m for part in (driver, select) for m in part.parts if m not in corrections.values()]
+    driver = make("drivers", method.driver, "method.driver")
+    select = make("selectors", method.select, "method.select")
+    corrections = _corrections(method.correct)
+    combine = make("combiners", method.combine, "method.combine")
+    server = make("servers", method.combine["server"], "method.combine.server")
+    servers = {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}}
+    system = Stragglers(**experiment.system.stragglers.model_dump())
+    at_server: list[ServerSide] = [driver, select, combine, system, *servers.values()]
     build = _builder(experiment.model, federation, streams, module)
     sample = as_input(federation.train.x[:2], dtype)
     network = build().to(dtype)
@@ -67,10 +70,10 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     local = Local(
         build=build,
         head=head,
-        sampler=make("samplers", method.sample or {}, "method.sample"),
-        parts=corrections | {f"meter-{i}": meter for i, meter in enumerate(dict.fromkeys(meters))},
+        sampler=make("samplers", method.sample, "method.sample"),
+        parts=_with_meters(corrections, [meter for part in at_server for meter in part.meters]),
         optimizer=make("optimizers", train.optimizer or {}, "train.optimizer"),
-        programs={**driver.programs, **select.programs},
+        programs={kind: program for part in at_server for kind, program in part.programs.items()},
         epochs=train.epochs,
         batch_size=train.batch_size,
         rate=Scheduled(train.lr, make("rates", train.lr_schedule or {}, "train.lr_schedule"), train.rounds),
@@ -80,9 +83,9 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     plan = Plan(
         driver=driver,
         select=select,
-        combine=make("combiners", method.combine or {}, "method.combine"),
-        servers={"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}},
-        system=Stragglers(experiment.system.stragglers.rate),
+        combine=combine,
+        servers=servers,
+        system=system,
         local=local,
         space=Space.of(network, head),
         rounds=train.rounds,
@@ -121,6 +124,16 @@ def _corrections(specs: Any) -> dict[str, LocalPart]:
     for i, spec in enumerate(specs):
         name = str(spec["kind"]).rpartition(":")[2]
         parts[name if name not in parts else f"{name}-{i}"] = make("corrections", spec, f"method.correct.{i}")
+    return parts
+
+
+def _with_meters(corrections: dict[str, LocalPart], meters: Sequence[LocalPart]) -> dict[str, LocalPart]:
+    """Add what other stages want measured, under its class name; the same meter twice is one meter."""
+    parts = dict(corrections)
+    for meter in meters:
+        name = type(meter).__name__
+        if parts.setdefault(name, meter) != meter:
+            raise RequestError(f"two stages want {name} with different options; they do not fit together")
     return parts
 
 

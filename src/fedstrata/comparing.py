@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from fedstrata.errors import RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
 from fedstrata.runs import Run, write_atomically
-from fedstrata.training import Watch, begin, described, resume
+from fedstrata.training import begin, described, resume
+from fedstrata.work import Watch
 
 FIGURES = (
     "accuracy",
@@ -67,24 +69,42 @@ def compare(
     if seeds < 1:
         raise RequestError(f"seeds = {seeds} must be at least 1")
     first = described(experiment, None, overrides, federation, model).train.seed
-    path = Path(out) if out is not None else Run.next_free(Path("runs"), "compare")
     cells = {  # all requests are checked before the first is run
         (method, seed): described(experiment, method, {**(overrides or {}), "train.seed": seed}, federation, model)
         for seed in range(first, first + seeds)
         for method in methods
     }
+    _refuse_twins({method: cells[method, first] for method in methods})
+    path = Path(out) if out is not None else Run.claim(Path("runs"), "compare")
     runs: dict[tuple[str, int], Run] = {}
     data, of_seed = federation, None
-    for (method, seed), cell in cells.items():
-        if federation is None and of_seed != seed:
-            data, of_seed = federation_of(cell), seed
-        assert data is not None
-        watcher = watch(method, seed) if watch is not None else None
-        runs[method, seed] = _cell(cell, path / method / f"seed-{seed}", data, model, watcher)
+    try:
+        for (method, seed), cell in cells.items():
+            if federation is None and of_seed != seed:
+                data, of_seed = federation_of(cell), seed
+            assert data is not None
+            watcher = watch(method, seed) if watch is not None else None
+            runs[method, seed] = _cell(cell, path / method / f"seed-{seed}", data, model, watcher)
+    finally:
+        with suppress(OSError):  # a comparison that was refused before its first run leaves nothing behind
+            path.rmdir()
     by_method = {m: [runs[m, s].summary for s in range(first, first + seeds)] for m in methods}
     rows = [_row(method, summaries, by_method[methods[0]]) for method, summaries in by_method.items()]
     write_atomically(path / "comparison.json", (json.dumps({"rows": rows}, indent=2) + "\n").encode())
     return Comparison(path, rows)
+
+
+def _refuse_twins(cells: Mapping[str, Experiment]) -> None:
+    """Refuse methods that an experiment's own stages have made the same: their rows would only differ in name."""
+    seen: dict[str, str] = {}
+    for name, cell in cells.items():
+        stages = cell.method.model_dump_json(exclude={"name"})
+        if stages in seen:
+            raise RequestError(
+                f"{seen[stages]} and {name} are the same here: the stages that the experiment sets replace what makes "
+                "them differ; leave those stages out"
+            )
+        seen[stages] = name
 
 
 def _cell(

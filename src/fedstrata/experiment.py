@@ -97,7 +97,7 @@ class Train(Section):
     seed: Natural = 0
 
 
-class Stragglers(Section):
+class Lateness(Section):
     """Reports that come too late: a share of the selected clients, after they did the work."""
 
     rate: Fraction = 0.0
@@ -107,7 +107,7 @@ class Stragglers(Section):
 class Devices(Section):
     """Devices and network."""
 
-    stragglers: Stragglers = Stragglers()
+    stragglers: Lateness = Lateness()
 
 
 class Privacy(Section):

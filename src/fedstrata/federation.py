@@ -172,13 +172,13 @@ class Federation:
             notes = tuple(deal.notes)
             parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
         else:
-            given = [np.asarray(rows, dtype=np.int64) for rows in clients]
+            given = [_rows(rows) for rows in clients]
             parts = [rows[np.isin(rows, train_rows)] for rows in given]
             if not isinstance(test, tuple):
                 test_parts = [rows[np.isin(rows, test_rows)] for rows in given]
             else:
                 of_clients: Sequence[Any] = [[]] * len(parts) if test_clients is None else test_clients
-                test_parts = [np.asarray(rows, dtype=np.int64) for rows in of_clients]
+                test_parts = [_rows(rows) for rows in of_clients]
             _check_rows(given, len(samples))
             _check_rows(test_parts, len(test_samples))
         if test_samples is samples:
@@ -253,6 +253,11 @@ def _kept(samples: Samples, kept: np.ndarray, test_parts: Sequence[np.ndarray]) 
     rows = torch.from_numpy(kept)
     groups = None if samples.groups is None else samples.groups[kept]
     return Samples(samples.x[rows], samples.y[rows], groups), [np.searchsorted(kept, r) for r in test_parts]
+
+
+def _rows(rows: Any) -> np.ndarray:
+    array = np.asarray(rows)
+    return np.flatnonzero(array) if array.dtype == bool else array.astype(np.int64)
 
 
 def _speeds(speeds: Any) -> np.ndarray | None:

@@ -15,7 +15,7 @@ from fedstrata.federation import Federation
 from fedstrata.lane import CHUNK
 from fedstrata.metrics import accuracy, balanced, recalls, worst
 from fedstrata.network import Network, as_input
-from fedstrata.serverside import View
+from fedstrata.serverside import Scores, View
 from fedstrata.space import Model, Space
 
 
@@ -42,30 +42,31 @@ class Judge:
         rng = self.local.streams("evaluate")
         self._asked = np.sort(rng.choice(tested, min(self.clients, len(tested)), replace=False))
 
-    def __call__(self, model: Model, view: View) -> dict[str, Any]:
+    def __call__(self, model: Model, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         last = view.round + 1 == view.rounds
-        return self.score(model) if last or (view.round + 1) % self.every == 0 else {}
+        return self.score(model) if last or (view.round + 1) % self.every == 0 else Scores()
 
-    def score(self, model: Model) -> dict[str, Any]:
+    def score(self, model: Model) -> Scores:
         """Score a model."""
         test, split = self.federation.test, self.federation.test_split
         hits, losses = self._answers(model)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
-        scores: dict[str, Any] = {
+        own = {int(i): float(hits[split[int(i)]].mean()) for i in self._asked}
+        figures: dict[str, Any] = {
             "accuracy": accuracy(hits),
             "balanced_accuracy": balanced(recall),
             "loss_test": float(losses.mean()),
             "recall": recall,
         }
-        if len(self._asked):
-            own = np.array([hits[split[int(i)]].mean() for i in self._asked])
-            scores |= {"client_mean": float(own.mean()), "worst10": worst(own)}
+        if own:
+            accuracies = np.array(list(own.values()))
+            figures |= {"client_mean": float(accuracies.mean()), "worst10": worst(accuracies)}
             if self.satisfied_at is not None:
-                scores["satisfied"] = float((own >= self.satisfied_at).mean())
+                figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
         if test.groups is not None:
-            scores["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
-        return scores
+            figures["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
+        return Scores(figures, own)
 
     def _answers(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
         test = self.federation.test

@@ -68,7 +68,9 @@ class Lane:
         self._dropout = DropoutClock(buf.key, buf.t)
         key_dropout(module, self._dropout)
         self.network = Network(module, local.head)
-        self.norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.norms: list[nn.Module] = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if pad and self.norms:
+            raise ValueError("padding a batch would change the statistics of its batch norm")
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
 
     # ---- a visit, on the host -------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class Lane:
             batch_size=local.batch_size,
             rate=local.rate.at(task.round),
             rng=lambda purpose: local.streams(purpose, **where),
-            peek=partial(self.peek, client),
+            peek=partial(self.peek, client) if "params" in task.down else _no_model,
         )
         self._load(task.down)
         self.buf.key.fill_(local.streams.torch_seed("dropout", **where))
@@ -95,7 +97,7 @@ class Lane:
             if task.kind == "train":
                 return self._train(visit)
             done = local.programs[task.kind](visit)
-        return _report(visit, done), {**keep, **_copies(done.keep)}
+        return _report(visit, done), {**keep, **_copies(done.keep)} if done.keep else keep
 
     def _train(self, visit: Visit) -> tuple[Report, Tensors]:
         buf, chain = self.buf, self.local.chain
@@ -126,10 +128,10 @@ class Lane:
 
     def _batches(self, order: Order) -> list[np.ndarray]:
         size = order.batch_size
-        batches = [e[i : i + size] for e in order.epochs for i in range(0, len(e), size)]
+        epochs = [[e[i : i + size] for i in range(0, len(e), size)] for e in order.epochs]
         if self.norms:  # one sample has no variance: leave it out, unless it is all there is
-            batches = [b for b in batches if len(b) > 1] or batches[:1]
-        return batches
+            epochs = [[b for b in epoch if len(b) > 1] or epoch for epoch in epochs]
+        return [batch for epoch in epochs for batch in epoch]
 
     def _first_keep(self) -> Tensors:
         return {
@@ -153,13 +155,12 @@ class Lane:
         buf.t.zero_()
         buf.loss.zero_()
         self.network.train()
-        if len(batches) == 1 and len(batches[0]) == 1:
-            for norm in self.norms:
-                norm.eval()
         todo = iter(batches)
         while ring := list(islice(todo, RING)):
             self._fill_ring(ring, rate)
             for batch in ring:
+                for norm in self.norms:
+                    norm.train(len(batch) > 1)
                 self.step(buf.index.shape[1] if self.pad else len(batch))
 
     def _fill_ring(self, batches: Sequence[np.ndarray], rate: float) -> None:
@@ -230,6 +231,10 @@ class Lane:
         return Peek(torch.cat(losses).cpu().numpy(), torch.cat(probabilities).cpu().numpy())
 
 
+def _no_model() -> Peek:
+    raise ValueError("this step sends no model to look with; use Step(model=True)")
+
+
 def _report(visit: Visit, done: Done, loss: Tensor | float = 0.0, drift: Tensor | float = 0.0) -> Report:
     return Report(
         client=visit.client.id,
@@ -240,8 +245,14 @@ def _report(visit: Visit, done: Done, loss: Tensor | float = 0.0, drift: Tensor 
         meta=done.meta,
         summed=done.summed,
         shown=done.shown,
+        finite=_all_finite([*done.summed.values(), *done.shown.values()], loss),
         nbytes=tensor_bytes(done.summed) + tensor_bytes(done.shown) + value_bytes(done.meta),
     )
+
+
+def _all_finite(tensors: Sequence[Tensor], loss: Tensor | float) -> Tensor:
+    checks = [t.isfinite().all() for t in [*tensors, torch.as_tensor(loss)]]
+    return torch.stack([c.to(checks[0].device) for c in checks]).all()
 
 
 def _merged(metas: Sequence[Mapping[str, Value | Tensor]]) -> dict[str, Value | Tensor]:

@@ -7,8 +7,8 @@ step, client state settled. What a method is lies wholly in the parts of the pla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedstrata.federation import Roster
 from fedstrata.messages import Report, Sums, Tag, Task, prefixed, value_bytes
 from fedstrata.metrics import round_figures
 from fedstrata.plan import Plan
-from fedstrata.serverside import Engine, Outcome, Step, Steps, View
+from fedstrata.serverside import Engine, Outcome, Scores, Step, Steps, View
 from fedstrata.space import Model
 from fedstrata.stopping import Progress, Stopping
 
@@ -38,7 +38,10 @@ class State:
     """The server, whole: with the engine's client state, this is the checkpoint. No generator state exists."""
 
     model: Model
-    parts: dict[str, Any]  # what `init` of each server-side part made
+    driver: Any  # what `init` of each part made
+    select: Any
+    combine: Any
+    servers: dict[str, Any]
     participation: np.ndarray  # reports that counted, by client
     round: int = 0
     accepted: dict[int, Tag] = field(default_factory=dict)  # last report of each client that counted
@@ -47,13 +50,21 @@ class State:
     progress: Progress = field(default_factory=Progress)
     stopped: str | None = None
 
+    @classmethod
+    def first(cls, plan: Plan, view: View, model: Model) -> State:
+        """Give the state before the first round."""
+        servers = {name: part.init(view, model) for name, part in plan.servers.items()}
+        participation = np.zeros(view.roster.clients, dtype=np.int64)
+        parts = plan.driver.init(view), plan.select.init(view), plan.combine.init(view)
+        return cls(model, *parts, servers, participation)
+
 
 def run(
     plan: Plan,
     roster: Roster,
     engine: Engine,
     state: State,
-    judge: Callable[[Model, View], Mapping[str, Any]],
+    judge: Callable[[Model, View], Scores],
     stopping: Stopping,
     log: Callable[..., None],
     save: Callable[[State], None],
@@ -62,18 +73,12 @@ def run(
     while state.round < plan.rounds and state.stopped is None:
         view = plan.view(roster, state.round, log)
         outcomes = play_round(plan, state, view, engine)
-        plan.select.feedback(state.parts["select"], view, outcomes)
-
         state.round += 1
         scores = judge(scored(plan, state), view)
-        state.stopped = stopping.reason(state.progress, scores)
-        log(
-            "round",
-            round=state.round,
-            **scores,
-            **round_figures(outcomes, state.participation),
-            **vars(state.traffic),
-        )
+        plan.select.feedback(state.select, view, outcomes, scores)
+        state.stopped = stopping.reason(state.progress, scores.figures)
+        figures = {**scores.figures, **round_figures(outcomes, state.participation), **vars(state.traffic)}
+        log("round", round=state.round, **figures)
         save(state)
 
 
@@ -81,7 +86,7 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
     """Play the steps that the driver, and the selector through it, ask for."""
     outcomes: list[Outcome] = []
     turns: Counter[str] = Counter()
-    steps = plan.driver.round(state.parts["driver"], view, lambda: plan.select.select(state.parts["select"], view))
+    steps = plan.driver.round(state.driver, view, lambda: plan.select.select(state.select, view))
     while (step := _next(steps, outcomes)) is not None:
         outcomes.append(play(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
         turns[step.kind] += 1
@@ -90,7 +95,8 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
 
 def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
     """Play one step, the `at`-th of the round and the `turn`-th of its kind."""
-    down = broadcast(plan, state) if step.model else {}
+    step = plan.system.adapt(view, turn, step)
+    down = outgoing(plan, state, step)
     tasks = [
         Task(
             client=ask.client,
@@ -107,28 +113,30 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     ]
     reports = engine.ask(step, tasks) if tasks else []
     lost = plan.system.lost(view, turn, step, reports)
-    arrived = _arrived(view, at, reports, lost)
+    arrived = _arrived(view, at, step, reports, lost)
+    gathered = Gathered(engine, step, arrived, plan.combine.individual)
 
     if step.combine and arrived:
-        sums = plan.combine.combine(state.parts["combine"], view, state.model, Gathered(engine, arrived))
-        state.model = server_step(plan, state, view, sums)
+        sums = plan.combine.combine(state.combine, view, state.model, gathered)
+        state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
     elif step.combine:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
 
     here = [r.client for r in arrived]
+    seen = [engine.each()[client] for client in here] if plan.select.individual else arrived
     engine.settle(here, (view.round, at))
     state.accepted |= dict.fromkeys(here, (view.round, at))
     if step.combine:
         state.participation[here] += 1
-    _charge(state.traffic, step, tasks, arrived)
-    return Outcome(step, at, tuple(arrived), tuple(r.client for r in reports if r.client not in here))
+    _charge(state.traffic, step, tasks, [r for r in reports if r.client not in lost])
+    return Outcome(step, at, tuple(seen), tuple(a.client for a in step.asks if a.client not in here))
 
 
-def broadcast(plan: Plan, state: State) -> dict[str, Tensor]:
-    """Give what every client of a step receives: the model, and what the server parts add."""
-    down = state.model.wire()
-    for name, part in plan.servers.items():
-        down |= prefixed(part.broadcast(state.parts[name]), name)
+def outgoing(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
+    """Give what every client of a step receives: the model and, where it will make a new one, what server parts add."""
+    down = state.model.wire() if step.model else {}
+    for name, part in plan.servers.items() if step.model and step.combine else ():
+        down |= prefixed(part.broadcast(state.servers[name]), name)
     return down
 
 
@@ -138,7 +146,7 @@ def server_step(plan: Plan, state: State, view: View, sums: Sums) -> Model:
     buffers = model.buffers + sums.mean("buffers") if "buffers" in sums.total else model.buffers
     proposal = Model(model.params + sums.total["update"], buffers)
     for name, part in plan.servers.items():
-        proposal = part.step(state.parts[name], view, model, proposal, sums.scoped(name))
+        proposal = part.step(state.servers[name], view, model, proposal, sums.scoped(name))
     return proposal
 
 
@@ -146,7 +154,7 @@ def scored(plan: Plan, state: State) -> Model:
     """Give the model to evaluate."""
     model = state.model
     for name, part in plan.servers.items():
-        model = part.scored(state.parts[name], model)
+        model = part.scored(state.servers[name], model)
     return model
 
 
@@ -155,7 +163,15 @@ class Gathered:
     """The reports of a step, as a combiner may use them."""
 
     engine: Engine
+    step: Step
     reports: Sequence[Report]
+    individual: bool
+
+    @property
+    def weights(self) -> np.ndarray:
+        """How often each report counts."""
+        asked = {ask.client: ask.weight for ask in self.step.asks}
+        return np.array([asked[r.client] for r in self.reports], dtype=np.float64)
 
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
         """Give the weighted sum, one weight a report."""
@@ -164,27 +180,31 @@ class Gathered:
 
     def each(self) -> Sequence[Report]:
         """Give whole reports."""
+        if not self.individual:
+            raise RuntimeError("a combiner that looks at single updates must say so: individual = True")
         whole = self.engine.each()
         return [whole[r.client] for r in self.reports]
 
 
-def _arrived(view: View, at: int, reports: Sequence[Report], lost: set[int]) -> list[Report]:
-    """Leave out reports that are lost and those whose training was not finite; each is an event."""
+def _arrived(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
+    """Leave out reports that are lost and those that are not finite; every client left out is an event."""
+    silent = {a.client for a in step.asks} - {r.client for r in reports}
     broken = {r.client for r in reports if not r.finite} - lost
-    for why, clients in (("late", lost), ("not finite", broken)):
+    for why, clients in (("no answer", silent), ("late", lost), ("not finite", broken)):
         if clients:
             view.note("dropped", round=view.round + 1, step=at, clients=sorted(clients), why=why)
     return [r for r in reports if r.client not in lost | broken]
 
 
-def _charge(traffic: Traffic, step: Step, tasks: Sequence[Task], arrived: Sequence[Report]) -> None:
+def _charge(traffic: Traffic, step: Step, tasks: Sequence[Task], received: Sequence[Report]) -> None:
     down = sum(task.nbytes for task in tasks)
     if step.source == "server":
         traffic.bytes_down += down
     else:
         traffic.bytes_p2p += down
+    traffic.bytes_down += sum(r.received for r in received)
     # A model handed to a peer is charged when the peer receives it; only the numbers go to the server.
-    traffic.bytes_up += sum(r.nbytes if step.sink == "server" else value_bytes(r.meta) for r in arrived)
+    traffic.bytes_up += sum(r.nbytes if step.sink == "server" else value_bytes(r.meta) for r in received)
     if step.combine:
         traffic.client_updates += len(tasks)
 

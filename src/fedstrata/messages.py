@@ -6,7 +6,7 @@ nothing (one process, fused steps) accounts for the same traffic as real sites d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -61,7 +61,9 @@ class Report:
     meta: Mapping[str, Value | Tensor] = field(default_factory=dict)
     summed: Tensors = field(default_factory=dict)  # reaches the server only inside Sums
     shown: Tensors = field(default_factory=dict)  # open tensors; refused under masked aggregation
+    finite: bool | Tensor = True  # whether everything in this report is
     nbytes: int = 0  # of the whole report, declared by the client
+    received: int = 0  # bytes this client got during the visit, beside the task
 
     def read(self) -> Report:
         """Read every number that is still a tensor."""
@@ -69,17 +71,18 @@ class Report:
             self,
             loss=float(self.loss),
             drift=float(self.drift),
+            finite=bool(self.finite),
             meta={k: v.item() if isinstance(v, Tensor) else v for k, v in self.meta.items()},
         )
+
+    def to(self, device: str) -> Report:
+        """Move the tensors."""
+        summed = {k: v.to(device) for k, v in self.summed.items()}
+        return replace(self, summed=summed, shown={k: v.to(device) for k, v in self.shown.items()})
 
     def open(self) -> Report:
         """Leave out what the server must not see."""
         return replace(self, summed={})
-
-    @property
-    def finite(self) -> bool:
-        """Whether the client's training stayed finite."""
-        return bool(torch.tensor([float(self.loss), float(self.drift)]).isfinite().all())
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Sums:
     total: Tensors
     weight: float
     count: int
+    reports: Sequence[Report] = ()  # open halves of the reports that were summed
 
     def mean(self, name: str) -> Tensor:
         """Give the weighted mean over the clients that arrived."""

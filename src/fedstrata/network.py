@@ -47,8 +47,9 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     try:
         with torch.no_grad():
             out = module.eval()(x)
-    except RuntimeError as error:
-        raise RequestError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}") from error
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        hint = "" if x.is_floating_point() else "; the samples are whole numbers: convert them to float"
+        raise RequestError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}{hint}") from error
     finally:
         module.train(was_training)
         for hook in hooks:
@@ -62,6 +63,8 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     names = [name for name, _ in module.named_modules()]
     if named is not None and named not in names:
         raise RequestError(f'model.head = "{named}" is not a layer of the model; layers: {", ".join(names[1:])}')
+    if named is not None and named not in [name for name, _ in seen]:
+        raise RequestError(f'model.head = "{named}" has no weights, or the model does not run it')
     if named is not None:
         return named
     candidates = [name for name, t in seen if isinstance(t, Tensor) and t.shape[1:] == (classes,)]

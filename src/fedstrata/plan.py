@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from fedstrata.clientside import Local
 from fedstrata.errors import RequestError
 from fedstrata.federation import Roster
 from fedstrata.rng import Streams
-from fedstrata.serverside import Combiner, Driver, Selector, ServerPart, System, View
+from fedstrata.serverside import Combiner, Driver, Selector, ServerPart, ServerSide, System, View
 from fedstrata.space import Space
 
 
@@ -36,9 +35,14 @@ class Plan:
         return self.local.streams
 
     @property
+    def server_side(self) -> list[ServerSide]:
+        """All parts at the server."""
+        return [self.driver, self.select, self.combine, self.system, *self.servers.values()]
+
+    @property
     def needs(self) -> frozenset[str]:
         """What the server must know of its clients."""
-        return self.select.needs | self.driver.needs
+        return frozenset().union(*(part.needs for part in self.server_side))
 
     def view(self, roster: Roster, round: int, note: Callable[..., None]) -> View:
         """Give what the server's parts see of a round."""
@@ -50,26 +54,15 @@ class Plan:
 
     def check(self) -> None:
         """Refuse stages that cannot work together, with the reason."""
-        parts = [self.driver, self.select, self.local.sampler, self.combine, self.local.optimizer]
-        for part in [*parts, *self.local.parts.values(), *self.servers.values()]:
+        for part in [*self.server_side, self.local.sampler, *self.local.chain.values()]:
             if reason := part.conflicts(self):
                 raise RequestError(f"{type(part).__name__} does not fit this plan: {reason}")
 
 
 def per_round(asked: float | int | str, clients: int) -> int:
-    """Give the clients of a round from a fraction, a count or "all"."""
+    """Give the clients of a round from a fraction, a count or "all"; a count may be more than there are."""
     if asked == "all":
         return clients
     if isinstance(asked, int):
-        return min(asked, clients)
+        return asked
     return max(1, math.floor(float(asked) * clients + 1e-9))
-
-
-def initial(plan: Plan, view: View, model: Any) -> dict[str, Any]:
-    """Make the first state of every server-side part."""
-    state = {
-        "driver": plan.driver.init(view),
-        "select": plan.select.init(view),
-        "combine": plan.combine.init(view),
-    }
-    return state | {name: part.init(view, model) for name, part in plan.servers.items()}

@@ -79,7 +79,7 @@ class OneCycle(Schedule):
 
     peak: Fraction = 0.3
     start: Fraction = 0.04
-    end: Fraction = 0.0
+    end: Fraction = 0.01
 
     def factor(self, round: int, rounds: int) -> float:
         """Climb, then fall."""

@@ -45,10 +45,13 @@ def torch_seeded(seed: int) -> Iterator[None]:
     `torch.manual_seed` would do, but it takes a millisecond: it records a stack trace for GPUs it has not seen.
     """
     before = torch.default_generator.get_state()
+    on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if on_gpu is not None:
         torch.cuda.manual_seed(seed)
     try:
         yield
     finally:
         torch.default_generator.set_state(before)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)

@@ -10,12 +10,14 @@ summary.json        the outcome
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +70,27 @@ class Run:
         return cls(path)
 
     @classmethod
-    def next_free(cls, root: Path, stem: str) -> Path:
-        """Give a folder name under `root` that is not taken."""
-        taken = {p.name for p in root.glob(f"{stem}-*")} if root.is_dir() else set()
-        return next(root / name for i in range(1, 10**6) if (name := f"{stem}-{i}") not in taken)
+    def claim(cls, root: Path, stem: str) -> Path:
+        """Make the next free folder under `root`; two processes never get the same one."""
+        with _storage(root):
+            root.mkdir(parents=True, exist_ok=True)
+            for number in count(1):
+                with suppress(FileExistsError):
+                    (path := root / f"{stem}-{number}").mkdir()
+                    return path
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def locked(self) -> Iterator[Run]:
+        """Keep other processes from running in this folder; the lock ends with this process at the latest."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield self
+        except BlockingIOError:
+            raise RequestError(f"another process is running in {self.path}") from None
+        finally:
+            os.close(handle)
 
     # ---- events --------------------------------------------------------------------------------------------------
 
@@ -162,7 +181,9 @@ class Checkpoints:
                 **about,
             }
             entry = self._put(f"{round:06d}.json", json.dumps(manifest).encode())
+            sync_folder(self.path)
             write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
+            sync_folder(self.path)
         self._clients = clients
         used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
         for path in self.path.iterdir():
@@ -170,11 +191,8 @@ class Checkpoints:
                 with suppress(FileNotFoundError):
                     path.unlink()
 
-    def read(self, like: Any) -> tuple[Any, dict[int, tuple[Tag, Tensors]]] | None:
-        """Read the newest checkpoint into a state shaped like `like`; None if there is none yet."""
-        manifest = self.manifest()
-        if manifest is None:
-            return None
+    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, dict[int, tuple[Tag, Tensors]]]:
+        """Read a checkpoint into a state shaped like `like`."""
         state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
         self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
         keeps: dict[int, tuple[Tag, Tensors]] = {c: (tag, load(self._get(f))) for c, (tag, f) in self._clients.items()}
@@ -215,14 +233,14 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-        _sync(path.parent)  # the rename itself
     except OSError:
         with suppress(OSError):
             part.unlink()
         raise
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder safe on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

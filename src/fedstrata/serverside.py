@@ -36,11 +36,20 @@ class View:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """How a model does: figures for the log, and the accuracy of each client that was asked, on its own test data."""
+
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    clients: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Ask:
-    """One client's part in a step; `config` travels to it."""
+    """One client's part in a step."""
 
     client: int
-    config: Mapping[str, Value] = field(default_factory=dict)
+    config: Mapping[str, Value] = field(default_factory=dict)  # travels to it; "epochs" changes how long it trains
+    weight: float = 1.0  # how often its report counts, for combiners; stays at the server
 
 
 @dataclass(frozen=True)
@@ -71,48 +80,47 @@ class Outcome:
 
 
 Steps = Generator[Step, Outcome, None]
-Choice = Sequence[int] | Generator[Step, Outcome, Sequence[int]]  # a selector may yield probe steps first
+Chosen = Sequence[int | Ask]
+Choice = Chosen | Generator[Step, Outcome, Chosen]  # a selector may yield probe steps first
 
 
-def chosen(choice: Choice) -> Generator[Step, Outcome, list[int]]:
-    """Let a selector finish, whether it probes or answers at once."""
-    ids = (yield from choice) if isinstance(choice, Generator) else choice
-    return [int(i) for i in ids]
+def chosen(choice: Choice) -> Generator[Step, Outcome, list[Ask]]:
+    """Let a selector finish, whether it probes or answers at once; in order of id, so that equal sets are equal."""
+    picks = (yield from choice) if isinstance(choice, Generator) else choice
+    asks = [pick if isinstance(pick, Ask) else Ask(int(pick)) for pick in picks]
+    return sorted(asks, key=lambda ask: ask.client)
 
 
-class Selector(Part):
-    """Which clients train."""
+class ServerSide(Part):
+    """What a part of the server may ask of the clients."""
 
     needs: ClassVar[frozenset[str]] = frozenset()  # of the roster: "sizes", "counts", "speeds"
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})  # probes, by Step.kind
+    individual: ClassVar[bool] = False  # True: sees whole updates, and is refused under masked aggregation
 
     @property
-    def parts(self) -> Sequence[LocalPart]:
-        """Meters this selector wants at the clients."""
+    def meters(self) -> Sequence[LocalPart]:
+        """Local parts this part wants at the clients, to report what it reads."""
         return ()
+
+
+class Selector(ServerSide):
+    """Which clients train."""
 
     def init(self, view: View) -> Any:
         """Make the state: a dataclass of arrays and plain values, mutated in place, saved with every checkpoint."""
         return None
 
     def select(self, state: Any, view: View) -> Choice:
-        """Give the ids of this round; yield a `Step` to probe first."""
+        """Give the ids of this round, or `Ask`s; yield a `Step` to probe first."""
         raise NotImplementedError
 
-    def feedback(self, state: Any, view: View, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the round."""
+    def feedback(self, state: Any, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
+        """Learn from the round. With `individual`, the outcomes hold whole reports."""
 
 
-class Driver(Part):
+class Driver(ServerSide):
     """The shape of a round: which steps, in which order."""
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})
-
-    @property
-    def parts(self) -> Sequence[LocalPart]:
-        """Meters this driver wants at the clients."""
-        return ()
 
     def init(self, view: View) -> Any:
         """Make the state."""
@@ -130,17 +138,19 @@ class Arrived(Protocol):
     def reports(self) -> Sequence[Report]:
         """Open halves."""
 
+    @property
+    def weights(self) -> np.ndarray:
+        """How often each report counts: 1, unless the selector said otherwise."""
+
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
         """Give the weighted sum of what the clients sent, one weight a report."""
 
     def each(self) -> Sequence[Report]:
-        """Give whole reports, one by one; refused where aggregation is masked."""
+        """Give whole reports, one by one; only for a combiner that is `individual`."""
 
 
-class Combiner(Part):
+class Combiner(ServerSide):
     """How updates become one."""
-
-    individual: ClassVar[bool] = False  # True: calls `each`, and is refused under masked aggregation
 
     def init(self, view: View) -> Any:
         """Make the state."""
@@ -151,7 +161,7 @@ class Combiner(Part):
         raise NotImplementedError
 
 
-class ServerPart(Part):
+class ServerPart(ServerSide):
     """A server step, or the server half of a correction.
 
     The proposal starts as model + combined update; each server part in turn may change it.
@@ -174,12 +184,16 @@ class ServerPart(Part):
         return model
 
 
-class System(Part):
+class System(ServerSide):
     """Devices and network: who is available, whose report arrives."""
 
     def available(self, view: View) -> np.ndarray:
         """Give the eligible ids that can be asked this round."""
         return view.eligible
+
+    def adapt(self, view: View, turn: int, step: Step) -> Step:
+        """Change what is asked before it is sent: a slow client may be asked for less work."""
+        return step
 
     def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Give the clients whose report is lost after they did the work; `turn` counts steps of this kind."""
@@ -192,7 +206,7 @@ class Engine(Protocol):
     device: str  # where models are evaluated
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
-        """Run tasks; give the open half of every report, in task order."""
+        """Run tasks; give the open half of every report that came back, in task order."""
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's clients sent: the only road to `Report.summed`."""

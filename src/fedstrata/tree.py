@@ -1,14 +1,15 @@
 """Plain state as JSON plus arrays, and back: what a checkpoint holds. Nothing is pickled.
 
 State may be built of dataclasses, dicts, lists, tuples, sets, arrays, tensors and plain values. Arrays are put aside
-under running numbers; the rest becomes JSON. A dataclass is restored by filling a fresh one of the same shape, so
-no class name is ever read from a file. What would not come back as it was is refused when it is saved.
+under running numbers; the rest becomes JSON. No class name is ever read from a file: which dataclass stands where is
+told by a fresh state of the same shape, or by the annotation of the field that holds it (`dict[int, Record]`). What
+would not come back as it was is refused when it is saved.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -17,11 +18,11 @@ from torch import Tensor
 CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state") -> Any:
+def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state", hint: Any = Any) -> Any:
     """Give the JSON form; arrays are added to `arrays`."""
 
-    def inner(key: object, item: Any) -> Any:
-        return flatten(item, arrays, f"{path}.{key}")
+    def inner(key: object, item: Any, hint: Any) -> Any:
+        return flatten(item, arrays, f"{path}.{key}", hint)
 
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -33,13 +34,18 @@ def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state") -> Any:
     if isinstance(value, Tensor):
         return _aside(value.contiguous(), arrays, "torch")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"fields": {f.name: inner(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)}}
+        if hint is not Any and _dataclass_in(hint) is not kind:
+            raise TypeError(f"a part's state holds {kind.__name__} at {path}, where its annotation says {hint}")
+        hints = get_type_hints(kind)
+        return {
+            "fields": {f.name: inner(f.name, getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
+        }
     if kind is dict:
-        return {"items": [[inner("key", k), inner(k, v)] for k, v in value.items()]}
+        return {"items": [[inner("key", k, Any), inner(k, v, _item(hint))] for k, v in value.items()]}
     if kind in (list, tuple):
-        return {kind.__name__: [inner(i, v) for i, v in enumerate(value)]}
+        return {kind.__name__: [inner(i, v, _item(hint)) for i, v in enumerate(value)]}
     if kind in (set, frozenset) and len({type(v) for v in value}) <= 1:
-        return {kind.__name__: [inner("item", v) for v in sorted(value)]}
+        return {kind.__name__: [inner("item", v, Any) for v in sorted(value)]}
     raise TypeError(
         f"a part's state holds {kind.__name__} at {path}; use dataclasses, plain containers, arrays and numbers"
     )
@@ -51,8 +57,8 @@ def _aside(tensor: Tensor, arrays: dict[str, Tensor], of: str) -> dict[str, str]
     return {"array": name, "of": of}
 
 
-def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None) -> Any:
-    """Undo `flatten`; `like` is a fresh state, which tells the dataclasses apart."""
+def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None, hint: Any = Any) -> Any:
+    """Undo `flatten`; `like` is a fresh state of the same shape."""
     if not isinstance(saved, dict):
         return saved
     if "array" in saved:
@@ -61,18 +67,30 @@ def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None) -> Any:
     if "scalar" in saved:
         return np.dtype(saved["dtype"]).type(saved["scalar"])
     if "fields" in saved:
-        fields = saved["fields"]
-        if isinstance(like, type) or not dataclasses.is_dataclass(like) or fields.keys() != vars(like).keys():
+        fields, kind = saved["fields"], _dataclass_in(hint) if like is None else type(like)
+        if not dataclasses.is_dataclass(kind) or {f.name for f in dataclasses.fields(kind)} != set(fields):
             raise TypeError(
-                f"a saved state with the fields {sorted(fields)} does not fit {type(like).__name__}: make it in `init`"
+                f"a saved state with the fields {sorted(fields)} fits nothing: make it in `init`, or annotate it"
             )
-        kind: Any = type(like)
-        return kind(**{k: restore(v, arrays, getattr(like, k)) for k, v in fields.items()})
+        hints, make = get_type_hints(kind), cast(Any, kind)
+        return make(**{k: restore(v, arrays, getattr(like, k, None), hints[k]) for k, v in fields.items()})
     if "items" in saved:
         fresh = like if isinstance(like, dict) else {}
         pairs = [(restore(k, arrays), v) for k, v in saved["items"]]
-        return {k: restore(v, arrays, fresh.get(k)) for k, v in pairs}
+        return {k: restore(v, arrays, fresh.get(k), _item(hint)) for k, v in pairs}
     ((container, items),) = saved.items()
     fresh_items = list(like) if isinstance(like, list | tuple) else []
     fresh_items += [None] * (len(items) - len(fresh_items))
-    return CONTAINERS[container](restore(v, arrays, f) for v, f in zip(items, fresh_items, strict=False))
+    both = zip(items, fresh_items, strict=False)
+    return CONTAINERS[container](restore(v, arrays, f, _item(hint)) for v, f in both)
+
+
+def _item(hint: Any) -> Any:
+    """Give the annotation of a container's items: of a dict's values, of a list's elements."""
+    inner = [a for a in get_args(hint) if a is not Ellipsis]
+    return inner[-1] if inner else Any
+
+
+def _dataclass_in(hint: Any) -> Any:
+    """Give the dataclass that an annotation names, also as one of several types."""
+    return next((h for h in (hint, *get_args(hint)) if isinstance(h, type) and dataclasses.is_dataclass(h)), None)

@@ -47,7 +47,10 @@ def unpack_task(data: bytes) -> Task:
 def pack_report(report: Report) -> bytes:
     """Write a report, whole."""
     read = report.read()
-    header = {name: getattr(read, name) for name in ("client", "samples", "steps", "loss", "drift", "nbytes")}
+    header = {
+        name: getattr(read, name)
+        for name in ("client", "samples", "steps", "loss", "drift", "finite", "nbytes", "received")
+    }
     tensors = {f"summed:{k}": v for k, v in read.summed.items()} | {f"shown:{k}": v for k, v in read.shown.items()}
     return pack(header | {"meta": dict(read.meta)}, tensors)
 

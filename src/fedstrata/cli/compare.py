@@ -41,10 +41,8 @@ def compare(
     """Compare methods on the same partition, first model and draws."""
     from fedstrata.cli.progress import Reporter, reporter
     from fedstrata.comparing import compare as run_all
-    from fedstrata.runs import Run
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    path = out or Run.next_free(Path("runs"), "compare")
     current: list[Reporter] = []
     stop_cleanly()
 
@@ -55,9 +53,13 @@ def compare(
         return current[0]
 
     try:
-        done = run_all(experiment, methods=names, seeds=seeds, overrides=overrides(sets), out=path, watch=watch)
+        done = run_all(experiment, methods=names, seeds=seeds, overrides=overrides(sets), out=out, watch=watch)
     except KeyboardInterrupt:
-        print(f"stopped; the same command with --out {path} goes on where it was", file=sys.stderr)
+        began = current and current[0].run_dir
+        path = out or (Path(began).parents[1] if began else None)
+        print(
+            f"stopped; the same command with --out {path} goes on where it was" if path else "stopped", file=sys.stderr
+        )
         raise typer.Exit(130) from None
     finally:
         for reported in current:

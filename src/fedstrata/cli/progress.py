@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,11 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 LINES = 10  # plain progress lines in a whole run
 
 
-class Reporter(Protocol):
-    """Shows the events of a run as they come."""
+class Reporter:
+    """Shows the events of a run as they come; this one shows nothing."""
+
+    run_dir: str | None = None  # once the run has begun
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
+        if event["event"] == "begin":
+            self.run_dir = event["run_dir"]
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -26,21 +30,11 @@ def reporter(quiet: bool, title: str = "") -> Reporter:
     """Choose how to show progress."""
     console = Console(stderr=True)
     if quiet:
-        return Silent()
+        return Reporter()
     return Live(console, title) if console.is_terminal else Lines(title)
 
 
-class Silent:
-    """Shows nothing."""
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        """Ignore an event."""
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class Live:
+class Live(Reporter):
     """One live line: round, accuracy, clients, time left."""
 
     def __init__(self, console: Console, title: str):
@@ -58,6 +52,7 @@ class Live:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
+        super().__call__(event)
         if event["event"] == "begin":
             self._bar.start()
             self._bar.reset(
@@ -69,7 +64,7 @@ class Live:
         elif event["event"] == "round":
             self._accuracy = f"accuracy {event['accuracy']:.4f}  " if "accuracy" in event else self._accuracy
             self._bar.update(self._task, completed=event["round"], said=self._accuracy + _clients(event))
-        elif (said := remark(event)) is not None:
+        elif (said := remarked(event)) is not None:
             self._bar.console.print(said, markup=False)
 
     def close(self) -> None:
@@ -77,7 +72,7 @@ class Live:
         self._bar.stop()
 
 
-class Lines:
+class Lines(Reporter):
     """About ten plain lines a run."""
 
     def __init__(self, title: str):
@@ -86,6 +81,7 @@ class Lines:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
+        super().__call__(event)
         if event["event"] == "begin":
             self._title = self._title or event["method"]
             self._rounds, self._first, self._began = event["rounds"], event["round"], time.monotonic()
@@ -97,22 +93,22 @@ class Lines:
                 self._print(
                     f"{self._title}: round {done}/{self._rounds}  {accuracy}{_clients(event)}  {left:.0f} s left"
                 )
-        elif (said := remark(event)) is not None:
+        elif (said := remarked(event)) is not None:
             self._print(f"{self._title}: {said}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False)
 
-    def close(self) -> None:
-        """Nothing to do."""
 
-
-def remark(event: Mapping[str, Any]) -> str | None:
+def remarked(event: Mapping[str, Any]) -> str | None:
     """Put an event that is not progress into words; None for those nobody waits for."""
     kind = event["event"]
     if kind in ("fallback", "warning"):
         used = f" {event['used']} is used" if "used" in event else ""
         return f"{kind}: {event['what']}:{used} {event['why']}".replace(":  ", ": ")
+    if kind == "engine":
+        remark: str | None = event["wall"]["remark"]
+        return remark
     if kind == "dropped" and event["why"] != "late":
         return f"round {event['round']}: clients {event['clients']} dropped, {event['why']}"
     if kind == "no_update":

@@ -41,9 +41,8 @@ def run(
 ) -> None:
     """Train a model over a federation."""
     from fedstrata.cli.progress import reporter
-    from fedstrata.runs import Run
-    from fedstrata.training import described, train
     from fedstrata.training import resume as go_on
+    from fedstrata.training import train
 
     if resume is not None and (experiment or sets or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")
@@ -51,15 +50,17 @@ def run(
     progress = reporter(quiet)
     try:
         if resume is not None:
-            path = resume
             done = go_on(resume, watch=progress)
         else:
-            asked = described(experiment, None, overrides(sets), None, None)
-            path = out or Run.next_free(Path("runs"), asked.method.name)
-            done = train(asked, out=path, watch=progress)
+            done = train(experiment, overrides=overrides(sets), out=out, watch=progress)
     except KeyboardInterrupt:
         progress.close()
-        print(f"stopped; continue with: fedstrata run --resume {path}", file=sys.stderr)
+        advice = (
+            f"; continue with: fedstrata run --resume {progress.run_dir}"
+            if progress.run_dir
+            else " before the run began"
+        )
+        print(f"stopped{advice}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         progress.close()

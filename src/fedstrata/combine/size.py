@@ -20,5 +20,5 @@ class Size(Combiner):
 
     def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
         """Weigh by n_k / sum n."""
-        sizes = np.array([r.samples for r in arrived.reports], dtype=np.float64)
+        sizes = arrived.weights * np.array([r.samples for r in arrived.reports], dtype=np.float64)
         return arrived.sum(sizes / sizes.sum())

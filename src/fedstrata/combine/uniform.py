@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from fedstrata.messages import Sums
 from fedstrata.serverside import Arrived, Combiner, View
 from fedstrata.space import Model
@@ -20,4 +18,4 @@ class Uniform(Combiner):
 
     def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
         """Weigh by 1 / |S|."""
-        return arrived.sum(np.full(len(arrived.reports), 1 / len(arrived.reports)))
+        return arrived.sum(arrived.weights / arrived.weights.sum())

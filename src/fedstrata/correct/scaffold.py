@@ -66,8 +66,8 @@ class Scaffold(LocalPart, ServerPart):
         buf.g.add_(own["shift"])
 
     def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
-        """Compute the new control; a client that made no step keeps its old one."""
-        if self.frozen or visit.steps == 0:
+        """Compute the new control; a client that could not move keeps its old one."""
+        if self.frozen or visit.rate_sum == 0:
             return Done(summed={"dc": torch.zeros_like(buf.w)})
         dc = (buf.w0 - buf.w) / visit.rate_sum - visit.down["c"].to(buf.w)
         return Done(summed={"dc": dc}, keep={"c": visit.keep["c"].to(buf.w) + dc})

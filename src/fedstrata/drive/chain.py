@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from fedstrata.combine.server.sgd import Sgd
 from fedstrata.plan import Plan
-from fedstrata.serverside import Ask, Choice, Driver, Step, Steps, View, chosen
+from fedstrata.serverside import Choice, Driver, Step, Steps, View, chosen
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,10 @@ class Chain(Driver):
 
     def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
         """Ask one client after another."""
-        ids = yield from chosen(select())
-        order = view.rng("chain").permutation(sorted(ids)).tolist()
-        for hop, client in enumerate(order):
+        asks = yield from chosen(select())
+        for hop, place in enumerate(view.rng("chain").permutation(len(asks))):
             yield Step(
-                (Ask(client),),
+                (asks[place],),
                 source="peer" if hop else "server",
-                sink="peer" if hop + 1 < len(order) else "server",
+                sink="peer" if hop + 1 < len(asks) else "server",
             )

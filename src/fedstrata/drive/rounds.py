@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.serverside import Ask, Choice, Driver, Step, Steps, View, chosen
+from fedstrata.serverside import Choice, Driver, Step, Steps, View, chosen
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,6 @@ class Rounds(Driver):
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
-        """Ask everybody at once; in order of id, so that equal sets give equal sums."""
-        ids = yield from chosen(select())
-        yield Step(tuple(Ask(i) for i in sorted(ids)))
+        """Ask everybody at once."""
+        asks = yield from chosen(select())
+        yield Step(tuple(asks))

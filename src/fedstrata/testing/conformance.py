@@ -20,7 +20,7 @@ from fedstrata.rng import Streams
 from fedstrata.serverside import Combiner, Driver, Selector, ServerPart
 from fedstrata.testing.sites import Sites
 from fedstrata.testing.worlds import alike, play, same, work_of
-from fedstrata.training import Work
+from fedstrata.work import Work
 
 
 def check_selector(selector: Selector) -> None:
@@ -150,6 +150,7 @@ class _Equal:
     def __init__(self, size: int):
         self._size = size
         self.reports = [Report(i, n, 1, 1.0, 1.0) for i, n in enumerate((1, 2, 5))]
+        self.weights = np.ones(3)
 
     def sum(self, weights: Any) -> Sums:
         whole = {r.client: r for r in self.each()}

@@ -14,7 +14,7 @@ from fedstrata.messages import Report, Task, Tensors, prefixed
 from fedstrata.serverside import ServerPart
 from fedstrata.testing.conformance import check_part, check_run
 from fedstrata.testing.worlds import work_of
-from fedstrata.training import Work
+from fedstrata.work import Work
 
 # Operations whose result lies on the host, or whose output's shape depends on data.
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "bincount")

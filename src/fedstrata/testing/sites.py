@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
 
 from fedstrata.clientside import Local
 from fedstrata.federation import Federation
@@ -26,7 +30,9 @@ class Sites:
     def _site(self, client: int) -> Site:
         if client not in self._sites:
             own, train = self._federation.client(client), self._federation.train
-            self._sites[client] = Site(own, Lane(self._local, train.x, train.y, own.samples))
+            x, y = train.x[torch.from_numpy(own.rows)], train.y[torch.from_numpy(own.rows)]
+            here = replace(own, rows=np.arange(own.samples))
+            self._sites[client] = Site(here, Lane(self._local, x, y, own.samples))
         return self._sites[client]
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:

@@ -17,8 +17,9 @@ from fedstrata.engines.local.in_process import InProcess, one_thread
 from fedstrata.federation import Federation
 from fedstrata.loop import State, play_round
 from fedstrata.runs import Checkpoints
-from fedstrata.serverside import Engine, Outcome
-from fedstrata.training import Work, described
+from fedstrata.serverside import Engine, Outcome, Scores
+from fedstrata.training import described
+from fedstrata.work import Work
 
 TINY: Mapping[str, Any] = {
     "model.hidden": (5,),
@@ -70,7 +71,7 @@ def play(
         view = work.plan.view(work.roster, round, lambda *_, **__: None)
         with one_thread():
             played = play_round(work.plan, state, view, at)
-        work.plan.select.feedback(state.parts["select"], view, played)
+        work.plan.select.feedback(state.select, view, played, Scores())
         state.round += 1
         outcomes.append(played)
         if cut is not None and state.round == cut:
@@ -84,9 +85,10 @@ def play(
 def _saved_and_read(work: Work, state: State, engine: Engine) -> tuple[State, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Checkpoints(Path(folder)).write(state.round, state, engine.keeps(), {})
-        saved = Checkpoints(Path(folder)).read(like=work.fresh())
-    assert saved is not None
-    return saved
+        checkpoints = Checkpoints(Path(folder))
+        manifest = checkpoints.manifest()
+        assert manifest is not None
+        return checkpoints.read(manifest, like=work.fresh())
 
 
 def alike(a: Any, b: Any) -> bool:

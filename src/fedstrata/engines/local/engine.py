@@ -31,8 +31,8 @@ WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs m
 class Crew(Protocol):
     """Lanes that work side by side."""
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors]]:
-        """Make all visits; answers in task order."""
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors | None]]:
+        """Make all visits; reports and new client state, None where that did not change, in task order."""
 
     def close(self) -> None:
         """End the lanes."""
@@ -52,7 +52,7 @@ class LocalEngine:
         keeps = {t.client: self._keeps[t.client][1] for t in tasks if t.client in self._keeps}
         answers = self._crew.work(tasks, keeps)
         self._reports = {r.client: r.read() for r, _ in answers}
-        self._pending = {r.client: keep for r, keep in answers if keep}
+        self._pending = {r.client: new for r, new in answers if new is not None}
         return [r.open() for r in self._reports.values()]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
@@ -62,7 +62,7 @@ class LocalEngine:
 
     def each(self) -> Mapping[int, Report]:
         """Give the last step's reports whole."""
-        return self._reports
+        return {client: report.to("cpu") for client, report in self._reports.items()}
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
         """Commit the state of the clients whose report counted."""
@@ -97,28 +97,26 @@ class OnThisMachine(Part):
         if self.device == "cuda" and not cuda:
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
         device = "cuda" if cuda and self.device != "cpu" else "cpu"
-        lanes = self._lanes(local, partial(estimated_seconds, local, federation, visits), device, note)
-        note("engine", wall={"lanes": lanes, "device": device, "torch": torch.__version__})
+        lanes, remark = self._lanes(local, partial(estimated_seconds, local, federation, visits), device)
+        # All of this may differ between equal runs, so it stands under `wall`.
+        note("engine", wall={"lanes": lanes, "device": device, "torch": torch.__version__, "remark": remark})
         crew: Crew = InProcess(local, federation, device) if lanes == 1 else Processes(local, federation, lanes)
         return LocalEngine(crew, device)
 
-    def _lanes(self, local: Local, seconds: Callable[[], float], device: str, note: Callable[..., None]) -> int:
+    def _lanes(self, local: Local, seconds: Callable[[], float], device: str) -> tuple[int, str | None]:
+        """Give the number of lanes, and what the user should know about it."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if device == "cuda" and self.lanes not in ("auto", 1):
             raise RequestError(f'engine.lanes = {self.lanes} needs engine.device = "cpu"; a GPU has one lane')
         if device == "cuda" or self.lanes == 1:
-            return 1
+            return 1, None
         if self.lanes == "auto" and (cores == 1 or seconds() < WORTH_A_PROCESS):
-            return 1
+            return 1, None
         if reason := why_not(local):
             if self.lanes != "auto":
                 raise RequestError(f"engine.lanes = {self.lanes}: {reason}; use engine.lanes = 1")
-            note("fallback", what="engine.lanes", used=1, why=reason)
-            return 1
-        if self.lanes != "auto" and self.lanes > cores:
-            note(
-                "warning",
-                what="engine.lanes",
-                why=f"{self.lanes} lanes on {cores} cores slow each other down",
-            )
-        return cores if self.lanes == "auto" else self.lanes
+            return 1, f"one lane is used: {reason}"
+        if self.lanes == "auto":
+            return cores, None
+        too_many = f"{self.lanes} lanes on {cores} core(s) slow each other down"
+        return self.lanes, too_many if self.lanes > cores else None

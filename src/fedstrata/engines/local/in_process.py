@@ -21,18 +21,19 @@ class InProcess:
         largest = int(federation.train_split.sizes.max())
         self._lane = Lane(local, federation.train.x, federation.train.y, largest, device)
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors]]:
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors | None]]:
         """Make all visits in order."""
-        answers: list[tuple[Report, Tensors]] = []
+        answers: list[tuple[Report, Tensors | None]] = []
         with one_thread():
             for task in tasks:
                 client = self._federation.client(task.client)
+                old = keeps.get(task.client, {})
                 try:
-                    report, keep = self._lane.visit(client, task, keeps.get(task.client, {}))
+                    report, new = self._lane.visit(client, task, old)
                 except Exception as error:
                     error.add_note(f"while client {task.client} did {task.kind!r} in round {task.round + 1}")
                     raise
-                answers.append((report, {name: t.cpu() for name, t in keep.items()}))
+                answers.append((report, None if new is old or not new else {k: t.cpu() for k, t in new.items()}))
         return answers
 
     def close(self) -> None:

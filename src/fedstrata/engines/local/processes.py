@@ -54,7 +54,7 @@ class Processes:
             for lane, (_, connection) in enumerate(self._children):
                 self._receive(lane, connection)  # each says when it has mapped the data
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors]]:
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors | None]]:
         """Deal the tasks out, longest first, and wait for all answers."""
         down = {name: t.numpy() for name, t in tasks[0].down.items()} if tasks else {}
         queues: list[list[int]] = [[] for _ in self._children]
@@ -67,14 +67,14 @@ class Processes:
             work = [(i, replace(tasks[i], down={}), as_numpy(keeps.get(tasks[i].client, {}))) for i in queue]
             connection.send_bytes(pickle.dumps((down, work)))
 
-        answers: dict[int, tuple[Report, Tensors]] = {}
+        answers: dict[int, tuple[Report, Tensors | None]] = {}
         busy = {connection: lane for lane, (_, connection) in enumerate(self._children)}
         while len(answers) < len(tasks):
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 i, report, summed, shown, keep = self._receive(busy[ready], ready)
                 whole = replace(report, summed=as_tensors(summed), shown=as_tensors(shown))
-                answers[i] = (whole, as_tensors(keep))
+                answers[i] = (whole, None if keep is None else as_tensors(keep))
         return [answers[i] for i in range(len(tasks))]
 
     def _receive(self, lane: int, connection: Connection) -> Any:
@@ -143,7 +143,7 @@ class _shared:  # noqa: N801  a context manager that reads as a verb
 
 def _start(data: int) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "fedstrata.engines.local.worker", str(theirs.fileno()), str(data)]
+    command = [sys.executable, "-P", "-m", "fedstrata.engines.local.worker", str(theirs.fileno()), str(data)]
     process = subprocess.Popen(
         command,
         pass_fds=(theirs.fileno(), data),

@@ -41,8 +41,9 @@ def main(socket: int, data: int) -> None:
             rows = split[task.client]
             client = Client(task.client, rows, arrays["y"][rows], classes, float(arrays["speeds"][task.client]))
             try:
-                report, new = lane.visit(client, replace(task, down=shared), as_tensors(keep))
-                answer: Any = ("done", i, *_parted(report), as_numpy(new))
+                old = as_tensors(keep)
+                report, new = lane.visit(client, replace(task, down=shared), old)
+                answer: Any = ("done", i, *_parted(report), None if new is old or not new else as_numpy(new))
             except Exception:
                 answer = ("error", task.client, traceback.format_exc())
             connection.send_bytes(pickle.dumps(answer))

@@ -1,0 +1,74 @@
+"""Files as their publishers distribute them: a folder, or an archive that need not be unpacked."""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+from fedstrata.errors import RequestError
+
+
+class Files:
+    """Named files inside a folder, a zip (also .whl) or a tar (also .tgz); a single file is a folder of one."""
+
+    def __init__(self, path: Path):
+        if not path.exists():
+            raise RequestError(f"{path} does not exist")
+        self.path = path
+        self._zip = self._tar = None
+        try:
+            if path.is_dir():
+                self.names = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+            elif zipfile.is_zipfile(path):
+                self._zip = zipfile.ZipFile(path)
+                self.names = sorted(n for n in self._zip.namelist() if not n.endswith("/"))
+            elif tarfile.is_tarfile(path):
+                self._tar = tarfile.open(path)  # noqa: SIM115  read from for as long as this lives
+                self.names = sorted(m.name for m in self._tar.getmembers() if m.isfile())
+            else:
+                self.path, self.names = path.parent, [path.name]
+        except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError) as error:
+            raise RequestError(f"{path} is damaged or incomplete: {error}") from None
+
+    def find(self, *patterns: str) -> list[str]:
+        """Give the files whose path ends like one of the patterns; `*` and `?` as in a shell."""
+        return [n for n in self.names if any(fnmatch.fnmatch(f"/{n}", f"*/{p}") for p in patterns)]
+
+    def one(self, *patterns: str) -> str | None:
+        """Give the only file that fits; None if none does."""
+        found = self.find(*patterns)
+        if len(found) > 1:
+            raise RequestError(f"{self.path} holds several files like {patterns[0]}: {', '.join(found[:3])}")
+        return found[0] if found else None
+
+    def read(self, name: str) -> bytes:
+        """Read a file; .gz and .xz are unpacked."""
+        try:
+            if self._zip is not None:
+                data = self._zip.read(name)
+            elif self._tar is not None:
+                member = self._tar.extractfile(name)
+                assert member is not None
+                data = member.read()
+            else:
+                data = (self.path / name).read_bytes()
+            if name.endswith(".gz"):
+                return gzip.decompress(data)
+            return lzma.decompress(data) if name.endswith(".xz") else data
+        except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, ValueError) as error:
+            raise RequestError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
+
+    def inside(self, name: str) -> Files:
+        """Open an archive that lies inside this one."""
+        if self._zip is None and self._tar is None:
+            return Files(self.path / name)
+        inner = Files.__new__(Files)
+        inner.path, inner._tar = self.path / name, None
+        inner._zip = zipfile.ZipFile(io.BytesIO(self.read(name)))
+        inner.names = sorted(n for n in inner._zip.namelist() if not n.endswith("/"))
+        return inner

@@ -1,0 +1,69 @@
+"""The data folder: every data set once, decoded, as plain arrays that are mapped into memory.
+
+    FEDSTRATA_DATA/NAME/about.json    classes, source, checksums, licence
+    FEDSTRATA_DATA/NAME/*.npy         x, y, groups, test_x, test_y, test_groups
+
+The folder is the environment variable FEDSTRATA_DATA, or ~/.cache/fedstrata. A data set appears there whole or not at
+all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.data.dataset import Arrays
+from fedstrata.errors import RequestError
+
+FIELDS = ("x", "y", "groups", "test_x", "test_y", "test_groups")
+
+
+def folder() -> Path:
+    """Give the data folder."""
+    return Path(os.environ.get("FEDSTRATA_DATA", "~/.cache/fedstrata")).expanduser()
+
+
+def put(name: str, arrays: Arrays, about: Mapping[str, Any]) -> Path:
+    """Write a data set, in place of an older one of that name."""
+    home, target = folder(), folder() / name
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=home))
+    except OSError as error:
+        raise RequestError(
+            f"the data folder {home} cannot be written: {error}; set FEDSTRATA_DATA to another"
+        ) from None
+    try:
+        for field in FIELDS:
+            if (array := getattr(arrays, field)) is not None:
+                np.save(part / f"{field}.npy", array, allow_pickle=False)
+        (part / "about.json").write_text(json.dumps(dict(about), indent=2) + "\n")
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(part, target)
+    except OSError as error:
+        raise RequestError(f"{target} cannot be written: {error}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def get(name: str) -> Arrays | None:
+    """Map a data set into memory; None if it was never put there."""
+    home = folder() / name
+    if not (home / "about.json").exists():
+        return None
+    loaded = {f: np.load(home / f"{f}.npy", mmap_mode="r") for f in FIELDS if (home / f"{f}.npy").exists()}
+    return Arrays(**loaded)
+
+
+def about(name: str) -> dict[str, Any]:
+    """Read what is known of a data set; empty if it is not there."""
+    path = folder() / name / "about.json"
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,159 @@
+"""One experiment on one federation, ready to run: plays the rounds that are left, saves, concludes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedstrata import __version__, registry
+from fedstrata.assemble import assemble, initial_model
+from fedstrata.engines.local.in_process import one_thread
+from fedstrata.experiment import Experiment
+from fedstrata.federation import Federation
+from fedstrata.judge import Judge
+from fedstrata.loop import State, run, scored
+from fedstrata.metrics import first_round
+from fedstrata.plan import Plan, per_round
+from fedstrata.runs import Keeps, Run
+from fedstrata.stopping import Stopping
+
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+class Work:
+    """One experiment on one federation, ready to run."""
+
+    def __init__(self, experiment: Experiment, federation: Federation, model: nn.Module | None):
+        self.experiment, self.federation, self.model = experiment, federation, model
+        self.plan: Plan = assemble(experiment, federation, model)
+        self.roster = federation.roster(self.plan.needs, self.plan.streams)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a checkpoint belongs to: these samples at these clients, and this architecture."""
+        space = self.plan.space
+        layout = repr((self.plan.local.build(), space.params, space.buffers))
+        return {"data": self.federation.fingerprint, "model": sha256(layout.encode()).hexdigest()}
+
+    def fresh(self, note: Callable[..., None] = lambda *_, **__: None, init: bool = True) -> State:
+        """Give the state before the first round; without `init`, one that only has the right shape."""
+        model = initial_model(self.plan, self.experiment.model.init if init else None)
+        return State.first(self.plan, self.plan.view(self.roster, 0, note), model)
+
+    def go_on(
+        self, folder: Run, state: State, watch: Watch | None, seconds: float = 0.0, keeps: Keeps | None = None
+    ) -> Run:
+        """Play the rounds that are left, and write the result. `keeps` is client state from a checkpoint."""
+        train, began = self.experiment.train, time.perf_counter() - seconds
+        identity = self.identity
+
+        def tell(event: Mapping[str, Any]) -> None:
+            if watch is not None:
+                watch(event)
+
+        def log(kind: str, **fields: Any) -> None:
+            if kind == "round":
+                fields["wall"] = {"seconds": round(time.perf_counter() - began, 3)}
+            folder.log(kind, **fields)
+            tell({"event": kind, **fields})
+
+        def save(state: State) -> None:
+            state.durable |= state.accepted
+            about = {
+                "experiment": self.experiment.dump(),
+                "identity": identity,
+                "events": folder.sync_events(),
+                "seconds": time.perf_counter() - began,
+            }
+            folder.checkpoints.write(state.round, state, engine.keeps(), about)
+
+        name, at = self.experiment.method.name, str(folder.path)
+        tell({"event": "begin", "method": name, "rounds": train.rounds, "round": state.round, "run_dir": at})
+        if keeps is None:
+            self._introduce(log)
+        engine = self._engine(log)
+        try:
+            if keeps is None:
+                save(state)
+            else:
+                engine.restore(keeps)
+            with one_thread():
+                stopping = Stopping(**train.stop.model_dump())
+                run(self.plan, self.roster, engine, state, self._judge(engine.device), stopping, log, save)
+        finally:
+            engine.close()
+        self._conclude(folder, state, time.perf_counter() - began)
+        return folder
+
+    def _engine(self, log: Callable[..., None]) -> Any:
+        choice, train = self.experiment.engine, self.experiment.train
+        place = registry.build("engines", choice.kind, {"lanes": choice.lanes, "device": choice.device}, "engine")
+        visits = train.rounds * min(per_round(train.clients_per_round, len(self.federation)), len(self.federation))
+        return place.start(self.plan.local, self.federation, visits, log)
+
+    def _judge(self, device: str) -> Judge:
+        evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
+        voting = stop.target if stop.vote is not None else None
+        return Judge(self.plan.local, self.federation, evaluate.every, evaluate.clients, voting, device)
+
+    def _introduce(self, log: Callable[..., None]) -> None:
+        federation, plan = self.federation, self.plan
+        log(
+            "start",
+            version=__version__,
+            clients=len(federation),
+            samples=len(federation.train_split.rows),
+            left_out=federation.left_out,
+            test_samples=len(federation.test),
+            classes=list(federation.classes),
+            parameters=plan.space.P,
+            fingerprint=federation.fingerprint,
+        )
+        for note in federation.notes:
+            log("fallback", what="data.partition", why=note)
+        if self.roster.setup_bytes:
+            log("setup", told=sorted(plan.needs), bytes_up=self.roster.setup_bytes)
+        asked = per_round(plan.clients_per_round, len(federation))
+        if asked > len(self.roster.holders):
+            log(
+                "fallback",
+                what="train.clients_per_round",
+                used=len(self.roster.holders),
+                why="fewer clients hold data",
+            )
+
+    def _conclude(self, folder: Run, state: State, seconds: float) -> None:
+        rounds = [e for e in folder.events() if e["event"] == "round"]
+        last = next(e for e in reversed(rounds) if "accuracy" in e)
+        curve = [e["accuracy"] for e in rounds if "accuracy" in e]
+        summary = {
+            "method": self.experiment.method.name,
+            "seed": self.experiment.train.seed,
+            "rounds": state.round,
+            "accuracy": last["accuracy"],
+            "balanced_accuracy": last["balanced_accuracy"],
+            "worst10": last.get("worst10"),
+            **asdict(state.traffic),
+            "seconds": round(seconds, 3),
+            "run_dir": str(folder.path),
+            "loss_test": last["loss_test"],
+            "client_mean": last.get("client_mean"),
+            "jain": last["jain"],
+            "best_accuracy": max(curve),
+            "last10_accuracy": float(np.mean(curve[-10:])),
+            "bytes_setup": self.roster.setup_bytes,
+            "stopped": state.stopped or "all rounds played",
+        }
+        if (target := self.experiment.train.stop.target) is not None:
+            summary["rounds_to_target"] = first_round(curve, target)
+        about = {"classes": json.dumps(self.federation.classes), "method": self.experiment.method.name}
+        module = self.plan.local.build().to(self.plan.local.dtype)
+        module.load_state_dict(self.plan.space.named(scored(self.plan, state)), strict=False)
+        folder.write_result({k: v.clone() for k, v in module.state_dict().items()}, about, summary)
