@@ -10,13 +10,14 @@ from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.partitions.labels import LabelsPerClient
 from fedstrata.errors import RequestError
+from fedstrata.partition import Labelled
 from fedstrata.rng import Streams
 
 NONE = np.zeros(0, dtype=np.int64)
 
 
 def deal(partition, labels, clients, test=NONE, seed=0):
-    return partition.deal(np.asarray(labels), np.asarray(test), clients, Streams(seed)("partition"))
+    return partition.deal(Labelled(np.asarray(labels)), Labelled(np.asarray(test)), clients, Streams(seed)("partition"))
 
 
 def counts(parts, labels, classes):

@@ -40,7 +40,7 @@ class Data(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "digits"
-    clients: Count = 20
+    clients: Count | None = None  # 20, unless the partition counts them itself
     partition: Spec = None
     fingerprint: str | None = None  # hash of data that was given from Python
 
@@ -238,6 +238,8 @@ def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
     if "partition" in own:
         partition = tables.merged(DEFAULTS["partition"], own["partition"], f"{key}.partition")
         own["partition"] = complete("partitions", partition, f"{key}.partition")
+        counts_itself = registry.find("partitions", own["partition"]["kind"], f"{key}.partition").counts_clients
+        own["clients"] = own["clients"] or (None if counts_itself else 20)
     return type(section)(**own, **dataclasses.asdict(registry.build(stage, section.name, options, key)))
 
 

@@ -135,7 +135,7 @@ class Federation:
         cls,
         x: Any,
         y: Any,
-        clients: int | Sequence[Any],
+        clients: int | Sequence[Any] | None,
         *,
         partition: Partition | None = None,
         test: tuple[Any, ...] | float = 0.2,
@@ -147,7 +147,8 @@ class Federation:
     ) -> Federation:
         """Build from arrays or tensors.
 
-        `clients` is a number, to be dealt out by `partition`, or the rows of each client. `test` is (x, y),
+        `clients` is a number, to be dealt out by `partition` (None: as many as it finds), or the rows of each client.
+        `test` is (x, y),
         (x, y, groups) or the fraction to hold out. A partition deals test samples out too; for clients given
         by rows, `test_clients` gives each one's rows of `test`, and without it they have no test data of their
         own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client.
@@ -162,13 +163,14 @@ class Federation:
         else:
             test_samples, codes = samples, samples.y.numpy()
             train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
-        labels, test_labels = samples.y.numpy()[train_rows], test_samples.y.numpy()[test_rows]
 
         notes: tuple[str, ...] = ()
-        if isinstance(clients, int | Integral):
+        if clients is None or isinstance(clients, int | Integral):
             if partition is None:
-                raise RequestError(f"clients = {clients} is a number: say with `partition` how to deal the samples out")
-            deal = partition.deal(labels, test_labels, int(clients), streams("partition"))
+                raise RequestError(f"clients = {clients}: say with `partition` how to deal the samples out")
+            count = None if clients is None else int(clients)
+            both = samples.labelled(train_rows), test_samples.labelled(test_rows)
+            deal = partition.deal(*both, count, streams("partition"))
             notes = tuple(deal.notes)
             parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
         else:
@@ -197,7 +199,7 @@ class Federation:
         )
 
     @classmethod
-    def from_dataset(cls, dataset: Any, clients: int | Sequence[Any], **how: Any) -> Federation:
+    def from_dataset(cls, dataset: Any, clients: int | Sequence[Any] | None, **how: Any) -> Federation:
         """Build from a torch Dataset of (sample, label) pairs; the rest as in `from_arrays`."""
         return cls.from_arrays(*read_dataset(dataset), clients, **how)
 

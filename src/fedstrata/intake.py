@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.errors import RequestError
+from fedstrata.partition import Labelled
 
 Label = int | str
 
@@ -26,6 +27,10 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def labelled(self, rows: np.ndarray) -> Labelled:
+        """Give what a partition sees of some rows."""
+        return Labelled(self.y.numpy()[rows], None if self.groups is None else self.groups[rows])
 
 
 def read_samples(

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from fedstrata.errors import RequestError
 from fedstrata.part import Part
 from fedstrata.rng import Rng
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a partition sees of samples: the class of each, and its group (domain, subject, writer) if it has one."""
+
+    labels: np.ndarray
+    groups: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -24,16 +36,23 @@ class Deal:
 class Partition(Part):
     """How samples are dealt out to clients. Always ends, accounts for every sample, refuses the impossible."""
 
-    def deal(self, labels: np.ndarray, test_labels: np.ndarray, clients: int, rng: Rng) -> Deal:
-        """Deal both sets out by the same rule, so that a client is tested on what it trains on."""
-        if clients < 1:
-            raise RequestError(f"data.clients = {clients} must be at least 1")
-        if clients > len(labels):
-            raise RequestError(f"data.clients = {clients} but there are only {len(labels)} training samples")
-        return self.split(labels, test_labels, clients, rng)
+    counts_clients: ClassVar[bool] = False  # True: says itself how many clients there are, where none are asked for
+    needs_groups: ClassVar[bool] = False  # True: deals by domain, subject or writer
 
-    def split(self, labels: np.ndarray, test_labels: np.ndarray, clients: int, rng: Rng) -> Deal:
-        """Deal the samples out; called with a possible number of clients."""
+    def deal(self, train: Labelled, test: Labelled, clients: int | None, rng: Rng) -> Deal:
+        """Deal both sets out by the same rule, so that a client is tested on what it trains on."""
+        if clients is not None and clients < 1:
+            raise RequestError(f"data.clients = {clients} must be at least 1")
+        if clients is not None and clients > len(train):
+            raise RequestError(f"data.clients = {clients} but there are only {len(train)} training samples")
+        if clients is None and not self.counts_clients:
+            raise RequestError(f"{type(self).__name__} needs data.clients: among how many to deal the samples out")
+        if self.needs_groups and train.groups is None:
+            raise RequestError(f"{type(self).__name__} deals by group, but the data has no groups (domains, subjects)")
+        return self.split(train, test, clients or 0, rng)
+
+    def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
+        """Deal the samples out, to a possible number of clients; 0 where the partition counts them itself."""
         raise NotImplementedError
 
 

@@ -12,7 +12,11 @@ from fedstrata.part import Part
 
 @dataclass(frozen=True)
 class Arrays:
-    """Samples and labels as published, with a test set of their own."""
+    """Samples and labels as published, with a test set of their own.
+
+    Images are uint8 [n, channels, height, width] and stay so until the local step, which divides by 255 and applies
+    `mean` and `std` by channel. Other features are float32, standardised. Labels may be names or numbers.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -20,6 +24,8 @@ class Arrays:
     test_y: np.ndarray
     groups: np.ndarray | None = None
     test_groups: np.ndarray | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     @property
     def test(self) -> tuple[Any, ...]:
@@ -33,5 +39,5 @@ class DataSet(Part):
     licence: ClassVar[str] = ""
 
     def load(self) -> Arrays:
-        """Read the samples."""
+        """Give the samples."""
         raise NotImplementedError

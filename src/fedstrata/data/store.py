@@ -44,7 +44,8 @@ def put(name: str, arrays: Arrays, about: Mapping[str, Any]) -> Path:
         for field in FIELDS:
             if (array := getattr(arrays, field)) is not None:
                 np.save(part / f"{field}.npy", array, allow_pickle=False)
-        (part / "about.json").write_text(json.dumps(dict(about), indent=2) + "\n")
+        normal = {"mean": arrays.mean, "std": arrays.std}
+        (part / "about.json").write_text(json.dumps({**about, **normal}, indent=2) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         os.replace(part, target)
     except OSError as error:
@@ -59,8 +60,11 @@ def get(name: str) -> Arrays | None:
     home = folder() / name
     if not (home / "about.json").exists():
         return None
-    loaded = {f: np.load(home / f"{f}.npy", mmap_mode="r") for f in FIELDS if (home / f"{f}.npy").exists()}
-    return Arrays(**loaded)
+    # Copy-on-write: torch takes only writable memory, and nothing ever reaches the file.
+    loaded = {f: np.load(home / f"{f}.npy", mmap_mode="c") for f in FIELDS if (home / f"{f}.npy").exists()}
+    said = about(name)
+    normal: dict[str, Any] = {key: said.get(key) and tuple(said[key]) for key in ("mean", "std")}
+    return Arrays(**loaded, **normal)
 
 
 def about(name: str) -> dict[str, Any]:

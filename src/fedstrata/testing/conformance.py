@@ -15,7 +15,7 @@ from fedstrata.messages import Report, Sums, weighted_sum
 from fedstrata.models.architecture import Architecture
 from fedstrata.network import Network, find_head
 from fedstrata.part import Part
-from fedstrata.partition import Partition
+from fedstrata.partition import Labelled, Partition
 from fedstrata.rng import Streams
 from fedstrata.serverside import Combiner, Driver, Selector, ServerPart
 from fedstrata.testing.sites import Sites
@@ -92,16 +92,16 @@ def check_partition(partition: Partition) -> None:
     """Check that a partition ends, deals each sample to at most one client, and is deterministic."""
     check_part(partition)
     rng = np.random.default_rng(0)
-    labels, test = rng.integers(0, 5, 400), rng.integers(0, 5, 100)
-    for clients in (1, 5, 20, 400):
+    train, test = (Labelled(rng.integers(0, 5, n), rng.integers(0, 40, n).astype(str)) for n in (400, 200))
+    for clients in (None, 1, 5, 20, 400):
         try:
-            deals = [partition.deal(labels, test, clients, Streams(3)("partition")) for _ in range(2)]
+            deals = [partition.deal(train, test, clients, Streams(3)("partition")) for _ in range(2)]
         except RequestError:  # it may refuse what is impossible, but not everything
             assert clients != 20, "20 clients with 20 samples each were refused"
             continue
-        for parts, size in ((deals[0].train, len(labels)), (deals[0].test, len(test))):
+        for parts, size in ((deals[0].train, len(train)), (deals[0].test, len(test))):
             rows = np.concatenate(parts)
-            assert len(parts) == clients, f"{len(parts)} parts for {clients} clients"
+            assert clients in (None, len(parts)), f"{len(parts)} parts for {clients} clients"
             assert len(np.unique(rows)) == len(rows), "a sample was dealt twice"
             assert rows.size == 0 or (rows.min() >= 0 and rows.max() < size), "a position is out of range"
         assert all(map(np.array_equal, deals[0].train, deals[1].train)), "the same stream gave another deal"

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedstrata.errors import RequestError
 from fedstrata.options import Count, Natural, Positive
-from fedstrata.partition import Deal, Partition
+from fedstrata.partition import Deal, Labelled, Partition
 from fedstrata.rng import Rng
 
 
@@ -31,8 +31,9 @@ class DirichletClass(Partition):
     min_size: Natural = 10
     max_tries: Count = 1000
 
-    def split(self, labels: np.ndarray, test_labels: np.ndarray, clients: int, rng: Rng) -> Deal:
+    def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
         """Draw shares until everybody has enough, then cut."""
+        labels, test_labels = train.labels, test.labels
         if self.min_size * clients > len(labels):
             raise RequestError(
                 f"data.partition.min_size = {self.min_size} for {clients} clients needs "
@@ -56,10 +57,10 @@ class DirichletClass(Partition):
         if smallest < self.min_size:
             notes.append(f"no draw of {self.max_tries} gave every client {self.min_size} samples; some were moved")
             _top_up(counts, self.min_size)
-        train = _dealt(labels, counts, rng)
+        dealt = _dealt(labels, counts, rng)
         test_sizes = np.bincount(test_labels, minlength=classes)
         test_counts = np.diff(_cuts(shares, test_sizes), axis=1, prepend=0)
-        return Deal(train, _dealt(test_labels, test_counts, rng), notes)
+        return Deal(dealt, _dealt(test_labels, test_counts, rng), notes)
 
     def _shares(self, sizes: np.ndarray, clients: int, rng: Rng) -> np.ndarray:
         """Draw the shares of every class over the clients, [C, N]."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstrata.partition import Deal, Partition
+from fedstrata.partition import Deal, Labelled, Partition
 from fedstrata.rng import Rng
 
 
@@ -14,7 +14,7 @@ from fedstrata.rng import Rng
 class Iid(Partition):
     """Samples are shuffled and dealt out evenly; sizes differ by at most one."""
 
-    def split(self, labels: np.ndarray, test_labels: np.ndarray, clients: int, rng: Rng) -> Deal:
+    def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
         """Permute and cut."""
-        train, test = rng.permutation(len(labels)), rng.permutation(len(test_labels))
-        return Deal(np.array_split(train, clients), np.array_split(test, clients))
+        shuffled, test_shuffled = rng.permutation(len(train)), rng.permutation(len(test))
+        return Deal(np.array_split(shuffled, clients), np.array_split(test_shuffled, clients))

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstrata.errors import RequestError
 from fedstrata.options import Count
-from fedstrata.partition import Deal, Partition
+from fedstrata.partition import Deal, Labelled, Partition
 from fedstrata.rng import Rng
 
 
@@ -26,8 +26,9 @@ class LabelsPerClient(Partition):
     labels: Count = 2
     unowned: Literal["error", "drop", "round-robin"] = "error"  # labels that no client drew
 
-    def split(self, labels: np.ndarray, test_labels: np.ndarray, clients: int, rng: Rng) -> Deal:
+    def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
         """Draw owners, then deal each label out among them."""
+        labels, test_labels = train.labels, test.labels
         classes = int(max(labels.max(), test_labels.max(initial=0))) + 1
         if self.labels > classes:
             raise RequestError(f"data.partition.labels = {self.labels} but the data has {classes} classes")

@@ -1,0 +1,117 @@
+"""Data sets that others publish: fetched once, decoded, checked, kept in the data folder, loaded from there.
+
+`fedstrata data fetch NAME` downloads the publisher's files; `--from PATH` takes them from a folder or an archive
+instead. A data set recognises its files by name, in every form it knows: as published, or as a package or pack
+carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pooch
+
+from fedstrata.data import store
+from fedstrata.data.dataset import Arrays, DataSet
+from fedstrata.data.files import Files
+from fedstrata.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published file. `sha256` stands here only if the file was really seen; contents are checked in any case."""
+
+    url: str
+    sha256: str | None = None
+
+
+class Published(DataSet):
+    """A data set that must be fetched before it can be loaded."""
+
+    name: ClassVar[str]
+    sources: ClassVar[tuple[Source, ...]] = ()
+    shape: ClassVar[tuple[int, ...]] = ()  # of a sample; () where it depends on options
+    counts: ClassVar[Mapping[Any, int]] = {}  # training samples by label, as published
+    test_counts: ClassVar[Mapping[Any, int]] = {}
+
+    @property
+    def key(self) -> str:
+        """The name in the data folder: options that change what is stored belong to it."""
+        return self.name
+
+    def decode(self, files: Files) -> Arrays | None:
+        """Read the files in whichever form they are; None if this data set is not among them."""
+        raise NotImplementedError
+
+    def load(self) -> Arrays:
+        """Map the samples into memory."""
+        arrays = store.get(self.key)
+        if arrays is None:
+            raise RequestError(
+                f'data.name = "{self.name}" is not in the data folder {store.folder()}; get it with '
+                f"`fedstrata data fetch {self.name}`, or `--from PATH` where there is no network"
+            )
+        return arrays
+
+    def fetch(self, path: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
+        """Download or take over the files, decode and check them, and put the set into the data folder."""
+        verified = path is None and all(source.sha256 for source in self.sources)
+        files = Files(path) if path is not None else self._downloaded(say)
+        arrays = self.decode(files)
+        if arrays is None:
+            raise RequestError(f"{files.path} does not hold {self.name}, or not in a form that is known")
+        partial = self._check(arrays, files.path)
+        say(f"{self.name}: {len(arrays.y)} training and {len(arrays.test_y)} test samples")
+        about = {
+            "name": self.name,
+            "options": asdict(self),  # type: ignore[call-overload]
+            "source": str(path) if path is not None else [source.url for source in self.sources],
+            "verified": verified,  # by the publisher's checksum; otherwise by shapes and counts
+            "complete": not partial,
+            "licence": self.licence,
+            "paper": self.paper,
+        }
+        return store.put(self.key, arrays, about)
+
+    def _downloaded(self, say: Callable[[str], None]) -> Files:
+        if not self.sources:
+            raise RequestError(f"{self.name} has no address to download from; give its files with --from PATH")
+        home = store.folder() / "downloads" / self.name
+        for source in self.sources:
+            say(
+                f"downloading {source.url}" + ("" if source.sha256 else " (no checksum is known: contents are checked)")
+            )
+            try:
+                pooch.retrieve(
+                    source.url,
+                    f"sha256:{source.sha256}" if source.sha256 else None,
+                    fname=source.url.rsplit("/", 1)[-1],
+                    path=home,
+                    progressbar=False,
+                )
+            except ValueError as error:
+                raise RequestError(f"{source.url} does not have the checksum it should: {error}") from None
+            except Exception as error:  # whatever the transport raises
+                raise RequestError(
+                    f"{source.url} cannot be downloaded: {error}; give its files with --from PATH"
+                ) from None
+        return Files(home)
+
+    def _check(self, arrays: Arrays, path: Path) -> bool:
+        """Refuse what does not look as published; say whether it is only a part of the set."""
+        if self.shape and tuple(arrays.x.shape[1:]) != self.shape:
+            raise RequestError(f"{path}: samples have shape {tuple(arrays.x.shape[1:])}, {self.name} has {self.shape}")
+        partial = False
+        for published, labels in ((self.counts, arrays.y), (self.test_counts, arrays.test_y)):
+            found = dict(zip(*(v.tolist() for v in np.unique(labels, return_counts=True)), strict=True))
+            for label, count in published.items() if published else ():
+                if found.get(label, 0) > count:
+                    raise RequestError(f"{path}: {found[label]} samples of class {label}, {self.name} has {count}")
+                partial |= found.get(label, 0) < count
+            if published and (strange := found.keys() - published.keys()):
+                raise RequestError(f"{path}: {self.name} has no class {sorted(strange)[0]}")
+        return partial
