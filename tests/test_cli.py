@@ -123,7 +123,7 @@ def test_compare_prints_a_table(cli):
     code, out, _ = cli("compare", "--methods", "fedavg,sfl", "--seeds", "2", "--set", "train.rounds=1", "-q")
     assert code == 0
     assert "±" in out
-    assert [line.split()[0] for line in out.splitlines()] == ["method", "fedavg", "sfl", "runs:"]
+    assert [line.split()[0] for line in out.splitlines()] == ["method", "fedavg", "sfl", "mean", "runs:"]
 
 
 @pytest.mark.parametrize("kind", registry.STAGES)
@@ -239,3 +239,50 @@ def test_methods_that_an_experiment_makes_the_same_are_not_compared(cli, tmp_pat
     assert code == 2
     assert "fedavg and fedprox are the same here" in err
     assert not Path("runs").exists()
+
+
+def test_a_polite_kill_stops_a_background_job_of_a_script(tmp_path):
+    """Shells start such jobs with SIGINT ignored; SIGTERM must still work, and say how to go on."""
+    run = f"{sys.executable} -m fedstrata run --set train.rounds=4000 --out {tmp_path / 'run'} 2> {tmp_path / 'said'}"
+    wait = f"while [ ! -e {tmp_path / 'run/checkpoint/CURRENT'} ]; do :; done"
+    done = subprocess.run(["bash", "-c", f"{run} & p=$!; {wait}; kill -TERM $p; wait $p"], check=False)
+    assert done.returncode == 130
+    assert "continue with: fedstrata run --resume" in (tmp_path / "said").read_text()
+
+
+def test_divergence_is_said_even_when_quiet(cli):
+    code, _, err = cli("run", "-q", "--json", "--set", "train.lr=1e30", "--set", "train.rounds=2")
+    assert code == 0
+    assert "no update arrived" in err
+    assert "not finite" in err
+
+
+def test_a_folder_of_other_files_is_not_run_in(cli, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("x")
+    assert "holds other files" in cli("run", "--out", str(tmp_path / "mine"))[2]
+    assert "is a file" in cli("run", "--out", str(tmp_path / "mine/notes.txt"))[2]
+
+
+def test_parts_in_the_folder_one_works_in_are_found(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom fedstrata.select.random import Random\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Random):\n    'Mine.'\n"
+    )
+    program = str(Path(sys.executable).with_name("fedstrata"))
+    options = ["--set", "train.rounds=1", "--set", "method.select=mine:Mine"]
+    done = subprocess.run([program, "run", "-q", *options], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_and_kinds(cli):
+    assert cli("--version")[1].startswith("fedstrata ")
+    assert set(json.loads(cli("list", "--json")[1])) == set(registry.STAGES)
+
+
+def test_a_damaged_summary_is_explained(cli, tmp_path):
+    cli("run", "-q", "--set", "train.rounds=1", "--out", str(tmp_path / "run"))
+    (tmp_path / "run/summary.json").write_text("{")
+    code, _, err = cli("run", "--resume", str(tmp_path / "run"))
+    assert code == 2
+    assert "summary.json is damaged" in err

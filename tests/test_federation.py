@@ -365,3 +365,46 @@ def test_a_label_whose_only_sample_is_held_out_is_still_tested(partition):
     federation = build(y=[0] * 6 + [1] * 5 + [2], clients=2, partition=partition, test=0.6)  # round(.6 * 1) = 1
     assert federation.counts.sum(0).tolist() == [2, 2, 0]
     assert np.bincount(federation.test.y, minlength=3).tolist() == [4, 3, 1]
+
+
+def test_clients_may_be_named_by_one_owner_a_sample_or_by_masks():
+    x, y = np.zeros((6, 2), dtype=np.float32), [0, 1] * 3
+    by_rows = Federation.from_arrays(x, y, [[0, 3], [1, 2, 4, 5]], test=(x, y))
+    by_owner = Federation.from_arrays(x, y, ["a", "b", "b", "a", "b", "b"], test=(x, y))
+    mask = np.array([1, 0, 0, 1, 0, 0], dtype=bool)
+    by_mask = Federation.from_arrays(x, y, [mask, ~mask], test=(x, y))
+    assert by_rows.fingerprint == by_owner.fingerprint == by_mask.fingerprint
+    assert repr(by_rows) == "Federation(given: 2 clients, 6 training samples, 2 classes)"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda x, y: Federation.from_arrays(x, y, 2, partition="iid"), "give a partition object"),
+        (lambda x, y: Federation.from_arrays(x, y, ["a", "b"]), "names 2 owners for 6 samples"),
+        (lambda x, y: Federation.from_arrays(x, y, [[0.5, 1], [2]]), "whole numbers or a mask"),
+        (lambda x, y: Federation.from_arrays(x, y, [[0], [1]], test=[x, y]), "must be a tuple"),
+        (lambda x, y: Federation.from_arrays(x, [0, 1, np.inf] * 2, [[0], [1]]), "labels must be classes"),
+        (lambda x, y: Federation.from_arrays(x, [b"a", b"b"] * 3, [[0], [1]]), "text or whole numbers"),
+        (lambda x, y: Federation.from_arrays(torch.zeros(6, 2, dtype=torch.complex64), y, [[0], [1]]), "real numbers"),
+        (lambda x, y: Federation.from_clients([(x, y, 3)]), "client 0: a data set must be a pair"),
+        (lambda x, y: Federation.from_clients({"a": (x, y)}), "as a list"),
+        (lambda x, y: Federation.from_clients([None]), "not NoneType"),
+    ],
+)
+def test_likely_mistakes_are_explained(make, said):
+    with pytest.raises(RequestError, match=said):
+        make(np.zeros((6, 2), dtype=np.float32), [0, 1] * 3)
+
+
+def test_awkward_arrays_are_taken():
+    y = [0, 1] * 3
+    frozen = np.zeros((6, 2), dtype=np.float32)
+    frozen.flags.writeable = False
+    for x in (
+        frozen,
+        np.zeros((6, 2), dtype=">f4"),
+        torch.zeros(6, 2, dtype=torch.bfloat16),
+        torch.zeros(6, 2, requires_grad=True),
+    ):
+        assert Federation.from_arrays(x, y, [[0, 1], [2, 3, 4, 5]], test=0.3).train.x.dtype == torch.float32

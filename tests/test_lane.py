@@ -467,9 +467,9 @@ def test_the_head_is_found_or_named(module, named, expected):
 @pytest.mark.parametrize(
     ("module", "named", "said"),
     [
-        (nn.Linear(4, 5), None, r"outputs of width \(5,\) but the data has 3 classes"),
+        (nn.Linear(4, 5), None, r"outputs of shape \(5,\) but the data has 3 classes"),
         (nn.Linear(4, 1), None, r"its last layer must have 3 outputs"),
-        (nn.Identity(), None, r"width \(4,\)"),
+        (nn.Identity(), None, r"shape \(4,\)"),
         (nn.Linear(7, 3), None, r"cannot take samples of shape \(4,\)"),
         (nn.Sequential(nn.Linear(4, 3)), "last", r'model.head = "last" is not a layer of the model; layers: 0'),
         (nn.Sequential(nn.Linear(4, 1), nn.Upsample(3)), None, "cannot take samples"),

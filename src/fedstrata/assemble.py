@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -18,7 +20,9 @@ from fedstrata.clientside import Local, LocalPart
 from fedstrata.errors import RequestError
 from fedstrata.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.federation import Federation
-from fedstrata.network import as_input, find_head
+from fedstrata.inputs import Inputs
+from fedstrata.moving import Drift, Stream
+from fedstrata.network import find_head
 from fedstrata.plan import Plan
 from fedstrata.rates import Scheduled
 from fedstrata.rng import Streams, torch_seeded
@@ -34,19 +38,24 @@ def federation_of(experiment: Experiment) -> Federation:
     data = experiment.data
     if data.name == GIVEN:
         raise RequestError(
-            'data.name = "given": this run\'s data came from Python; pass `federation` to fedstrata.train'
+            'data.name = "given": this run\'s data came from Python; pass `federation` to `train` or `resume`'
         )
     arrays = _named("datasets", data, "data").load()
-    return Federation.from_arrays(
+    mean, std = arrays.mean, arrays.std
+    federation = Federation.from_arrays(
         arrays.x,
         arrays.y,
         data.clients,
         partition=make("partitions", data.partition or {}, "data.partition"),
         test=arrays.test,
         groups=arrays.groups,
+        inputs=Inputs(scale=255.0 if arrays.x.dtype == np.uint8 else 1.0, mean=mean, std=std),
         seed=experiment.train.seed,
         name=data.name,
     )
+    drift = Drift(**data.drift.model_dump()) if data.drift else None
+    stream = Stream(**data.stream.model_dump()) if data.stream else None
+    return federation.moving(drift, stream, experiment.train.seed)
 
 
 def assemble(experiment: Experiment, federation: Federation, module: nn.Module | None = None) -> Plan:
@@ -62,7 +71,8 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     system = Stragglers(**experiment.system.stragglers.model_dump())
     at_server: list[ServerSide] = [driver, select, combine, system, *servers.values()]
     build = _builder(experiment.model, federation, streams, module)
-    sample = as_input(federation.train.x[:2], dtype)
+    inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
+    sample = inputs(federation.train.x[:2], dtype)
     network = build().to(dtype)
     head = find_head(network, sample, len(federation.classes), experiment.model.head)
     if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
@@ -70,6 +80,7 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     local = Local(
         build=build,
         head=head,
+        inputs=inputs,
         sampler=make("samplers", method.sample, "method.sample"),
         parts=_with_meters(corrections, [meter for part in at_server for meter in part.meters]),
         optimizer=make("optimizers", train.optimizer or {}, "train.optimizer"),
@@ -142,7 +153,9 @@ def _builder(choice: ModelChoice, federation: Federation, streams: Streams, modu
     if module is not None:
         return partial(copy.deepcopy, copy.deepcopy(module))
     if choice.name == GIVEN:
-        raise RequestError('model.name = "given": this run\'s model came from Python; pass `model` to fedstrata.train')
+        raise RequestError(
+            'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
+        )
     architecture = _named("models", choice, "model")
     shape: Sequence[int] = federation.train.x.shape[1:]
     return partial(_seeded, architecture, tuple(shape), len(federation.classes), streams.torch_seed("model"))

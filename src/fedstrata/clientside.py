@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedstrata.inputs import Inputs
 from fedstrata.messages import Slot, Task, Tensors, Value, scoped
 from fedstrata.part import Part
 from fedstrata.rng import Rng, Streams
@@ -189,6 +190,7 @@ class Local:
 
     build: Callable[[], nn.Module]
     head: str
+    inputs: Inputs
     sampler: Sampler
     parts: Mapping[str, LocalPart]  # corrections and meters, in order; the name scopes their tensors
     optimizer: LocalPart

@@ -62,6 +62,10 @@ def compare(
     Seeds count up from the experiment's own. Runs lie in OUT/METHOD/seed-N; a comparison that was stopped goes on where
     it was, and finished runs are not run again. `watch(method, seed)` may give a watcher for each run.
     """
+    if isinstance(methods, str):
+        raise RequestError(f'methods = "{methods}" must be a list of names')
+    if "method.name" in (overrides or {}):
+        raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
     if not methods:
         raise RequestError("compare needs at least one method")
     if len(set(methods)) != len(methods):

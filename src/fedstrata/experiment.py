@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, PlainValidator
@@ -35,6 +35,21 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class DriftChoice(Section):
+    """Label mixes that change: at each given round a share of the clients pass their samples on among themselves."""
+
+    at: list[Count] = []
+    share: Fraction = 0.5
+
+
+class StreamChoice(Section):
+    """Samples that arrive over time."""
+
+    start: Fraction = 0.2
+    until: Count = 50
+    window: Natural = 0
+
+
 class Data(Section):
     """Which samples, and who holds them. Further keys are options of the data set."""
 
@@ -42,6 +57,8 @@ class Data(Section):
     name: str = "digits"
     clients: Count | None = None  # 20, unless the partition counts them itself
     partition: Spec = None
+    drift: DriftChoice | None = None
+    stream: StreamChoice | None = None
     fingerprint: str | None = None  # hash of data that was given from Python
 
 
@@ -82,6 +99,13 @@ class Evaluate(Section):
     clients: Count = 1000
 
 
+class Augment(Section):
+    """Random changes of images in training."""
+
+    crop: Natural = 0  # pixels of padding, out of which a window of the old size is cut
+    flip: bool = False  # left and right
+
+
 class Train(Section):
     """How the model is trained, whatever the method."""
 
@@ -94,6 +118,7 @@ class Train(Section):
     lr_schedule: Spec = None
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
+    augment: Augment = Augment()
     seed: Natural = 0
 
 
@@ -147,6 +172,9 @@ class Experiment(Section):
         for key, value in overrides.items():
             tables.put(table, key, value)
         _refuse_unknown(cls, table, "")
+        data = table.get("data", {})
+        if "fingerprint" in data and data.get("name") != GIVEN:
+            raise RequestError("data.fingerprint is written by the run; it cannot be set")
         checked: Experiment = registry.validated(cls, table, "")
         return checked._resolved()
 
@@ -261,8 +289,9 @@ def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: st
             if section.model_config.get("extra") == "forbid":
                 raise registry.unknown_option(f"{prefix}{key}", key, set(fields))
             continue
-        kind = fields[key].annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            if not isinstance(value, Mapping):
-                raise RequestError(f"{prefix}{key} = {value!r} must be a table")
-            _refuse_unknown(kind, value, f"{prefix}{key}.")
+        hint = fields[key].annotation
+        for kind in (hint, *get_args(hint)) if value is not None or not get_args(hint) else ():
+            if isinstance(kind, type) and issubclass(kind, Section):
+                if not isinstance(value, Mapping):
+                    raise RequestError(f"{prefix}{key} = {value!r} must be a table")
+                _refuse_unknown(kind, value, f"{prefix}{key}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from numbers import Integral
@@ -14,41 +14,12 @@ import torch
 
 from fedstrata.clientside import Client
 from fedstrata.errors import RequestError
+from fedstrata.inputs import Inputs
 from fedstrata.intake import Label, Samples, joined, read_dataset, read_samples
+from fedstrata.moving import Drift, Moves, Stream
 from fedstrata.partition import Partition, hold_out
 from fedstrata.rng import Streams
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which rows belong to which client: client i owns rows[starts[i]:starts[i + 1]]."""
-
-    rows: np.ndarray
-    starts: np.ndarray
-
-    @classmethod
-    def of(cls, parts: Sequence[np.ndarray]) -> Split:
-        """Join one array of rows a client."""
-        starts = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
-        rows = np.concatenate([np.sort(p) for p in parts]) if len(parts) else np.zeros(0)
-        return cls(rows.astype(np.int64), starts)
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, client: int) -> np.ndarray:
-        return self.rows[self.starts[client] : self.starts[client + 1]]
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Samples of every client."""
-        return np.diff(self.starts)
-
-    def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Give the label counts of every client, [N, C]."""
-        owner = np.repeat(np.arange(len(self)), self.sizes)
-        flat = np.bincount(owner * classes + labels[self.rows], minlength=len(self) * classes)
-        return flat.reshape(len(self), classes)
+from fedstrata.split import Split
 
 
 @dataclass(frozen=True)
@@ -67,6 +38,10 @@ class Federation:
     speeds: np.ndarray | None = None  # relative device capacity, 1 if unknown
     left_out: int = 0  # training samples that no client holds
     notes: tuple[str, ...] = ()  # what the partition had to do to fulfil the request
+    inputs: Inputs = field(default_factory=Inputs)  # from stored samples to what a network sees
+    moves: Moves | None = None  # how who holds what changes by round
+    true_labels: np.ndarray | None = None  # class indices before label noise
+    _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 
     def __post_init__(self) -> None:
         if len(self.train_split) != len(self.test_split):
@@ -86,6 +61,10 @@ class Federation:
     def __len__(self) -> int:
         return len(self.train_split)
 
+    def __repr__(self) -> str:
+        held = len(self.train_split.rows)
+        return f"Federation({self.name}: {len(self)} clients, {held} training samples, {len(self.classes)} classes)"
+
     @cached_property
     def labels(self) -> np.ndarray:
         """Class index of every training sample."""
@@ -99,7 +78,8 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the data, of who holds what, and of what is known of them."""
-        digest = sha256(repr((self.classes, None if self.speeds is None else self.speeds.tolist())).encode())
+        traits = None if self.speeds is None else self.speeds.tolist()
+        digest = sha256(repr((self.classes, traits, self.inputs, self.moves)).encode())
         for samples in (self.train, self.test):
             digest.update(samples.x.contiguous().numpy().data)
             digest.update(samples.y.contiguous().numpy().data)
@@ -108,6 +88,21 @@ class Federation:
             digest.update(split.rows.data)
             digest.update(split.starts.data)
         return digest.hexdigest()
+
+    def moving(self, drift: Drift | None = None, stream: Stream | None = None, seed: int = 0) -> Federation:
+        """Let label mixes change and samples arrive over time."""
+        return replace(self, moves=Moves(drift, stream, Streams(seed)) if drift or stream else None)
+
+    def at(self, round: int) -> Federation:
+        """Give the federation as it is in a round, counted from 0."""
+        if self.moves is None:
+            return self
+        if self._now is None or self._now[0] != round:
+            train, test = self.moves.splits(self.train_split, self.test_split, round)
+            now = replace(self, train_split=train, test_split=test, moves=None, _now=None)
+            object.__setattr__(self, "_now", (round, now))
+        assert self._now is not None
+        return self._now[1]
 
     def client(self, id: int) -> Client:
         """Give one client's view of itself."""
@@ -128,6 +123,7 @@ class Federation:
                 "counts": self.counts if "counts" in needs else None,
                 "speeds": (np.ones(len(self)) if self.speeds is None else self.speeds) if "speeds" in needs else None,
             },
+            later=None if self.moves is None else lambda round: self.at(round).roster(needs, streams),
         )
 
     @classmethod
@@ -142,17 +138,20 @@ class Federation:
         test_clients: Sequence[Any] | None = None,
         groups: Any = None,
         speeds: Any = None,
+        inputs: Inputs | None = None,
         seed: int = 0,
         name: str = "given",
     ) -> Federation:
         """Build from arrays or tensors.
 
-        `clients` is a number, to be dealt out by `partition` (None: as many as it finds), or the rows of each client.
-        `test` is (x, y),
-        (x, y, groups) or the fraction to hold out. A partition deals test samples out too; for clients given
-        by rows, `test_clients` gives each one's rows of `test`, and without it they have no test data of their
-        own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client.
+        `clients` is a number, to be dealt out by `partition` (None: as many as it finds), the rows of each client, or
+        one owner a sample. `test` is (x, y), (x, y, groups) or the fraction to hold out. A partition deals test samples
+        out too; for other clients, `test_clients` gives each one's rows of `test`, and without it they have no test
+        data of their own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client;
+        `inputs` says how samples are normalised (uint8 is divided by 255 without it).
         """
+        if not isinstance(test, tuple | float | int):
+            raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
         samples, classes = read_samples(x, y, groups)
         if not len(samples):
             raise RequestError("there are no samples")
@@ -166,15 +165,18 @@ class Federation:
 
         notes: tuple[str, ...] = ()
         if clients is None or isinstance(clients, int | Integral):
-            if partition is None:
-                raise RequestError(f"clients = {clients}: say with `partition` how to deal the samples out")
+            if not isinstance(partition, Partition):
+                raise RequestError(
+                    f"clients = {clients}, partition = {partition!r}: give a partition object, such as "
+                    "fedstrata.data.partitions.iid.Iid(), to deal the samples out, or the rows of each client"
+                )
             count = None if clients is None else int(clients)
             both = samples.labelled(train_rows), test_samples.labelled(test_rows)
             deal = partition.deal(*both, count, streams("partition"))
             notes = tuple(deal.notes)
             parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
         else:
-            given = [_rows(rows) for rows in clients]
+            given = [_rows(rows) for rows in _each_clients_rows(clients, len(samples))]
             parts = [rows[np.isin(rows, train_rows)] for rows in given]
             if not isinstance(test, tuple):
                 test_parts = [rows[np.isin(rows, test_rows)] for rows in given]
@@ -187,15 +189,16 @@ class Federation:
             test_samples, test_parts = _kept(samples, test_rows, test_parts)
         left_out = len(train_rows) - sum(map(len, parts))
         return cls(
-            samples,
-            test_samples,
-            Split.of(parts),
-            Split.of(test_parts),
-            classes,
-            name,
-            _speeds(speeds),
-            left_out,
-            notes,
+            train=samples,
+            test=test_samples,
+            train_split=Split.of(parts),
+            test_split=Split.of(test_parts),
+            classes=classes,
+            name=name,
+            speeds=_speeds(speeds),
+            left_out=left_out,
+            notes=notes,
+            inputs=inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0),
         )
 
     @classmethod
@@ -222,6 +225,11 @@ class Roster:
     holders: np.ndarray  # ids of clients with data
     key: np.ndarray  # seeded tie-break
     _known: dict[str, np.ndarray | None] = field(default_factory=dict)
+    later: Callable[[int], Roster] | None = None  # where data move: what is known in a round
+
+    def at(self, round: int) -> Roster:
+        """Give what is known in a round."""
+        return self if self.later is None else self.later(round)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -257,9 +265,25 @@ def _kept(samples: Samples, kept: np.ndarray, test_parts: Sequence[np.ndarray]) 
     return Samples(samples.x[rows], samples.y[rows], groups), [np.searchsorted(kept, r) for r in test_parts]
 
 
+def _each_clients_rows(clients: Any, samples: int) -> Sequence[Any]:
+    """Take rows a client, or one client name a sample."""
+    flat = np.asarray(clients) if all(np.ndim(c) == 0 for c in clients) else None
+    if flat is None or not len(flat):
+        return list(clients)
+    if len(flat) != samples:
+        raise RequestError(
+            f"clients names {len(flat)} owners for {samples} samples; give rows a client, or one owner each"
+        )
+    return [np.flatnonzero(flat == name) for name in np.unique(flat)]
+
+
 def _rows(rows: Any) -> np.ndarray:
     array = np.asarray(rows)
-    return np.flatnonzero(array) if array.dtype == bool else array.astype(np.int64)
+    if array.dtype == bool:
+        return np.flatnonzero(array)
+    if array.size and array.dtype.kind not in "iu":
+        raise RequestError(f"a client's rows must be whole numbers or a mask, not {array.dtype}")
+    return array.astype(np.int64)
 
 
 def _speeds(speeds: Any) -> np.ndarray | None:

@@ -53,15 +53,23 @@ def read_samples(
 
 def read_features(x: Any) -> Tensor:
     """Read samples as one tensor, [n, ...]."""
-    try:
-        array = x if isinstance(x, Tensor) else np.ascontiguousarray(x)
-    except ValueError as error:
-        raise RequestError(f"samples must all have the same shape: {error}") from None
-    if not isinstance(array, Tensor) and array.dtype.kind not in "biuf":
-        raise RequestError(f"features must be numbers, not {array.dtype}")
-    if array.ndim < 2:
-        raise RequestError(f"samples must be arrays themselves, [n, ...]; got shape {tuple(array.shape)}")
-    return array if isinstance(array, Tensor) else torch.from_numpy(array)
+    if isinstance(x, Tensor):
+        tensor = x.detach().cpu()
+        tensor = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    else:
+        try:
+            array = np.ascontiguousarray(x)
+        except ValueError as error:
+            raise RequestError(f"samples must all have the same shape: {error}") from None
+        if array.dtype.kind not in "biuf":
+            raise RequestError(f"features must be numbers, not {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if tensor.is_complex():
+        raise RequestError("features must be real numbers")
+    if tensor.ndim < 2:
+        raise RequestError(f"samples must be arrays themselves, [n, ...]; got shape {tuple(tensor.shape)}")
+    return tensor
 
 
 def read_labels(labels: Any) -> np.ndarray:
@@ -83,8 +91,11 @@ def read_labels(labels: Any) -> np.ndarray:
         raise RequestError(f"{len(missing)} labels are missing, the first at row {missing[0]}; drop those rows")
     if y.dtype.kind == "U" or (y.dtype.kind == "O" and any(isinstance(v, str) for v in y)):
         return np.array([str(v) for v in y])
-    numbers = y.astype(np.float64)
-    if (broken := numbers != np.round(numbers)).any():
+    try:
+        numbers = y.astype(np.float64)
+    except (TypeError, ValueError):
+        raise RequestError(f"labels must be text or whole numbers, not {type(y[0]).__name__}") from None
+    if (broken := ~np.isfinite(numbers) | (numbers != np.round(numbers))).any():
         raise RequestError(f"labels must be classes, got the number {numbers[broken][0]}")
     return y.astype(np.int64)
 
@@ -106,9 +117,15 @@ def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[
 
 def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:
     """Read a pair (x, y) or a torch Dataset of pairs."""
-    if isinstance(data, tuple):
+    if isinstance(data, tuple | list) and len(data) == 2:
         return read_features(data[0]), read_labels(data[1])
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, tuple | list | dict):
+        raise RequestError(
+            f"a data set must be a pair (x, y) or a torch Dataset with a length, not {type(data).__name__}"
+        )
     items = [data[i] for i in range(len(data))]
+    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
+        raise RequestError("every item of a data set must be a pair (sample, label)")
     if not items:
         return torch.zeros(0, 0), np.zeros(0, dtype=np.int64)
     x = [torch.as_tensor(np.asarray(a)) for a, _ in items]
@@ -119,6 +136,8 @@ def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:
 
 def joined(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
     """Join one data set a client into shared arrays, with the rows of each."""
+    if isinstance(data_sets, dict):
+        raise RequestError("give the clients' data sets as a list")
     pairs = []
     for client, data in enumerate(data_sets):
         try:

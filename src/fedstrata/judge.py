@@ -14,7 +14,7 @@ from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
 from fedstrata.lane import CHUNK
 from fedstrata.metrics import accuracy, balanced, recalls, worst
-from fedstrata.network import Network, as_input
+from fedstrata.network import Network
 from fedstrata.serverside import Scores, View
 from fedstrata.space import Model, Space
 
@@ -45,14 +45,14 @@ class Judge:
     def __call__(self, model: Model, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         last = view.round + 1 == view.rounds
-        return self.score(model) if last or (view.round + 1) % self.every == 0 else Scores()
+        return self.score(model, view.round) if last or (view.round + 1) % self.every == 0 else Scores()
 
-    def score(self, model: Model) -> Scores:
-        """Score a model."""
-        test, split = self.federation.test, self.federation.test_split
+    def score(self, model: Model, round: int = 0) -> Scores:
+        """Score a model, on what clients hold in a round."""
+        test, split = self.federation.test, self.federation.at(round).test_split
         hits, losses = self._answers(model)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
-        own = {int(i): float(hits[split[int(i)]].mean()) for i in self._asked}
+        own = {int(i): float(hits[rows].mean()) for i in self._asked if len(rows := split[int(i)])}
         figures: dict[str, Any] = {
             "accuracy": accuracy(hits),
             "balanced_accuracy": balanced(recall),
@@ -74,7 +74,7 @@ class Judge:
         hits, losses = [], []
         with torch.no_grad():
             for start in range(0, len(test), CHUNK):
-                x = as_input(test.x[start : start + CHUNK].to(self.device), self.local.dtype)
+                x = self.local.inputs(test.x[start : start + CHUNK].to(self.device), self.local.dtype)
                 y = test.y[start : start + CHUNK].to(self.device)
                 logits = self._network(x)[1]
                 hits.append((logits.argmax(1) == y).cpu())

@@ -18,8 +18,9 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedstrata.clientside import Batch, Buffers, Client, Done, Local, Order, Peek, Visit
+from fedstrata.counter import Clock
 from fedstrata.messages import Report, Task, Tensors, Value, prefixed, tensor_bytes, value_bytes
-from fedstrata.network import DropoutClock, Network, as_input, key_dropout
+from fedstrata.network import Network, key_dropout
 from fedstrata.rng import torch_seeded
 from fedstrata.space import Space
 
@@ -65,8 +66,8 @@ class Lane:
             for name, part in local.chain.items()
         }
         space.bind(module, buf.w, buf.b, buf.g)
-        self._dropout = DropoutClock(buf.key, buf.t)
-        key_dropout(module, self._dropout)
+        self._clock = Clock(buf.key, buf.t)
+        key_dropout(module, self._clock)
         self.network = Network(module, local.head)
         self.norms: list[nn.Module] = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         if pad and self.norms:
@@ -181,10 +182,11 @@ class Lane:
         slot = buf.t % RING
         rows = buf.index.index_select(0, slot)[0, :width]
         weight = buf.weight.index_select(0, slot)[0, :width]
-        x, y = as_input(buf.x.index_select(0, rows), buf.w.dtype), buf.y.index_select(0, rows)
+        self._clock.uses = 0
+        x = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype)
+        x, y = self.local.inputs.augmented(x, self._clock), buf.y.index_select(0, rows)
 
         buf.g.zero_()
-        self._dropout.uses = 0
         features, logits = self.network(x)
         for name, part in parts.items():
             logits = part.logits(self.own[name], buf, logits)
@@ -224,7 +226,7 @@ class Lane:
         buf, losses, probabilities = self.buf, [], []
         for start in range(0, client.samples, CHUNK):
             rows = torch.from_numpy(client.rows[start : start + CHUNK]).to(buf.x.device)
-            x, y = as_input(buf.x.index_select(0, rows), buf.w.dtype), buf.y.index_select(0, rows)
+            x, y = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype), buf.y.index_select(0, rows)
             logits = self.at(buf.w0, buf.b0, x)[1]
             losses.append(cross_entropy(logits, y, reduction="none"))
             probabilities.append(logits.softmax(1))

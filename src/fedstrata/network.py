@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedstrata.counter import Clock
 from fedstrata.errors import RequestError
 
 
@@ -55,10 +55,10 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
         for hook in hooks:
             hook.remove()
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != classes:
-        width = tuple(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
+        found = f"outputs of shape {tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise RequestError(
-            f"the model gives outputs of width {width} but the data has {classes} classes; "
-            f"its last layer must have {classes} outputs"
+            f"the model gives {found} but the data has {classes} classes: it must give one tensor of {classes} numbers "
+            f"a sample, so its last layer must have {classes} outputs"
         )
     names = [name for name, _ in module.named_modules()]
     if named is not None and named not in names:
@@ -75,19 +75,10 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     return candidates[-1]
 
 
-@dataclass
-class DropoutClock:
-    """What dropout bits are made of: the visit's key, the local step, and how often dropout was used in this step."""
-
-    key: Tensor
-    t: Tensor
-    uses: int = 0
-
-
 class KeyedDropout(nn.Module):
-    """Dropout whose bits are a hash of (key, step, use, element): no generator, the same on every engine."""
+    """Dropout that draws its bits from the visit's clock."""
 
-    def __init__(self, p: float, channels: bool, clock: DropoutClock):
+    def __init__(self, p: float, channels: bool, clock: Clock):
         super().__init__()
         self.p, self.channels, self.clock = p, channels, clock
 
@@ -95,38 +86,13 @@ class KeyedDropout(nn.Module):
         """Drop elements, or whole channels, and scale up what is left."""
         if not self.training or self.p == 0.0:
             return x
-        clock = self.clock
-        clock.uses += 1
         shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.channels else x.shape
-        cell = torch.arange(shape.numel(), device=x.device)
-        uniform = _uniform(_mix(_mix(clock.key + clock.t * 1_000_003 + clock.uses * 7_919) + cell)).view(shape)
-        return x * (uniform >= self.p).to(x.dtype) / max(1.0 - self.p, 1e-12)
+        return x * (self.clock.uniform(*shape) >= self.p).to(x.dtype) / max(1.0 - self.p, 1e-12)
 
 
-def key_dropout(module: nn.Module, clock: DropoutClock) -> None:
-    """Replace every dropout layer of a module by one that draws from the visit's key."""
+def key_dropout(module: nn.Module, clock: Clock) -> None:
+    """Replace every dropout layer of a module by one that draws from the visit's clock."""
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 parent._modules[name] = KeyedDropout(child.p, not isinstance(child, nn.Dropout), clock)
-
-
-def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Give samples as a network takes them: pixels and features as floats, tokens as they are."""
-    return x.to(dtype) if x.is_floating_point() or x.dtype == torch.uint8 else x
-
-
-def _mix(z: Tensor) -> Tensor:
-    """Splitmix64's finaliser on int64 tensors, whose arithmetic wraps."""
-    z = z + -7046029254386353131
-    z = (z ^ _shift(z, 30)) * -4658895280553007687
-    z = (z ^ _shift(z, 27)) * -7723592293110705685
-    return z ^ _shift(z, 31)
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    return (z >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts in the sign; a logical shift does not
-
-
-def _uniform(z: Tensor) -> Tensor:
-    return _shift(z, 11).to(torch.float64) * 2.0**-53

@@ -47,7 +47,7 @@ class Plan:
     def view(self, roster: Roster, round: int, note: Callable[..., None]) -> View:
         """Give what the server's parts see of a round."""
         k = per_round(self.clients_per_round, roster.clients)
-        rng = partial(self.streams, round=round)
+        rng, roster = partial(self.streams, round=round), roster.at(round)
         view = View(round, self.rounds, k, roster.holders, roster, self.space, rng, note)
         eligible = self.system.available(view)
         return View(round, self.rounds, min(k, len(eligible)), eligible, roster, self.space, rng, note)

@@ -35,9 +35,9 @@ Keeps = Mapping[int, tuple[Tag, Tensors]]
 class Run:
     """One run and the folder that holds it."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.checkpoints = Checkpoints(path / "checkpoint")
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
 
     def __repr__(self) -> str:
         done = self.summary
@@ -51,6 +51,10 @@ class Run:
     @classmethod
     def create(cls, path: Path, experiment: str) -> Run:
         """Make a new run folder; one that holds a run already is never touched."""
+        if path.is_file():
+            raise RequestError(f"{path} is a file; a run needs a folder of its own")
+        if path.is_dir() and any(path.iterdir()) and not (path / "experiment.toml").exists():
+            raise RequestError(f"{path} holds other files; a run needs a folder of its own")
         if (path / "experiment.toml").exists():
             raise RequestError(
                 f"{path} already holds a run: continue it with --resume {path}, or choose another folder"
@@ -124,10 +128,13 @@ class Run:
 
     # ---- results -------------------------------------------------------------------------------------------------
 
-    def write_result(self, model: Tensors, metadata: Mapping[str, str], summary: Mapping[str, Any]) -> None:
+    def write_result(self, model: Tensors, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Write the final model and the summary, which marks the run as finished."""
         with _storage(self.path):
-            write_atomically(self.path / "model.safetensors", save(dict(model), dict(metadata)))
+            write_atomically(
+                self.path / "model.safetensors",
+                save(dict(model), {"about": json.dumps(dict(sorted(metadata.items())))}),
+            )
             text = json.dumps(finite(summary), indent=2) + "\n"
             write_atomically(self.path / "summary.json", text.encode())
 
@@ -135,11 +142,18 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The outcome; empty while the run is not finished."""
         path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        try:
+            summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError as error:
+            raise RequestError(f"{path} is damaged: {error}; remove it, and --resume writes it again") from None
+        return summary
 
     def curve(self, metric: str) -> list[float]:
         """Give a metric by evaluated round, such as "accuracy"."""
-        return [e[metric] for e in self.events() if e["event"] == "round" and metric in e]
+        rounds = [e for e in self.events() if e["event"] == "round"]
+        if rounds and not any(metric in e for e in rounds):
+            raise RequestError(f"no round has a {metric}; there are {', '.join(sorted(rounds[-1]))}")
+        return [e[metric] for e in rounds if metric in e]
 
     def model(self) -> dict[str, Tensor]:
         """Read the final model, tensors by name."""

@@ -33,6 +33,10 @@ def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Copy tables and lists; a part object becomes a table that names it by its import path."""
+    if isinstance(value, type) and issubclass(value, Part):
+        raise RequestError(f"{value.__name__} is a class; give an object of it: {value.__name__}()")
+    if isinstance(value, Part) and not dataclasses.is_dataclass(value):
+        raise RequestError(f"{type(value).__name__} must be a frozen dataclass")
     if isinstance(value, Part):
         path = f"{type(value).__module__}:{type(value).__qualname__}"
         return {"kind": path, **dataclasses.asdict(value)}  # type: ignore[call-overload]

@@ -44,6 +44,8 @@ def train(
         Called with every event as it happens.
     """
     checked = described(experiment, method, overrides, federation, model)
+    if out == "":
+        raise RequestError("out is empty; name a folder, or leave it out")
     path = None if out is None else Path(out)
     return begin(checked, federation or federation_of(checked), model, path, watch)
 
@@ -56,6 +58,10 @@ def described(
     model: nn.Module | None,
 ) -> Experiment:
     """Give the checked experiment; data and model from Python are described by what identifies them."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise RequestError(f"model must be a torch module, not {model!r}")
+    if federation is not None and not isinstance(federation, Federation):
+        raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
     asked = dict(overrides or {}) | ({"method.name": method} if method else {})
     if federation is not None:
         if told := [key for key in asked if key.split(".")[0] == "data"]:

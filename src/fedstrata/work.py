@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -150,10 +149,22 @@ class Work:
             "last10_accuracy": float(np.mean(curve[-10:])),
             "bytes_setup": self.roster.setup_bytes,
             "stopped": state.stopped or "all rounds played",
+            "remarks": _remarks(folder.events()),
         }
         if (target := self.experiment.train.stop.target) is not None:
             summary["rounds_to_target"] = first_round(curve, target)
-        about = {"classes": json.dumps(self.federation.classes), "method": self.experiment.method.name}
+        about = {"classes": self.federation.classes, "method": self.experiment.method.name}
         module = self.plan.local.build().to(self.plan.local.dtype)
         module.load_state_dict(self.plan.space.named(scored(self.plan, state)), strict=False)
         folder.write_result({k: v.clone() for k, v in module.state_dict().items()}, about, summary)
+
+
+def _remarks(events: list[dict[str, Any]]) -> list[str]:
+    """Say in words what a user should not miss, however quiet the run was."""
+    remarks = []
+    if lost := sum(event["event"] == "no_update" for event in events):
+        remarks.append(f"in {lost} of the rounds no update arrived, and the model stayed as it was")
+    broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
+    if broken:
+        remarks.append(f"{sum(broken)} reports were dropped because training was not finite; try a smaller train.lr")
+    return remarks

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from fedstrata import __version__
 from fedstrata.cli import compare, listing, run
 from fedstrata.errors import FedstrataError
 
@@ -22,8 +24,19 @@ app.command("compare")(compare.compare)
 app.command("list")(listing.listing)
 
 
+@app.callback(invoke_without_command=True)
+def version(
+    show: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """Federated learning on skewed data: one plan whose stages can be swapped, combined and compared."""
+    if show:
+        print(f"fedstrata {__version__}")
+        raise typer.Exit
+
+
 def main() -> None:
     """Run the command line; errors become a message and an exit code."""
+    sys.path.insert(0, "")  # parts of one's own may lie in the folder one works in
     try:
         app()
     except FedstrataError as error:

@@ -16,13 +16,16 @@ KINDS = (
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {KINDS}.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {KINDS}.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the parts of a kind, with their options."""
     from fedstrata import registry
     from fedstrata.errors import unknown_name
 
+    if not kind:
+        print(json.dumps(list(registry.STAGES)) if as_json else "\n".join(registry.STAGES))
+        return
     if kind not in registry.STAGES:
         raise unknown_name("list", kind, registry.STAGES)
     parts = [registry.describe(kind, name) for name in registry.names(kind)]

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LINES = 10  # plain progress lines in a whole run
+PATIENCE = 10.0  # seconds after which there is one in any case
 
 
 class Reporter:
@@ -76,7 +77,8 @@ class Lines(Reporter):
     """About ten plain lines a run."""
 
     def __init__(self, title: str):
-        self._title, self._rounds, self._first, self._began = title, 1, 0, time.monotonic()
+        self._title, self._rounds, self._first = title, 1, 0
+        self._began = self._last = time.monotonic()
         self._console = Console(stderr=True, soft_wrap=True, highlight=False)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -87,7 +89,9 @@ class Lines(Reporter):
             self._rounds, self._first, self._began = event["rounds"], event["round"], time.monotonic()
         elif event["event"] == "round":
             done = event["round"]
-            if done % max(self._rounds // LINES, 1) == 0 or done == self._rounds:
+            waited = time.monotonic() - self._last
+            if done % max(self._rounds // LINES, 1) == 0 or done == self._rounds or waited > PATIENCE:
+                self._last = time.monotonic()
                 left = (time.monotonic() - self._began) / max(done - self._first, 1) * (self._rounds - done)
                 accuracy = f"accuracy {event['accuracy']:.4f}  " if "accuracy" in event else ""
                 self._print(

@@ -65,15 +65,24 @@ def run(
     finally:
         progress.close()
     shown = {key: done.summary[key] for key in SHOWN}
+    if progress.run_dir is None:
+        print(f"{done.path} was finished already", file=sys.stderr)
+    for remark in done.summary["remarks"]:
+        print(f"warning: {remark}", file=sys.stderr)
     if as_json:
         print(json.dumps(shown))
     else:
+        shown["stopped"] = done.summary["stopped"]
         print("\n".join(f"{key:18} {_said(value)}" for key, value in shown.items()))
 
 
 def stop_cleanly() -> None:
     """Treat a polite kill like Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt  # not raise_signal: scripts start background jobs with SIGINT ignored
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def _said(value: Any) -> str:

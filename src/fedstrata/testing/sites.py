@@ -27,17 +27,19 @@ class Sites:
         self._local, self._federation = local, federation
         self._reports: dict[int, Report] = {}
 
-    def _site(self, client: int) -> Site:
-        if client not in self._sites:
-            own, train = self._federation.client(client), self._federation.train
+    def _site(self, client: int, round: int) -> Site:
+        now = self._federation.at(round)
+        if client not in self._sites or self._federation.moves is not None:
+            own, train = now.client(client), now.train
             x, y = train.x[torch.from_numpy(own.rows)], train.y[torch.from_numpy(own.rows)]
-            here = replace(own, rows=np.arange(own.samples))
-            self._sites[client] = Site(here, Lane(self._local, x, y, own.samples))
+            here, lane = replace(own, rows=np.arange(own.samples)), Lane(self._local, x, y, own.samples)
+            site = self._sites.setdefault(client, Site(here, lane))
+            site.client, site.lane = here, lane  # data may have moved; what the site keeps stays
         return self._sites[client]
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send each task as bytes."""
-        answers = [unpack_report(self._site(t.client).answer(pack_task(t))) for t in tasks]
+        answers = [unpack_report(self._site(t.client, t.round).answer(pack_task(t))) for t in tasks]
         self._reports = {r.client: r for r in answers}
         return [r.open() for r in answers]
 

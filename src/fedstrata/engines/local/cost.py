@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fedstrata.clientside import Local
 from fedstrata.federation import Federation
-from fedstrata.network import as_input
 
 SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
 PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions
@@ -19,7 +18,7 @@ def estimated_seconds(local: Local, federation: Federation, visits: int) -> floa
     """Guess from the model's multiplications, the mean client and the number of visits."""
     samples = len(federation.train_split.rows) / len(federation)
     steps = local.epochs * samples / local.batch_size
-    products = products_a_sample(local.build().to(local.dtype), as_input(federation.train.x[:1], local.dtype))
+    products = products_a_sample(local.build().to(local.dtype), local.inputs(federation.train.x[:1], local.dtype))
     return visits * (steps * SECONDS_A_STEP + 3 * products * local.epochs * samples / PRODUCTS_A_SECOND)
 
 

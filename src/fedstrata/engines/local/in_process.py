@@ -26,7 +26,7 @@ class InProcess:
         answers: list[tuple[Report, Tensors | None]] = []
         with one_thread():
             for task in tasks:
-                client = self._federation.client(task.client)
+                client = self._federation.at(task.round).client(task.client)
                 old = keeps.get(task.client, {})
                 try:
                     report, new = self._lane.visit(client, task, old)

@@ -35,7 +35,7 @@ class Processes:
     """A crew of lanes, each in its own process."""
 
     def __init__(self, local: Local, federation: Federation, lanes: int):
-        self._sizes = federation.train_split.sizes
+        self._sizes, self._federation = federation.train_split.sizes, federation
         self._children: list[tuple[subprocess.Popen[bytes], Connection]] = []
         split = federation.train_split
         arrays = {
@@ -64,7 +64,10 @@ class Processes:
             queues[lane].append(i)
             load[lane] += int(self._sizes[tasks[i].client])
         for (_, connection), queue in zip(self._children, queues, strict=True):
-            work = [(i, replace(tasks[i], down={}), as_numpy(keeps.get(tasks[i].client, {}))) for i in queue]
+            work = [
+                (i, replace(tasks[i], down={}), as_numpy(keeps.get(tasks[i].client, {})), self._moved(tasks[i]))
+                for i in queue
+            ]
             connection.send_bytes(pickle.dumps((down, work)))
 
         answers: dict[int, tuple[Report, Tensors | None]] = {}
@@ -76,6 +79,10 @@ class Processes:
                 whole = replace(report, summed=as_tensors(summed), shown=as_tensors(shown))
                 answers[i] = (whole, None if keep is None else as_tensors(keep))
         return [answers[i] for i in range(len(tasks))]
+
+    def _moved(self, task: Task) -> np.ndarray | None:
+        """Give a client's rows where data move; otherwise the lane knows them."""
+        return None if self._federation.moves is None else self._federation.at(task.round).train_split[task.client]
 
     def _receive(self, lane: int, connection: Connection) -> Any:
         try:

@@ -15,8 +15,8 @@ import torch
 
 from fedstrata.clientside import Client, Local
 from fedstrata.engines.local.processes import as_numpy, as_tensors
-from fedstrata.federation import Split
 from fedstrata.lane import Lane
+from fedstrata.split import Split
 
 
 def main(socket: int, data: int) -> None:
@@ -37,8 +37,8 @@ def main(socket: int, data: int) -> None:
         except (EOFError, ConnectionError):
             return
         shared = as_tensors(down)
-        for i, task, keep in work:
-            rows = split[task.client]
+        for i, task, keep, moved in work:
+            rows = split[task.client] if moved is None else moved
             client = Client(task.client, rows, arrays["y"][rows], classes, float(arrays["speeds"][task.client]))
             try:
                 old = as_tensors(keep)
