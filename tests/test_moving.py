@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from fedstrata import Federation, RequestError, resume, train
+from fedstrata.assemble import federation_of
 from fedstrata.counter import Clock
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.processes import Processes
+from fedstrata.experiment import Experiment
 from fedstrata.inputs import Inputs
 from fedstrata.moving import Drift, Stream
 from fedstrata.rng import Streams
@@ -168,3 +170,23 @@ def test_augmented_training_runs_is_resumable_and_differs(tmp_path):
     assert one.events(wall=False) == two.events(wall=False)
     assert one.curve("loss_train") != plain.curve("loss_train")
     assert replace(fed, speeds=np.ones(4)).fingerprint != fed.fingerprint
+
+
+# ---- noise ---------------------------------------------------------------------------------------------------------
+
+
+def test_noise_by_name_keeps_the_true_labels(tmp_path):
+
+    clean = federation_of(Experiment.of())
+    noisy = federation_of(Experiment.of(None, **{"data.noise": {"labels": 0.3, "features": 0.5}}))
+    wrong = noisy.labels != noisy.true_labels
+    assert (noisy.true_labels == clean.labels).all()
+    assert [int(wrong[noisy.train_split[i]].sum()) for i in range(20)] == [
+        round(0.3 * len(clean.train_split[i])) for i in range(20)
+    ]
+    assert torch.equal(noisy.test.x, clean.test.x)
+    assert not torch.equal(noisy.train.x, clean.train.x)
+    run = train(overrides={"data.noise.labels": 0.3, "train.rounds": 1}, out=tmp_path / "run")
+    assert 'kind = "label-noise"' in (run.path / "experiment.toml").read_text()
+    with pytest.raises(RequestError, match=r"data\.noise\.label is not an option \(did you mean \"labels\""):
+        Experiment.of(None, **{"data.noise": {"label": 0.3}})

@@ -53,6 +53,8 @@ def federation_of(experiment: Experiment) -> Federation:
         seed=experiment.train.seed,
         name=data.name,
     )
+    noises = [make("noises", noise, f"data.noise.{i}") for i, noise in enumerate(data.noise or [])]
+    federation = federation.with_noise(noises, experiment.train.seed)
     drift = Drift(**data.drift.model_dump()) if data.drift else None
     stream = Stream(**data.stream.model_dump()) if data.stream else None
     return federation.moving(drift, stream, experiment.train.seed)

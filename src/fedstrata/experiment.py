@@ -57,6 +57,7 @@ class Data(Section):
     name: str = "digits"
     clients: Count | None = None  # 20, unless the partition counts them itself
     partition: Spec = None
+    noise: Any = None  # wrong labels, disturbed features: {labels = 0.3}, or a list of parts
     drift: DriftChoice | None = None
     stream: StreamChoice | None = None
     fingerprint: str | None = None  # hash of data that was given from Python
@@ -268,7 +269,19 @@ def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
         own["partition"] = complete("partitions", partition, f"{key}.partition")
         counts_itself = registry.find("partitions", own["partition"]["kind"], f"{key}.partition").counts_clients
         own["clients"] = own["clients"] or (None if counts_itself else 20)
+        noises = tables.merged_list([], _noises(own["noise"]), f"{key}.noise")
+        own["noise"] = [complete("noises", noise, f"{key}.noise.{i}") for i, noise in enumerate(noises)]
     return type(section)(**own, **dataclasses.asdict(registry.build(stage, section.name, options, key)))
+
+
+def _noises(noise: Any) -> Any:
+    """Read the short form: `{labels = 0.3, features = 0.1}`."""
+    if noise is None or not isinstance(noise, Mapping):
+        return noise
+    short = {"labels": ("label-noise", "rate"), "features": ("feature-noise", "sigma")}
+    if strange := [key for key in noise if key not in short]:
+        raise registry.unknown_option(f"data.noise.{strange[0]}", strange[0], set(short))
+    return [{"kind": kind, option: noise[key]} for key, (kind, option) in short.items() if noise.get(key)]
 
 
 def _forget_recipe(table: dict[str, Any], name: Any) -> None:

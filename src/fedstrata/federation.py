@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,15 @@ from fedstrata.moving import Drift, Moves, Stream
 from fedstrata.partition import Partition, hold_out
 from fedstrata.rng import Streams
 from fedstrata.split import Split
+
+
+class Noise(Protocol):
+    """What goes wrong with training samples after they were dealt out."""
+
+    def apply(
+        self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Give features and labels with noise."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,17 @@ class Federation:
             digest.update(split.starts.data)
         return digest.hexdigest()
 
+    def with_noise(self, noises: Sequence[Noise], seed: int = 0) -> Federation:
+        """Disturb what clients train on; the labels as they were stay in `true_labels`."""
+        x, y = self.train.x.numpy(), self.labels
+        for noise in noises:
+            clients = [self.train_split[i] for i in range(len(self))]
+            x, y = noise.apply(x, y, clients, len(self.classes), Streams(seed))
+        if not noises:
+            return self
+        train = replace(self.train, x=torch.from_numpy(x), y=torch.from_numpy(y))
+        return replace(self, train=train, true_labels=self.labels)
+
     def moving(self, drift: Drift | None = None, stream: Stream | None = None, seed: int = 0) -> Federation:
         """Let label mixes change and samples arrive over time."""
         return replace(self, moves=Moves(drift, stream, Streams(seed)) if drift or stream else None)
@@ -146,8 +166,8 @@ class Federation:
 
         `clients` is a number, to be dealt out by `partition` (None: as many as it finds), the rows of each client, or
         one owner a sample. `test` is (x, y), (x, y, groups) or the fraction to hold out. A partition deals test samples
-        out too; for other clients, `test_clients` gives each one's rows of `test`, and without it they have no test
-        data of their own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client;
+        out too; for other clients, `test_clients` gives each one's rows of `test`, and without it they have none of
+        their own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client;
         `inputs` says how samples are normalised (uint8 is divided by 255 without it).
         """
         if not isinstance(test, tuple | float | int):

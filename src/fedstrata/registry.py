@@ -30,6 +30,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
     "servers": ("fedstrata.combine.server", "fedstrata.serverside:ServerPart"),
     "rates": ("fedstrata.rates", "fedstrata.rates:Schedule"),
     "partitions": ("fedstrata.data.partitions", "fedstrata.partition:Partition"),
+    "noises": ("fedstrata.data.noise", "fedstrata.data.noise:Noise"),
     "datasets": ("fedstrata.data", "fedstrata.data.dataset:DataSet"),
     "models": ("fedstrata.models", "fedstrata.models.architecture:Architecture"),
     "engines": ("fedstrata.engines", "fedstrata.part:Part"),

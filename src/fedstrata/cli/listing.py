@@ -11,7 +11,7 @@ from fedstrata.cli.options import AsJson
 
 KINDS = (
     "methods, selectors, samplers, corrections, combiners, partitions, datasets, models, engines, "
-    "drivers, servers, optimizers, rates"
+    "drivers, servers, optimizers, rates, noises"
 )
 
 
@@ -28,7 +28,8 @@ def listing(
         return
     if kind not in registry.STAGES:
         raise unknown_name("list", kind, registry.STAGES)
-    parts = [registry.describe(kind, name) for name in registry.names(kind)]
+    kinds = [kind, "noises"] if kind == "partitions" else [kind]  # noise wraps whatever partition there is
+    parts = [registry.describe(k, name) for k in kinds for name in registry.names(k)]
     if as_json:
         print(json.dumps(parts))
         return
