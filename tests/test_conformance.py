@@ -34,6 +34,7 @@ CHECKS = {
     "partitions": testing.check_partition,
     "models": testing.check_model,
     "rates": check_part,
+    "noises": check_part,
     "datasets": check_part,
     "engines": check_part,
 }

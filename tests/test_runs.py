@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -239,8 +240,10 @@ def test_only_clients_that_were_visited_have_state_on_disk(tmp_path):
 def test_events_are_json_lines_with_bytes_that_add_up(tmp_path):
     run = train(overrides=SMALL, out=tmp_path / "run")
     kinds = [json.loads(line)["event"] for line in (run.path / "events.jsonl").read_text().splitlines()]
-    assert kinds == ["start", "engine", *["round"] * 5]
-    start = run.events()[0]
+    assert kinds == ["start", "clients", "engine", *["round"] * 5]
+    start, clients = run.events()[:2]
+    assert np.sum(clients["counts"]) == start["samples"] == 1438
+    assert np.shape(clients["counts"]) == (8, 10)
     assert run.summary["bytes_up"] == run.summary["bytes_down"] == 5 * 4 * 4 * start["parameters"]
 
 

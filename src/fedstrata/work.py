@@ -23,6 +23,8 @@ from fedstrata.plan import Plan, per_round
 from fedstrata.runs import Keeps, Run
 from fedstrata.stopping import Stopping
 
+LISTED = 1000  # most clients whose label counts are written into the events
+
 Watch = Callable[[Mapping[str, Any]], None]
 
 
@@ -115,6 +117,8 @@ class Work:
             parameters=plan.space.P,
             fingerprint=federation.fingerprint,
         )
+        if len(federation) <= LISTED:
+            log("clients", counts=federation.counts.tolist())
         for note in federation.notes:
             log("fallback", what="data.partition", why=note)
         if self.roster.setup_bytes:

@@ -8,13 +8,19 @@ import io
 import lzma
 import tarfile
 import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from fedstrata.errors import RequestError
 
+DAMAGE = (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
+
 
 class Files:
     """Named files inside a folder, a zip (also .whl) or a tar (also .tgz); a single file is a folder of one."""
+
+    say: Callable[[str], None] = staticmethod(lambda _: None)  # told how far reading is, where it takes long
 
     def __init__(self, path: Path):
         if not path.exists():
@@ -30,9 +36,11 @@ class Files:
             elif tarfile.is_tarfile(path):
                 self._tar = tarfile.open(path)  # noqa: SIM115  read from for as long as this lives
                 self.names = sorted(m.name for m in self._tar.getmembers() if m.isfile())
+            elif path.suffix in (".zip", ".whl", ".tar", ".tgz") or path.name.endswith((".tar.gz", ".tar.xz")):
+                raise EOFError("the archive cannot be opened")
             else:
                 self.path, self.names = path.parent, [path.name]
-        except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError) as error:
+        except DAMAGE as error:
             raise RequestError(f"{path} is damaged or incomplete: {error}") from None
 
     def find(self, *patterns: str) -> list[str]:
@@ -60,15 +68,29 @@ class Files:
             if name.endswith(".gz"):
                 return gzip.decompress(data)
             return lzma.decompress(data) if name.endswith(".xz") else data
-        except (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, ValueError) as error:
+        except (*DAMAGE, ValueError) as error:
             raise RequestError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
 
     def inside(self, name: str) -> Files:
         """Open an archive that lies inside this one."""
         if self._zip is None and self._tar is None:
-            return Files(self.path / name)
+            inner = Files(self.path / name)
+            inner.say = self.say
+            return inner
         inner = Files.__new__(Files)
-        inner.path, inner._tar = self.path / name, None
-        inner._zip = zipfile.ZipFile(io.BytesIO(self.read(name)))
+        inner.path, inner._tar, inner.say = self.path / name, None, self.say
+        try:
+            inner._zip = zipfile.ZipFile(io.BytesIO(self.read(name)))
+        except DAMAGE as error:
+            raise RequestError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
         inner.names = sorted(n for n in inner._zip.namelist() if not n.endswith("/"))
         return inner
+
+    def reach(self, *patterns: str) -> Files:
+        """Give the zip inside, at any depth, that holds such a file; these files if they hold it, or none does."""
+        if not self.find(*patterns):
+            for name in self.find("*.zip"):
+                inner = self.inside(name).reach(*patterns)
+                if inner.find(*patterns):
+                    return inner
+        return self

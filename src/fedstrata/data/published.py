@@ -7,8 +7,10 @@ carries them.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,24 +49,38 @@ class Published(DataSet):
         """Read the files in whichever form they are; None if this data set is not among them."""
         raise NotImplementedError
 
+    def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
+        """Give the published counts by label, of training and of test samples; options may change them."""
+        return self.counts, self.test_counts
+
     def load(self) -> Arrays:
         """Map the samples into memory."""
         arrays = store.get(self.key)
         if arrays is None:
             raise RequestError(
                 f'data.name = "{self.name}" is not in the data folder {store.folder()}; get it with '
-                f"`fedstrata data fetch {self.name}`, or `--from PATH` where there is no network"
+                f"`fedstrata data fetch {self.name}{self._asked()}`, or `--from PATH` where there is no network"
             )
         return arrays
 
-    def fetch(self, path: Path | None = None, say: Callable[[str], None] = lambda _: None) -> Path:
-        """Download or take over the files, decode and check them, and put the set into the data folder."""
+    def fetch(self, path: Path | None = None, say: Callable[[str], None] = lambda _: None, bar: Any = False) -> Path:
+        """Download or take over the files, decode and check them, and put the set into the data folder.
+
+        `bar` shows the progress of a download; it has what pooch wants of a tqdm bar.
+        """
+        store.prepare()
         verified = path is None and all(source.sha256 for source in self.sources)
-        files = Files(path) if path is not None else self._downloaded(say)
-        arrays = self.decode(files)
-        if arrays is None:
-            raise RequestError(f"{files.path} does not hold {self.name}, or not in a form that is known")
-        partial = self._check(arrays, files.path)
+        files = Files(path) if path is not None else self._downloaded(say, bar)
+        files.say = say
+        try:
+            arrays = self.decode(files)
+            if arrays is None:
+                raise RequestError(f"{files.path} does not hold {self.name}, or not in a form that is known")
+            partial = self.check(arrays, files.path)
+        except RequestError:
+            if path is None:  # a download that is no good must not be taken for good the next time
+                shutil.rmtree(files.path, ignore_errors=True)
+            raise
         say(f"{self.name}: {len(arrays.y)} training and {len(arrays.test_y)} test samples")
         about = {
             "name": self.name,
@@ -77,10 +93,17 @@ class Published(DataSet):
         }
         return store.put(self.key, arrays, about)
 
-    def _downloaded(self, say: Callable[[str], None]) -> Files:
+    def _asked(self) -> str:
+        """Say the options that are not the default ones, as the command line takes them."""
+        options = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
+        changed = {name: value for name, (value, default) in options.items() if value != default}
+        return "".join(f" --set {k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in changed.items())
+
+    def _downloaded(self, say: Callable[[str], None], bar: Any) -> Files:
         if not self.sources:
             raise RequestError(f"{self.name} has no address to download from; give its files with --from PATH")
         home = store.folder() / "downloads" / self.name
+        pooch.get_logger().setLevel("WARNING")  # `say` tells
         for source in self.sources:
             say(
                 f"downloading {source.url}" + ("" if source.sha256 else " (no checksum is known: contents are checked)")
@@ -91,7 +114,7 @@ class Published(DataSet):
                     f"sha256:{source.sha256}" if source.sha256 else None,
                     fname=source.url.rsplit("/", 1)[-1],
                     path=home,
-                    progressbar=False,
+                    progressbar=bar,
                 )
             except ValueError as error:
                 raise RequestError(f"{source.url} does not have the checksum it should: {error}") from None
@@ -101,12 +124,12 @@ class Published(DataSet):
                 ) from None
         return Files(home)
 
-    def _check(self, arrays: Arrays, path: Path) -> bool:
+    def check(self, arrays: Arrays, path: Path) -> bool:
         """Refuse what does not look as published; say whether it is only a part of the set."""
         if self.shape and tuple(arrays.x.shape[1:]) != self.shape:
             raise RequestError(f"{path}: samples have shape {tuple(arrays.x.shape[1:])}, {self.name} has {self.shape}")
         partial = False
-        for published, labels in ((self.counts, arrays.y), (self.test_counts, arrays.test_y)):
+        for published, labels in zip(self.expected(), (arrays.y, arrays.test_y), strict=True):
             found = dict(zip(*(v.tolist() for v in np.unique(labels, return_counts=True)), strict=True))
             for label, count in published.items() if published else ():
                 if found.get(label, 0) > count:

@@ -30,16 +30,23 @@ def folder() -> Path:
     return Path(os.environ.get("FEDSTRATA_DATA", "~/.cache/fedstrata")).expanduser()
 
 
-def put(name: str, arrays: Arrays, about: Mapping[str, Any]) -> Path:
-    """Write a data set, in place of an older one of that name."""
-    home, target = folder(), folder() / name
+def prepare() -> Path:
+    """Make the data folder; refuse one that cannot be written before any work is done for it."""
+    home = folder()
     try:
         home.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=home))
+        with tempfile.TemporaryFile(dir=home):
+            return home
     except OSError as error:
         raise RequestError(
             f"the data folder {home} cannot be written: {error}; set FEDSTRATA_DATA to another"
         ) from None
+
+
+def put(name: str, arrays: Arrays, about: Mapping[str, Any]) -> Path:
+    """Write a data set, in place of an older one of that name."""
+    target = prepare() / name
+    part = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
     try:
         for field in FIELDS:
             if (array := getattr(arrays, field)) is not None:
@@ -71,3 +78,8 @@ def about(name: str) -> dict[str, Any]:
     """Read what is known of a data set; empty if it is not there."""
     path = folder() / name / "about.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def names() -> list[str]:
+    """Give the data sets that are there."""
+    return sorted(path.parent.name for path in folder().glob("[!.]*/about.json"))

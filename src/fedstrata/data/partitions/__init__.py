@@ -2,6 +2,13 @@
 
 PARTS = {
     "iid": "fedstrata.data.partitions.iid:Iid",
-    "dirichlet-class": "fedstrata.data.partitions.dirichlet:DirichletClass",
     "labels-per-client": "fedstrata.data.partitions.labels:LabelsPerClient",
+    "domains-per-client": "fedstrata.data.partitions.labels:DomainsPerClient",
+    "dirichlet-class": "fedstrata.data.partitions.dirichlet:DirichletClass",
+    "dirichlet-client": "fedstrata.data.partitions.dirichlet_client:DirichletClient",
+    "dirichlet-domain": "fedstrata.data.partitions.dirichlet:DirichletDomain",
+    "mixed-alpha": "fedstrata.data.partitions.mixed_alpha:MixedAlpha",
+    "shards": "fedstrata.data.partitions.shards:Shards",
+    "quantity": "fedstrata.data.partitions.quantity:Quantity",
+    "natural": "fedstrata.data.partitions.natural:Natural",
 }

@@ -1,0 +1,1 @@
+"""Measurements behind the claims: `python -m benchmarks NAME [--json]` runs `measure` of the module NAME."""
