@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import hashlib
 import json
@@ -22,6 +23,9 @@ from fedstrata.cli.downloads import shown
 from fedstrata.data.covtype import Covtype
 from fedstrata.data.mnist import Mnist
 from fedstrata.data.published import Source
+
+# A download that breaks off leaves the HTTP library's own socket to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
 @pytest.fixture
@@ -70,6 +74,7 @@ def server(monkeypatch):
         yield running
         running.shutdown()
         thread.join()
+    gc.collect()  # while that warning is still ignored
 
 
 def covtype(rows: int = 40) -> bytes:

@@ -228,7 +228,8 @@ def test_folders_of_training_and_test_images_are_no_clients():
 def test_folders_that_are_refused():
     picture("a/cat/1.png")
     picture("a/dog/1.png", size=(5, 4))
-    refused(r"images must all have the same size; there are 2 sizes: 6 x 4 \(a/cat/1.png\), 5 x 4", path="a")
+    refused(r"different sizes: cat/1.png is 6 x 4, dog/1.png is 5 x 4; give a size", path="a")
+    assert Own(path="a", size=8, test=0.0).load().x.shape == (2, 3, 8, 8)
     picture("b/cat/1.png")
     picture("b/dog/far/1.png")
     refused("CLASS/image.png or CLIENT/CLASS/image.png throughout; b/cat/1.png is elsewhere", path="b")

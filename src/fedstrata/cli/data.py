@@ -94,6 +94,7 @@ def import_(
     client: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of a table that names the client.")
     ] = None,
+    size: Annotated[int | None, typer.Option(metavar="PIXELS", help="Scale images to this square.")] = None,
     test: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share to hold out as the test set; 0.2 without it.")
     ] = None,
@@ -104,7 +105,7 @@ def import_(
     from fedstrata.data import shelf
     from fedstrata.data.own import keep
 
-    options = {"path": str(path), "label": label, "client": client, "test": test}
+    options = {"path": str(path), "label": label, "client": client, "size": size, "test": test}
     with _stopping():
         kept = keep(name, registry.build("datasets", "own", options, "data"))
     _tell(shelf.row(kept.name), as_json)

@@ -26,7 +26,7 @@ from fedstrata.data.scaling import brightness, standardised
 from fedstrata.data.tabular import MISSING, read_csv, read_parquet
 from fedstrata.errors import RequestError, unknown_name
 from fedstrata.intake import read_labels
-from fedstrata.options import BelowOne
+from fedstrata.options import BelowOne, Count
 from fedstrata.partition import hold_out
 from fedstrata.rng import Streams
 
@@ -52,6 +52,7 @@ class Own(DataSet):
     path: str = ""  # of the file or folder, or the name that was given to `fedstrata data import`
     label: str | None = None  # column of a table that holds the class; "label" if not given
     client: str | None = None  # column of a table that names the client
+    size: Count | None = None  # pixels to scale images to; without it all must have the same size
     test: BelowOne | None = None  # share to hold out, the same samples for every seed; 0.2 if there is no test set
 
     def load(self) -> Arrays:
@@ -106,7 +107,7 @@ class Own(DataSet):
 
     def _parts(self, path: Path) -> tuple[Part, Part | None]:
         if path.is_dir():
-            train, test = read_folder(path)
+            train, test = read_folder(path, self.size)
             return Part(*train), None if test is None else Part(*test)
         if path.suffix == ".npz":
             return _read_npz(path)
