@@ -124,7 +124,7 @@ def test_sixteen_bits_are_refused():
 @pytest.mark.parametrize("content", [b"", b"not an image", encoded(pixels(3, 30, 30))[:-900]])
 def test_a_damaged_image_is_named(src, content):
     write(src / "a" / "bad.png", content)
-    with pytest.raises(RequestError, match=r"a/bad\.png: this is not an image, or a damaged one"):
+    with pytest.raises(RequestError, match=r"a/bad\.png: (this is not an image|the image is damaged)"):
         read_images(pictures(Files(src)))
 
 
@@ -277,7 +277,7 @@ def test_cifar10_sheets_that_are_wrong(src):
     write(src / "data_batch_2.png", encoded(pixels(3, 4, 1023)))
     refused(Cifar10(), src, r"data_batch_2\.png is 1023 pixels wide, not 1024")
     write(src / "data_batch_2.png", (src / "data_batch_1.png").read_bytes()[:-3000])
-    refused(Cifar10(), src, r"data_batch_2\.png: this is not an image, or a damaged one")
+    refused(Cifar10(), src, r"data_batch_2\.png: the image is damaged")
 
 
 @pytest.mark.parametrize(

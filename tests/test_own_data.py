@@ -240,12 +240,12 @@ def test_folders_that_are_refused():
     refused("names one client, only", path="d")
     picture("e/cat/1.png")
     Path("e/cat/2.png").write_bytes(b"no image")
-    refused("e/cat/2.png cannot be read as an image", path="e")
+    refused("cat/2.png: this is not an image", path="e")
     whole = Path("a/cat/1.png").read_bytes()
     picture("f/dog/1.png")
     Path("f/cat").mkdir()
     Path("f/cat/1.png").write_bytes(whole[:-30])
-    refused("f/cat/1.png is damaged or incomplete", path="f")
+    refused("cat/1.png: the image is damaged", path="f")
     refused("data.label and data.client name columns of a table", path="a", label="kind")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fedstrata.data import store
 from fedstrata.data.dataset import Arrays
@@ -62,8 +62,10 @@ def read_image(data: bytes, size: int | None, channels: int) -> np.ndarray:
             pixels = (image.convert("RGBA") if image.mode == "P" else image).convert(MODES[channels])
             if size is not None and pixels.size != (size, size):
                 pixels = pixels.resize((size, size), Image.Resampling.BICUBIC)
+    except UnidentifiedImageError:
+        raise RequestError("this is not an image, or of a format that is not known") from None
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise RequestError(f"this is not an image, or a damaged one: {error}") from None
+        raise RequestError(f"the image is damaged: {error}") from None
     array = np.asarray(pixels)
     return np.ascontiguousarray(array.reshape(*array.shape[:2], channels).transpose(2, 0, 1))
 
