@@ -190,3 +190,39 @@ def test_noise_by_name_keeps_the_true_labels(tmp_path):
     assert 'kind = "label-noise"' in (run.path / "experiment.toml").read_text()
     with pytest.raises(RequestError, match=r"data\.noise\.label is not an option \(did you mean \"labels\""):
         Experiment.of(None, **{"data.noise": {"label": 0.3}})
+
+
+def test_a_stream_that_runs_dry_is_an_event_and_not_the_end(tmp_path):
+    asked = {"data.clients": 5, "data.stream": {"start": 0.2, "until": 3, "window": 2}, "train.rounds": 6}
+    run = train(overrides=asked, out=tmp_path / "run")
+    assert run.summary["rounds"] == 6
+    assert [e["round"] for e in run.events() if e["event"] == "no_update"] == [5, 6]
+    late = train(
+        overrides=asked | {"data.stream": {"start": 0.0, "until": 3}, "method.name": "power-of-choice"},
+        out=tmp_path / "late",
+    )
+    assert [e["round"] for e in late.events() if e["event"] == "no_update"] == [1]
+
+
+def test_two_noises_of_a_kind_draw_different_numbers_and_the_truth_stays_known():
+    noises = [{"kind": "label-noise", "rate": 0.3}] * 2
+    noisy = federation_of(Experiment.of(None, **{"data.noise": noises}))
+    share = (noisy.labels != noisy.true_labels).mean()
+    assert 0.42 < share < 0.52  # 0.3 + 0.3 - 0.09 - what a second flip puts right
+    clean = federation_of(Experiment.of())
+    assert (noisy.true_labels == clean.labels).all()
+
+
+def test_mapped_files_are_not_copied(tmp_path):
+    x = np.zeros((500, 3, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    for mode in ("r", "c"):
+        mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
+        fed = Federation.from_arrays(mapped, np.arange(500) % 5, np.arange(500) % 10, test=(x[:10], np.arange(10) % 5))
+        assert fed.train.x.data_ptr() == mapped.ctypes.data
+    assert len(fed) == 10
+
+
+def test_there_is_no_client_before_the_first():
+    with pytest.raises(IndexError, match="no client -1 among 6"):
+        tiny_federation().client(-1)

@@ -18,6 +18,10 @@ class RequestError(FedstrataError):
     exit_code = 2
 
 
+class DamagedError(RequestError):
+    """A file is not what it should be; one that was downloaded must not be trusted again."""
+
+
 class ClientError(FedstrataError):
     """A part raised while it worked for one client."""
 

@@ -55,8 +55,6 @@ class Federation:
     def __post_init__(self) -> None:
         if len(self.train_split) != len(self.test_split):
             raise RequestError("the train and test parts speak of different numbers of clients")
-        if not len(self.train_split.rows):
-            raise RequestError("no client has any training samples")
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             shapes = f"{tuple(self.train.x.shape[1:])} and {tuple(self.test.x.shape[1:])}"
             raise RequestError(f"training and test samples have different shapes: {shapes}")
@@ -101,13 +99,14 @@ class Federation:
     def with_noise(self, noises: Sequence[Noise], seed: int = 0) -> Federation:
         """Disturb what clients train on; the labels as they were stay in `true_labels`."""
         x, y = self.train.x.numpy(), self.labels
-        for noise in noises:
-            clients = [self.train_split[i] for i in range(len(self))]
-            x, y = noise.apply(x, y, clients, len(self.classes), Streams(seed))
         if not noises:
             return self
+        clients = [self.train_split[i] for i in range(len(self))]
+        for place, noise in enumerate(noises):  # two of a kind must not draw the same numbers
+            x, y = noise.apply(x, y, clients, len(self.classes), Streams(Streams(seed).torch_seed("noise", step=place)))
         train = replace(self.train, x=torch.from_numpy(x), y=torch.from_numpy(y))
-        return replace(self, train=train, true_labels=self.labels)
+        known = self.labels if self.true_labels is None else self.true_labels
+        return replace(self, train=train, true_labels=known)
 
     def moving(self, drift: Drift | None = None, stream: Stream | None = None, seed: int = 0) -> Federation:
         """Let label mixes change and samples arrive over time."""
@@ -197,17 +196,21 @@ class Federation:
             parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
         else:
             given = [_rows(rows) for rows in _each_clients_rows(clients, len(samples))]
-            parts = [rows[np.isin(rows, train_rows)] for rows in given]
+            _check_rows(given, len(samples))
+            trained = np.zeros(len(samples), dtype=bool)
+            trained[train_rows] = True
+            parts = [rows[trained[rows]] for rows in given]
             if not isinstance(test, tuple):
-                test_parts = [rows[np.isin(rows, test_rows)] for rows in given]
+                test_parts = [rows[~trained[rows]] for rows in given]
             else:
                 of_clients: Sequence[Any] = [[]] * len(parts) if test_clients is None else test_clients
                 test_parts = [_rows(rows) for rows in of_clients]
-            _check_rows(given, len(samples))
             _check_rows(test_parts, len(test_samples))
         if test_samples is samples:
             test_samples, test_parts = _kept(samples, test_rows, test_parts)
         left_out = len(train_rows) - sum(map(len, parts))
+        if not sum(map(len, parts)):
+            raise RequestError("no client has any training samples")
         return cls(
             train=samples,
             test=test_samples,
@@ -294,7 +297,9 @@ def _each_clients_rows(clients: Any, samples: int) -> Sequence[Any]:
         raise RequestError(
             f"clients names {len(flat)} owners for {samples} samples; give rows a client, or one owner each"
         )
-    return [np.flatnonzero(flat == name) for name in np.unique(flat)]
+    owner = np.unique(flat, return_inverse=True)[1]
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(owner))[:-1])
 
 
 def _rows(rows: Any) -> np.ndarray:

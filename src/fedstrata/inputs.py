@@ -36,7 +36,10 @@ class Inputs:
         return (x - mean) / std
 
     def augmented(self, x: Tensor, clock: Clock) -> Tensor:
-        """Shift and flip each image of a batch by chance; the same operations whatever the chance says."""
+        """Shift and flip each image of a batch by chance; the same operations whatever the chance says.
+
+        The border that a shift lets in is 0 after normalisation: the mean colour, not black.
+        """
         if not (self.crop or self.flip) or x.ndim != 4:
             return x
         count, _, height, width = x.shape

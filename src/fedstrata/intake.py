@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from fedstrata.errors import RequestError
 from fedstrata.partition import Labelled
 
 Label = int | str
+CHUNK = 1 << 24  # numbers looked at together
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,11 @@ def read_samples(
     if len(features) != len(codes):
         raise RequestError(f"{len(features)} samples but {len(codes)} labels")
     if features.is_floating_point():
-        bad = (~features.flatten(1).isfinite().all(1)).nonzero()
+        some = max(1, CHUNK // max(features[:1].numel(), 1))  # not the whole set at once
+        sound = [features[i : i + some].flatten(1).isfinite().all(1) for i in range(0, len(features), some)]
+        bad = (~torch.cat(sound)).nonzero().flatten().tolist() if sound else []
         if len(bad):
-            raise RequestError(f"{len(bad)} samples hold NaN or infinite features, the first at row {int(bad[0])}")
+            raise RequestError(f"{len(bad)} samples hold NaN or infinite features, the first at row {bad[0]}")
     of = None if groups is None else np.asarray(groups)
     if of is not None and len(of) != len(codes):
         raise RequestError(f"{len(codes)} samples but {len(of)} groups")
@@ -64,7 +68,7 @@ def read_features(x: Any) -> Tensor:
         if array.dtype.kind not in "biuf":
             raise RequestError(f"features must be numbers, not {array.dtype}")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        tensor = _shared(array)
     if tensor.is_complex():
         raise RequestError("features must be real numbers")
     if tensor.ndim < 2:
@@ -72,10 +76,17 @@ def read_features(x: Any) -> Tensor:
     return tensor
 
 
+def _shared(array: np.ndarray) -> Tensor:
+    """Give a tensor over the same memory; nothing ever writes to it, so read-only arrays (mapped files) are fine."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(array)
+
+
 def read_labels(labels: Any) -> np.ndarray:
     """Read labels as whole numbers or as text; a missing one is refused."""
     if isinstance(labels, Tensor):
-        y = labels.numpy()
+        y = labels.detach().cpu().numpy()
     elif isinstance(labels, np.ndarray):
         y = labels
     else:  # not np.asarray, which would turn a missing label beside text into the text "nan"

@@ -83,7 +83,10 @@ def run(
 
 
 def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Outcome]:
-    """Play the steps that the driver, and the selector through it, ask for."""
+    """Play the steps that the driver, and the selector through it, ask for; with nobody there, none."""
+    if not len(view.eligible):
+        view.note("no_update", round=view.round + 1, step=0, asked=[])
+        return []
     outcomes: list[Outcome] = []
     turns: Counter[str] = Counter()
     steps = plan.driver.round(state.driver, view, lambda: plan.select.select(state.select, view))

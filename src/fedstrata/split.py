@@ -26,6 +26,8 @@ class Split:
         return len(self.starts) - 1
 
     def __getitem__(self, client: int) -> np.ndarray:
+        if not 0 <= client < len(self):
+            raise IndexError(f"there is no client {client} among {len(self)}")
         return self.rows[self.starts[client] : self.starts[client + 1]]
 
     @property

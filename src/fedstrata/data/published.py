@@ -20,7 +20,7 @@ import pooch
 from fedstrata.data import store
 from fedstrata.data.dataset import Arrays, DataSet
 from fedstrata.data.files import Files
-from fedstrata.errors import RequestError
+from fedstrata.errors import DamagedError, RequestError
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ class Published(DataSet):
             arrays = self.decode(files)
             if arrays is None:
                 raise RequestError(f"{files.path} does not hold {self.name}, or not in a form that is known")
+            _match(arrays, files.path)
             partial = self.check(arrays, files.path)
-        except RequestError:
+        except DamagedError:
             if path is None:  # a download that is no good must not be taken for good the next time
                 shutil.rmtree(files.path, ignore_errors=True)
             raise
@@ -127,14 +128,23 @@ class Published(DataSet):
     def check(self, arrays: Arrays, path: Path) -> bool:
         """Refuse what does not look as published; say whether it is only a part of the set."""
         if self.shape and tuple(arrays.x.shape[1:]) != self.shape:
-            raise RequestError(f"{path}: samples have shape {tuple(arrays.x.shape[1:])}, {self.name} has {self.shape}")
+            raise DamagedError(f"{path}: samples have shape {tuple(arrays.x.shape[1:])}, {self.name} has {self.shape}")
         partial = False
         for published, labels in zip(self.expected(), (arrays.y, arrays.test_y), strict=True):
             found = dict(zip(*(v.tolist() for v in np.unique(labels, return_counts=True)), strict=True))
             for label, count in published.items() if published else ():
                 if found.get(label, 0) > count:
-                    raise RequestError(f"{path}: {found[label]} samples of class {label}, {self.name} has {count}")
+                    raise DamagedError(f"{path}: {found[label]} samples of class {label}, {self.name} has {count}")
                 partial |= found.get(label, 0) < count
             if published and (strange := found.keys() - published.keys()):
-                raise RequestError(f"{path}: {self.name} has no class {sorted(strange)[0]}")
+                raise DamagedError(f"{path}: {self.name} has no class {sorted(strange)[0]}")
         return partial
+
+
+def _match(arrays: Arrays, path: Path) -> None:
+    """Refuse arrays that do not belong together."""
+    for x, y, groups in ((arrays.x, arrays.y, arrays.groups), (arrays.test_x, arrays.test_y, arrays.test_groups)):
+        if len(x) != len(y) or (groups is not None and len(groups) != len(y)):
+            raise DamagedError(f"{path}: {len(x)} samples but {len(y)} labels; the files do not belong together")
+    if arrays.x.shape[1:] != arrays.test_x.shape[1:]:
+        raise DamagedError(f"{path}: test samples have another shape than training samples")

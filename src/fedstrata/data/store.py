@@ -53,13 +53,33 @@ def put(name: str, arrays: Arrays, about: Mapping[str, Any]) -> Path:
                 np.save(part / f"{field}.npy", array, allow_pickle=False)
         normal = {"mean": arrays.mean, "std": arrays.std}
         (part / "about.json").write_text(json.dumps({**about, **normal}, indent=2) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(part, target)
+        part.chmod(0o777 & ~_umask())  # a folder that several people share stays readable
+        _exchange(part, target)
     except OSError as error:
         raise RequestError(f"{target} cannot be written: {error}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
+
+
+def _exchange(part: Path, target: Path) -> None:
+    """Put the new set in place of the old one, which is removed only after that has worked."""
+    old = part.with_name(f"{part.name}-old")
+    if target.exists():
+        os.replace(target, old)
+    try:
+        os.replace(part, target)
+    except OSError:
+        if old.exists():
+            os.replace(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def get(name: str) -> Arrays | None:
@@ -68,7 +88,10 @@ def get(name: str) -> Arrays | None:
     if not (home / "about.json").exists():
         return None
     # Copy-on-write: torch takes only writable memory, and nothing ever reaches the file.
-    loaded = {f: np.load(home / f"{f}.npy", mmap_mode="c") for f in FIELDS if (home / f"{f}.npy").exists()}
+    try:
+        loaded = {f: np.load(home / f"{f}.npy", mmap_mode="c") for f in FIELDS if (home / f"{f}.npy").exists()}
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{home} is damaged: {error}; fetch it again") from None
     said = about(name)
     normal: dict[str, Any] = {key: said.get(key) and tuple(said[key]) for key in ("mean", "std")}
     return Arrays(**loaded, **normal)
@@ -77,7 +100,11 @@ def get(name: str) -> Arrays | None:
 def about(name: str) -> dict[str, Any]:
     """Read what is known of a data set; empty if it is not there."""
     path = folder() / name / "about.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        said: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} is damaged: {error}; fetch the set again") from None
+    return said
 
 
 def names() -> list[str]:

@@ -41,7 +41,7 @@ class LabelsPerClient(Partition):
         if (lost := np.flatnonzero(~owns.any(0))).size and self.unowned != "drop":
             raise RequestError(
                 f"labels {lost.tolist()} belong to no client: {clients} clients with {self.labels} labels each; "
-                'use more clients or labels, or data.partition.unowned = "drop" or "round-robin"'
+                'use more clients or labels, or data.partition.unowned = "drop"'
             )
         notes = [f"labels {lost.tolist()} were left out: no client drew them"] if lost.size else []
         kinds, counts = _among_owners(train.labels, owns)
@@ -72,7 +72,7 @@ class DomainsPerClient(Partition):
             if self.unowned != "drop":
                 raise RequestError(
                     f"domains {named(lost, 10)} belong to no client: {clients} clients with {self.domains} domains "
-                    'each; use more clients or domains, or data.partition.unowned = "drop" or "round-robin"'
+                    'each; use more clients or domains, or data.partition.unowned = "drop"'
                 )
             notes.append(f"domains {named(lost)} were left out: no client drew them")
         kinds, counts = _among_owners(kinds, owns)
