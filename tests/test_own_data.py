@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 import fedstrata
 from fedstrata import registry
-from fedstrata.data import store
+from fedstrata.data import images, scaling, store
 from fedstrata.data.own import Own, keep
 from fedstrata.errors import RequestError
 
@@ -64,6 +65,9 @@ def test_images_in_arrays_stay_bytes():
     refused(r"images are \[n, channels, height, width\]; transpose\(0, 3, 1, 2\)", path="c.npz")
 
 
+TESTED = {"test_x": [[1.0, 2.0], [3.0, 4.0]], "test_y": [0, 1]}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -78,6 +82,13 @@ def test_images_in_arrays_stay_bytes():
         ({"client": [7, 7, 7, 7]}, "names one client, 7; at least 2 are needed"),
         ({"client": [7.0, np.nan, 1, 1]}, "none may be missing"),
         ({"client": ["", "a", "b", "b"]}, "1 clients are missing, the first at row 0"),
+        ({"client": [[1], [2], [1], [2]]}, r"clients must have an entry a sample; they have shape \(4, 1\)"),
+        (TESTED | {"test_client": [1, 2]}, "must both name their clients, or neither"),
+        (TESTED | {"client": [1, 2, 1, 2]}, "must both name their clients, or neither"),
+        (TESTED | {"client": [1, 2, 1, 2], "test_client": [1, np.nan]}, "none may be missing"),
+        (TESTED | {"client": list("abab"), "test_client": ["a", ""]}, "1 clients are missing, the first at row 1"),
+        (TESTED | {"client": [1, 2, 1, 2], "test_client": [[1], [2]]}, r"they have shape \(2, 1\)"),
+        (TESTED | {"client": [1, 2, 1, 2], "test_client": ["1", "2"]}, "both be text or both be numbers"),
         ({"test_x": [[1.0, 2.0]]}, "needs test_x and test_y, or neither"),
         ({"test_x": [[1.0]], "test_y": [0]}, r"training samples have shape \(2,\), test samples \(1,\)"),
     ],
@@ -86,6 +97,13 @@ def test_arrays_that_are_refused(change, said):
     arrays = {"x": np.ones((4, 2)), "y": [0, 1, 0, 1]} | change
     np.savez("a.npz", **{k: v for k, v in arrays.items() if v is not None})
     refused(said, path="a.npz")
+
+
+def test_a_bad_sample_is_found_where_it_stands_in_the_file():
+    x = np.ones((50, 2))
+    x[[40, 45]] = np.nan
+    np.savez("a.npz", x=x, y=np.arange(50) % 2)
+    refused("2 samples hold missing or infinite values, the first at row 40", path="a.npz")
 
 
 def test_arrays_of_objects_and_broken_files_are_refused(tmp_path):
@@ -150,12 +168,42 @@ def test_labels_that_look_like_whole_numbers_are_numbers():
         ("a,a,label\n1,2,0\n", {}, "has column a more than once"),
         ("label\n1\n", {}, "no columns beside label: no features"),
         ("a,label\n", {}, "t.csv has no rows"),
+        ("a,b,label\n1_000,2,0\n2,1,1\n", {}, "features must be numbers, but column a is not"),
+        ("a,b,label\n1,\u0663,0\n2,1,1\n", {}, "features must be numbers, but column b is not"),
         ("", {}, "t.csv is empty"),
     ],
 )
 def test_tables_that_are_refused(text, options, said):
     Path("t.csv").write_text(text)
     refused(said, path="t.csv", **options)
+
+
+def test_a_mark_that_only_python_takes_for_the_end_of_a_line():
+    Path("t.csv").write_text("a,label\n1,x\u2028y\n2,z\n3,x\u2028y\n4,z\n", encoding="utf-8")
+    assert set(Own("t.csv", test=0).load().y.tolist()) == {"x\u2028y", "z"}
+
+
+def test_what_numpy_cannot_read_is_told_in_its_words(monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("the words of numpy")
+
+    Path("t.csv").write_text("a,label\n1,x\n2,y\n")
+    monkeypatch.setattr(np, "loadtxt", broken)
+    refused("t.csv cannot be read: the words of numpy", path="t.csv")
+
+
+def test_columns_are_standardised_before_they_are_shortened():
+    """Seconds since 1970 differ by less than float32 can tell apart."""
+    Path("t.csv").write_text("t,c,label\n" + "".join(f"{1_700_000_000 + i},0.1,{i % 2}\n" for i in range(50)))
+    arrays = Own("t.csv").load()
+    assert arrays.x.dtype == arrays.test_x.dtype == np.float32
+    seconds = np.sort(np.concatenate([arrays.x[:, 0], arrays.test_x[:, 0]]))
+    assert len(np.unique(seconds)) == 50
+    assert np.allclose(np.diff(seconds), np.diff(seconds)[0], rtol=1e-3)
+    assert arrays.x[:, 0].std() == pytest.approx(1)
+    assert not arrays.x[:, 1].any(), "a constant column is 0, though its mean is rounded"
+    Path("t.csv").write_text("t,label\n1e200,0\n1,1\n2,0\n")
+    refused("1 samples hold missing or infinite values", path="t.csv", test=0)
 
 
 def test_a_table_in_parquet_is_the_same_as_in_csv():
@@ -225,6 +273,30 @@ def test_folders_of_training_and_test_images_are_no_clients():
     assert arrays.groups is None
 
 
+def test_a_large_folder_is_never_copied_into_memory(monkeypatch):
+    for kind in ("cat", "dog"):
+        for i in range(5):
+            picture(f"pets/{kind}/{i}.png", value=i)
+    small = Own("pets").load()
+    monkeypatch.setattr(images, "IN_MEMORY", 0)
+    monkeypatch.setattr(scaling, "CHUNK", 50)
+    large = Own("pets").load()
+    for field in ("x", "test_x"):
+        assert isinstance(getattr(large, field).base, mmap.mmap), field
+        assert np.array_equal(getattr(large, field), getattr(small, field))
+    assert (large.mean, large.std) == (small.mean, small.std)
+    assert large.mean == pytest.approx((small.x / 255).mean((0, 2, 3)))
+
+
+def test_a_size_is_only_for_folders_of_images():
+    table()
+    np.savez("a.npz", x=np.ones((4, 2)), y=[0, 1, 0, 1])
+    for path in ("t.csv", "a.npz"):
+        refused(f"data.size = 8 scales the images of a folder; {path} is not one", path=path, size=8)
+    keep("mine", Own("a.npz"))
+    refused(r'data.size: data.path = "mine" was imported, which settled it', path="mine", size=8)
+
+
 def test_folders_that_are_refused():
     picture("a/cat/1.png")
     picture("a/dog/1.png", size=(5, 4))
@@ -239,6 +311,7 @@ def test_folders_that_are_refused():
     picture("d/only/dog/1.png")
     refused("names one client, only", path="d")
     picture("e/cat/1.png")
+    picture("e/dog/1.png")
     Path("e/cat/2.png").write_bytes(b"no image")
     refused("cat/2.png: this is not an image", path="e")
     whole = Path("a/cat/1.png").read_bytes()

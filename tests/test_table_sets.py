@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import lzma
 import os
 import struct
 import zipfile
@@ -18,9 +20,10 @@ from fedstrata.data.covtype import Covtype
 from fedstrata.data.femnist import Femnist
 from fedstrata.data.files import Files
 from fedstrata.data.mit_bih import TEST_RECORDS, MitBih
+from fedstrata.data.mnist import Mnist
 from fedstrata.data.uci_har import SIGNALS, UciHar
 from fedstrata.data.wfdb import read_212, read_annotations, read_header
-from fedstrata.errors import RequestError
+from fedstrata.errors import DamagedError, RequestError
 from fedstrata.federation import Federation
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
@@ -168,6 +171,41 @@ def test_har_signals_are_standardised_by_channel(har):
     assert np.allclose(arrays.test_x, (test - mean) / std, atol=1e-5)
 
 
+def har_folder(root: Path, rows: int = 10) -> Path:
+    """Four subjects, two of them the publisher's test subjects, who do three things each."""
+    rng = np.random.default_rng(0)
+    for part, subjects in {"train": (1, 3), "test": (2, 4)}.items():
+        (root / part).mkdir(parents=True)
+        labels, n = np.tile(np.repeat([1, 2, 6], rows), 2), 6 * rows
+        np.savetxt(root / part / f"y_{part}.txt", labels, "%d")
+        np.savetxt(root / part / f"subject_{part}.txt", np.repeat(subjects, 3 * rows), "%d")
+        np.savetxt(root / part / f"X_{part}.txt", rng.uniform(-1, 1, (n, 561)), "%.5f")
+    return root
+
+
+def test_har_within_tests_every_subject_on_what_it_does(tmp_path):
+    har_folder(tmp_path / "har")
+    within = registry.build("datasets", "uci-har", {"test": "within"}, "data")
+    within.fetch(tmp_path / "har")
+    arrays = within.load()
+    for groups, labels, count in ((arrays.groups, arrays.y, 8), (arrays.test_groups, arrays.test_y, 2)):
+        cells, counts = np.unique(np.stack([groups, labels]), axis=1, return_counts=True)
+        assert cells.tolist() == [[*[1] * 3, *[2] * 3, *[3] * 3, *[4] * 3], [0, 1, 5] * 4]
+        assert set(counts) == {count}
+    assert np.array_equal(within.decode(Files(tmp_path / "har")).test_x, arrays.test_x), "the same ones every time"
+    with pytest.raises(RequestError, match="`fedstrata data fetch uci-har`"):
+        UciHar().load()
+    UciHar().fetch(tmp_path / "har")
+    assert not set(UciHar().load().groups) & set(UciHar().load().test_groups)
+    assert len(within.load().test_y) == 24, "both are kept"
+
+
+def test_har_within_has_the_published_counts_together(tmp_path):
+    har_folder(tmp_path / "har", rows=600)  # 4 x 600 of class 0: more than 1,226 + 496
+    with pytest.raises(RequestError, match="2400 samples of class 0, uci-har has 1722"):
+        UciHar(test="within").fetch(tmp_path / "har")
+
+
 def test_har_with_a_file_missing(har, tmp_path):
     with zipfile.ZipFile(har[0]) as outer:
         outer.extract("UCI HAR Dataset.zip", tmp_path)
@@ -193,6 +231,26 @@ def test_har_pack():
     assert store.about("uci-har-signals")["complete"] is False, "six of nine channels"
     with pytest.raises(RequestError, match="--set form=signals"):
         UciHar().fetch(PACKS)
+
+
+@packs
+def test_har_pack_within():
+    UciHar("signals", "within").fetch(PACKS)
+    arrays = UciHar("signals", "within").load()
+    assert len(arrays.y) + len(arrays.test_y) == 7352 + 2947
+    assert set(arrays.groups) == set(arrays.test_groups) == set(range(1, 31))
+    assert np.allclose(np.bincount(arrays.test_groups)[1:] / np.bincount(arrays.groups)[1:], 0.25, atol=0.02)
+    assert np.allclose(arrays.x.mean((0, 2)), 0, atol=1e-3)
+    federation = Federation.from_arrays(
+        arrays.x,
+        arrays.y,
+        30,
+        partition=registry.build("partitions", "natural", {}, "data.partition"),
+        test=arrays.test,
+        groups=arrays.groups,
+    )
+    assert len(federation) == 30
+    assert min(len(rows) for rows in federation.test_split) > 50
 
 
 # ---- mit-bih -------------------------------------------------------------------------------------------------------
@@ -287,6 +345,21 @@ def test_mit_bih_takes_mlii_wherever_it_is_and_can_leave_paced_records_out(tmp_p
     assert set(MitBih(paced=False).decode(Files(tmp_path)).groups) == {114}
 
 
+def test_mit_bih_within_tests_every_record_on_its_own_beats(tmp_path):
+    marks = [(720 + 100 * i, 1 if i % 2 else 5) for i in range(50)]
+    for record in (100, 101, 102):
+        write_record(tmp_path, record, marks)
+    within = registry.build("datasets", "mit-bih", {"test": "within"}, "data")
+    within.fetch(tmp_path)
+    arrays = within.load()
+    for groups, labels, count in ((arrays.groups, arrays.y, 20), (arrays.test_groups, arrays.test_y, 5)):
+        cells, counts = np.unique(np.stack([groups, labels]), axis=1, return_counts=True)
+        assert cells.tolist() == [[100, 100, 101, 101, 102, 102], [0, 2] * 3]
+        assert set(counts) == {count}
+    assert set(MitBih(paced=False, test="within").decode(Files(tmp_path)).test_groups) == {100, 101}
+    assert len({MitBih(p, t).key for p in (True, False) for t in ("official", "within")}) == 4
+
+
 def test_mit_bih_refuses_damaged_records(tmp_path):
     write_record(tmp_path, 101, [(720, 1)])
     whole = (tmp_path / "101.dat").read_bytes()
@@ -318,6 +391,8 @@ def test_mit_bih_as_kaggle_has_it(tmp_path):
     assert arrays.groups is None
     with pytest.raises(RequestError, match="paced = false needs the records"):
         MitBih(paced=False).fetch(tmp_path / "archive.zip")
+    with pytest.raises(RequestError, match='test = "within" needs the records'):
+        MitBih(test="within").fetch(tmp_path / "archive.zip")
 
 
 def test_mit_bih_holds_out_nobody_who_is_in_training():
@@ -346,6 +421,15 @@ def test_mit_bih_pack():
         groups=arrays.groups,
     )
     assert len(federation.classes) == 5
+
+
+@packs
+def test_mit_bih_pack_within():
+    MitBih(test="within").fetch(PACKS)
+    arrays = MitBih(test="within").load()
+    assert (np.bincount(arrays.y) + np.bincount(arrays.test_y)).tolist() == [11506, 1256, 2943, 802, 615]
+    assert set(arrays.groups) == set(arrays.test_groups)
+    assert len(np.unique(arrays.groups)) == 48
 
 
 # ---- femnist -------------------------------------------------------------------------------------------------------
@@ -422,6 +506,37 @@ def test_femnist_refuses_what_is_not_leaf(tmp_path, change, said):
 def test_femnist_has_no_address():
     with pytest.raises(RequestError, match="femnist has no address to download from; give its files with --from PATH"):
         Femnist().fetch()
+
+
+@pytest.mark.parametrize(
+    ("part", "pack"),
+    [
+        (Covtype(), "covtype_sub"),
+        (UciHar("signals"), "uci_har_6ch_int16"),
+        (MitBih(), "mitbih_beats"),
+        (Mnist(), "mnist_10k_2k"),
+    ],
+    ids=lambda p: p if isinstance(p, str) else p.name,
+)
+def test_a_damaged_pack_is_named(tmp_path, part, pack):
+    path = tmp_path / f"{pack}.npz.xz"
+    lone, other = io.BytesIO(), io.BytesIO()
+    np.save(lone, np.zeros(3))
+    np.savez(other, strange=np.zeros(3))
+    for content, said in (
+        (b"garbage", "is damaged or no .npz archive"),
+        (b"", "is damaged or no .npz archive"),
+        (lone.getvalue(), "is damaged or no .npz archive"),
+        (other.getvalue()[:-40], "is damaged or no .npz archive"),
+        (other.getvalue(), "has no array .*; it has: strange"),
+    ):
+        path.write_bytes(lzma.compress(content))
+        with pytest.raises(DamagedError, match=f"{path.name} {said}"):
+            part.fetch(tmp_path)
+    path.write_bytes(b"garbage")
+    with pytest.raises(DamagedError, match=f"{path.name} is damaged or incomplete"):
+        part.fetch(tmp_path)
+    assert store.names() == []
 
 
 @pytest.mark.parametrize("part", [Covtype(), UciHar(), MitBih(), Femnist()], ids=lambda p: p.name)

@@ -133,6 +133,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     options = " ".join(f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in row["options"].items())
     if not row["fetched"]:
         state = "not fetched"
+    elif row["damaged"]:
+        state = "damaged"
     elif row["embedded"]:
         state = "embedded"
     else:

@@ -6,7 +6,6 @@ a pack. Stratify's task, `classes = "two"`, tells the two large classes apart, a
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -18,7 +17,8 @@ from fedstrata.data.files import Files
 from fedstrata.data.packs import read_npz
 from fedstrata.data.published import Published, Source
 from fedstrata.data.scaling import standardised
-from fedstrata.errors import RequestError
+from fedstrata.data.tabular import read_numbers
+from fedstrata.errors import DamagedError
 from fedstrata.partition import hold_out
 from fedstrata.rng import Streams
 
@@ -58,7 +58,11 @@ class Covtype(Published):
             wild, soil = np.eye(WILDERNESS)[pack["wilderness"]], np.eye(SOILS)[pack["soil"]]
             x, y = np.hstack([pack["num"].T, wild, soil]).astype(np.float32), pack["y"].astype(np.int64)
         elif name := files.one("covtype.data", "covtype.data.gz", "covtype.csv"):
-            table = _read(files.read(name), f"{files.path}: {name}")
+            table = read_numbers(files, name, np.int16, ",", titled=True)
+            if table.shape[1] != NUMERIC + WILDERNESS + SOILS + 1:
+                raise DamagedError(
+                    f"{files.path}: {name} has {table.shape[1]} columns instead of 54 features and the class"
+                )
             x, y = table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64)
         else:
             return None
@@ -74,21 +78,10 @@ class Covtype(Published):
         return self.classes == "all" or label <= 2
 
 
-def _read(data: bytes, name: str) -> np.ndarray:
-    titled = data[:1].isalpha()
-    try:
-        table = np.loadtxt(io.BytesIO(data), dtype=np.int16, delimiter=",", skiprows=int(titled), ndmin=2)
-    except ValueError as error:
-        raise RequestError(f"{name} is not a table of whole numbers: {error}") from None
-    if table.shape[1] != NUMERIC + WILDERNESS + SOILS + 1:
-        raise RequestError(f"{name} has {table.shape[1]} columns instead of 54 features and the class")
-    return table
-
-
 def _soil_types(x: np.ndarray, files: Files) -> np.ndarray:
     """Give the soil type of every row, 1 to 40."""
     soils = x[:, NUMERIC + WILDERNESS :]
     if not (soils.sum(1) == 1).all():
-        raise RequestError(f"{files.path}: row {int((soils.sum(1) != 1).argmax())} does not have one soil type")
+        raise DamagedError(f"{files.path}: row {int((soils.sum(1) != 1).argmax())} does not have one soil type")
     found: np.ndarray = soils.argmax(1).astype(np.int64) + 1
     return found

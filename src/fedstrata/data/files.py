@@ -7,14 +7,18 @@ import gzip
 import io
 import lzma
 import tarfile
+import tempfile
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from fedstrata.errors import RequestError
+from fedstrata.data import store
+from fedstrata.errors import DamagedError, RequestError
 
-DAMAGE = (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
+# An encrypted zip is a RuntimeError, an unknown compression a NotImplementedError, which is one too.
+DAMAGE = (EOFError, OSError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 
 
 class Files:
@@ -27,6 +31,7 @@ class Files:
             raise RequestError(f"{path} does not exist")
         self.path = path
         self._zip = self._tar = None
+        self._members: dict[str, tarfile.TarInfo] = {}
         try:
             if path.is_dir():
                 self.names = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
@@ -35,13 +40,15 @@ class Files:
                 self.names = sorted(n for n in self._zip.namelist() if not n.endswith("/"))
             elif tarfile.is_tarfile(path):
                 self._tar = tarfile.open(path)  # noqa: SIM115  read from for as long as this lives
-                self.names = sorted(m.name for m in self._tar.getmembers() if m.isfile())
+                weakref.finalize(self, self._tar.close)
+                self._members = {m.name: m for m in self._tar.getmembers() if m.isfile()}
+                self.names = sorted(self._members)
             elif path.suffix in (".zip", ".whl", ".tar", ".tgz") or path.name.endswith((".tar.gz", ".tar.xz")):
                 raise EOFError("the archive cannot be opened")
             else:
                 self.path, self.names = path.parent, [path.name]
         except DAMAGE as error:
-            raise RequestError(f"{path} is damaged or incomplete: {error}") from None
+            raise DamagedError(f"{path} is damaged or incomplete: {error}") from None
 
     def find(self, *patterns: str) -> list[str]:
         """Give the files whose path ends like one of the patterns; `*` and `?` as in a shell."""
@@ -60,7 +67,8 @@ class Files:
             if self._zip is not None:
                 data = self._zip.read(name)
             elif self._tar is not None:
-                member = self._tar.extractfile(name)
+                self._tar = self._unpacked(self._tar)
+                member = self._tar.extractfile(self._members[name])
                 assert member is not None
                 data = member.read()
             else:
@@ -69,7 +77,7 @@ class Files:
                 return gzip.decompress(data)
             return lzma.decompress(data) if name.endswith(".xz") else data
         except (*DAMAGE, ValueError) as error:
-            raise RequestError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
+            raise DamagedError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
 
     def inside(self, name: str) -> Files:
         """Open an archive that lies inside this one."""
@@ -82,7 +90,7 @@ class Files:
         try:
             inner._zip = zipfile.ZipFile(io.BytesIO(self.read(name)))
         except DAMAGE as error:
-            raise RequestError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
+            raise DamagedError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
         inner.names = sorted(n for n in inner._zip.namelist() if not n.endswith("/"))
         return inner
 
@@ -94,3 +102,26 @@ class Files:
                 if inner.find(*patterns):
                     return inner
         return self
+
+    def _unpacked(self, tar: tarfile.TarFile) -> tarfile.TarFile:
+        """Unpack a compressed tar once into a file without a name: there, to seek back is not to begin anew."""
+        packed = tar.fileobj
+        if packed is None or isinstance(packed, io.BufferedReader | io.BufferedRandom):
+            return tar
+        try:
+            store.folder().mkdir(parents=True, exist_ok=True)
+            plain = tempfile.TemporaryFile(dir=store.folder())  # noqa: SIM115  read from for as long as this lives
+            weakref.finalize(self, plain.close)
+            packed.seek(0)
+            while chunk := packed.read(1 << 20):
+                plain.write(chunk)
+            plain.seek(0)
+        except OSError as error:
+            if error.errno is None:  # the tar itself is damaged
+                raise
+            raise RequestError(
+                f"{self.path} cannot be unpacked in the data folder {store.folder()}: {error}; "
+                "set FEDSTRATA_DATA to another"
+            ) from None
+        tar.close()
+        return tarfile.open(fileobj=plain, mode="r:")

@@ -14,24 +14,27 @@ from fedstrata.errors import RequestError
 
 GREY = {"1", "L", "LA"}
 
-Read = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # images, classes, clients
+Listed = tuple[list[Picture], np.ndarray, np.ndarray | None]  # images, classes, clients
 
 
-def read_folder(path: Path, size: int | None = None) -> tuple[Read, Read | None]:
-    """Read a folder of images as uint8 [n, channels, height, width], all of one size or scaled to it."""
+def list_folder(path: Path) -> tuple[Listed, Listed | None]:
+    """List the images of a folder, and apart from them those of its test set if it has one; none is read."""
     found = pictures(Files(path))
     if not found:
         raise RequestError(f"{path} holds no images; expected CLASS/image.png or CLIENT/CLASS/image.png")
-    channels = _channels(found)
     split = {part: [p for p in found if p.name.startswith(f"{part}/")] for part in ("train", "test")}
     parts = list(split.values()) if all(split.values()) and sum(map(len, split.values())) == len(found) else [found]
-    x = read_images(*parts, size=size, channels=channels)
-    reads = [(x[i], *_owners(path, part, above=len(parts) - 1)) for i, part in enumerate(parts)]
-    return reads[0], reads[1] if len(reads) > 1 else None
+    listed = [(part, *_owners(path, part, above=len(parts) - 1)) for part in parts]
+    return listed[0], listed[1] if len(listed) > 1 else None
+
+
+def read_folder(*parts: list[Picture], size: int | None = None) -> list[np.ndarray]:
+    """Read lists of images as uint8 [n, channels, height, width], all of one size or scaled to it."""
+    return read_images(*parts, size=size, channels=_channels([picture for part in parts for picture in part]))
 
 
 def _channels(found: list[Picture]) -> int:
-    """Give 1 if all images are grey, otherwise 3; only their headers are read."""
+    """Give 1 if all images are grey, otherwise 3. Files are read whole, but no image is decoded."""
     for picture in found:
         try:
             with Image.open(io.BytesIO(picture.files.read(picture.name))) as image:

@@ -8,16 +8,16 @@ Cut here: lead MLII (V5 where there is none), 360 to 125 Hz, 187 values round th
 beat whose window leaves the record is left out. The test set is the second half of the records as de Chazal et al.,
 2004, divide them, so nobody is in both; we depart from them for record 202, which is the person of 201 and stays
 beside it, and for the four paced records, which they leave out and without which the class Q is all but empty: two
-are on either side.
+are on either side. `test = "within"` holds a fifth of each class of every record out instead, always the same, so that
+a client that is a record is tested on what it trains on.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -25,38 +25,17 @@ from fedstrata.data.dataset import Arrays
 from fedstrata.data.files import Files
 from fedstrata.data.packs import read_npz
 from fedstrata.data.published import Published, Source
+from fedstrata.data.tabular import read_numbers
 from fedstrata.data.wfdb import read_212, read_annotations, read_header
 from fedstrata.errors import RequestError
+from fedstrata.partition import hold_out
+from fedstrata.rng import Streams
 
 WIDTH, FREQUENCY = 187, 125
 PACED = (102, 104, 107, 217)
-TEST_RECORDS = (
-    *(
-        100,
-        103,
-        104,
-        105,
-        111,
-        113,
-        117,
-        121,
-        123,
-        200,
-        210,
-        212,
-        213,
-        214,
-        217,
-        219,
-        221,
-        222,
-        228,
-        231,
-        232,
-        233,
-        234,
-    ),
-)
+TEST_RECORDS: tuple[int, ...] = (100, 103, 104, 105, 111, 113, 117, 121, 123)
+TEST_RECORDS += (200, 210, 212, 213, 214, 217, 219, 221, 222, 228, 231, 232, 233, 234)
+HELD_OUT = 0.2  # of every record, with test = "within"
 # AAMI classes by WFDB code. N: N L R e j; S: A a J S; V: V E; F: F; Q: / f Q.
 N, S, V, F, Q = range(5)
 CLASSES = {1: N, 2: N, 3: N, 34: N, 11: N, 8: S, 4: S, 7: S, 9: S, 5: V, 10: V, 6: F, 12: Q, 38: Q, 13: Q}
@@ -79,11 +58,12 @@ class MitBih(Published):
     test_counts: ClassVar[Mapping[Any, int]] = {N: 18118, S: 556, V: 1448, F: 162, Q: 1608}
 
     paced: bool = True  # false: without the four records of people with a pacemaker
+    test: Literal["official", "within"] = "official"  # within: a fifth of every record, not records of its own
 
     @property
     def key(self) -> str:
-        """Beats with and without pacemaker may both be stored."""
-        return self.name if self.paced else f"{self.name}-unpaced"
+        """Beats with and without pacemaker may both be stored, and both splits."""
+        return self.name + ("" if self.paced else "-unpaced") + ("" if self.test == "official" else f"-{self.test}")
 
     def decode(self, files: Files) -> Arrays | None:
         """Read whichever form there is."""
@@ -93,8 +73,9 @@ class MitBih(Published):
         files = files.reach("mitbih_train.csv", "???.atr")
         tables = [files.one(f"mitbih_{part}.csv") for part in ("train", "test")]
         if all(tables):
-            if not self.paced:
-                raise RequestError(f"{files.path} does not say whose beats they are; paced = false needs the records")
+            if not self.paced or self.test != "official":
+                asked = f'test = "{self.test}"' if self.paced else "paced = false"
+                raise RequestError(f"{files.path} does not say whose beats they are; {asked} needs the records")
             (x, y), (test_x, test_y) = (_read_table(files, name) for name in tables if name)
             return Arrays(x, y, test_x, test_y)
         if not (names := files.find("???.atr")):
@@ -118,17 +99,17 @@ class MitBih(Published):
         return seen < records or sum(found) < beats - LOST * records
 
     def _split(self, x: np.ndarray, y: np.ndarray, records: np.ndarray) -> Arrays:
-        kept = np.ones(len(y), bool) if self.paced else ~np.isin(records, PACED)
-        test = np.isin(records, TEST_RECORDS)
-        train, test = kept & ~test, kept & test
+        kept = np.flatnonzero(self.paced | ~np.isin(records, PACED))
+        if self.test == "within":
+            train, test = hold_out(kept, records * len(ANNOTATED) + y, HELD_OUT, Streams(0)(self.name))
+        else:
+            apart = np.isin(records[kept], TEST_RECORDS)
+            train, test = kept[~apart], kept[apart]
         return Arrays(x[train, None], y[train], x[test, None], y[test], records[train], records[test])
 
 
 def _read_table(files: Files, name: str) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        table = np.loadtxt(io.BytesIO(files.read(name)), dtype=np.float32, delimiter=",", ndmin=2)
-    except ValueError as error:
-        raise RequestError(f"{files.path}: {name} is not a table of numbers: {error}") from None
+    table = read_numbers(files, name, np.float32, ",")
     if table.shape[1] != WIDTH + 1:
         raise RequestError(f"{files.path}: {name} has {table.shape[1]} columns instead of {WIDTH} values and the class")
     return table[:, None, :-1], table[:, -1].astype(np.int64)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,8 @@ import numpy as np
 from fedstrata.data import store
 from fedstrata.data.dataset import Arrays, DataSet
 from fedstrata.data.files import DAMAGE
-from fedstrata.data.image_folder import read_folder
+from fedstrata.data.image_folder import list_folder, read_folder
+from fedstrata.data.images import Picture
 from fedstrata.data.scaling import brightness, standardised
 from fedstrata.data.tabular import MISSING, read_csv, read_parquet
 from fedstrata.errors import RequestError, unknown_name
@@ -36,11 +37,16 @@ KEY = "own-"  # before the name, in the data folder: no import hides a data set 
 
 @dataclass(frozen=True)
 class Part:
-    """Samples as they were found, not yet looked at."""
+    """Samples as they were found, not yet looked at; images of a folder not even read."""
 
-    x: np.ndarray
+    x: np.ndarray | list[Picture]
     y: np.ndarray
     client: np.ndarray | None = None
+
+    def at(self, rows: np.ndarray) -> Part:
+        """Give some of the samples."""
+        x = [self.x[row] for row in rows.tolist()] if isinstance(self.x, list) else self.x[rows]
+        return Part(x, self.y[rows], None if self.client is None else self.client[rows])
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Own(DataSet):
         if not self.path:
             raise RequestError('data.path is required for data.name = "own": a file, a folder, or an imported name')
         if re.fullmatch(r"[\w.-]+", self.path) and (arrays := store.get(KEY + self.path)) is not None:
-            for option in ("label", "client", "test"):
+            for option in ("label", "client", "size", "test"):
                 if getattr(self, option) is not None:
                     raise RequestError(
                         f'data.{option}: data.path = "{self.path}" was imported, which settled it; import it again, '
@@ -77,37 +83,46 @@ class Own(DataSet):
         table = path.is_file() and path.suffix != ".npz"
         if not table and (self.label or self.client):
             raise RequestError(f"data.label and data.client name columns of a table; {path} is not one")
+        if self.size is not None and not path.is_dir():
+            raise RequestError(f"data.size = {self.size} scales the images of a folder; {path} is not one")
         try:
-            train, test = self._parts(path)
+            train, test = self._split(path, table)
+            y, test_y = train.y, test.y
+            if len(np.unique(y)) < 2:
+                said = y[0] if len(y) else "missing"
+                raise RequestError(f"{path}: all labels are {said}; at least 2 classes are needed")
+            if isinstance(train.x, list) and isinstance(test.x, list):
+                x, test_x = read_folder(train.x, test.x, size=self.size)
+            else:
+                x, test_x = np.asarray(train.x), _samples(np.asarray(test.x), path, exact=table)
         except OSError as error:
             raise RequestError(f"{path} cannot be read: {error}") from None
-        x, y = _samples(train.x, path), _labels(train.y, path)
-        clients = _clients(train.client, path)
-        if test is not None:
-            if self.test is not None:
-                raise RequestError(f"data.test = {self.test}, but {path} has a test set of its own; leave it out")
-            test_x, test_y = _samples(test.x, path), _labels(test.y, path)
-            test_clients = test.client
-            if (clients is None) != (test_clients is None):
-                raise RequestError(f"{path}: training and test samples must both name their clients, or neither")
-        else:
-            share = TEST if self.test is None else self.test
-            rows, held = hold_out(np.arange(len(y)), y, share, Streams(0)("own"))
-            test_x, test_y = x[held], y[held]
-            test_clients = None if clients is None else clients[held]
-            x, y, clients = x[rows], y[rows], None if clients is None else clients[rows]
-        if len(np.unique(y)) < 2:
-            raise RequestError(f"{path}: all labels are {y[0] if len(y) else 'missing'}; at least 2 classes are needed")
         if x.shape[1:] != test_x.shape[1:]:
             raise RequestError(f"{path}: training samples have shape {x.shape[1:]}, test samples {test_x.shape[1:]}")
         if table:
             x, test_x = standardised(x, test_x)
         normal: Any = brightness(x) if x.dtype == np.uint8 else (None, None)
-        return Arrays(x, y, test_x, test_y, clients, test_clients, *normal)
+        return Arrays(x, y, test_x, test_y, train.client, test.client, *normal)
+
+    def _split(self, path: Path, table: bool) -> tuple[Part, Part]:
+        """Give training and test samples; labels and clients are checked."""
+        train, test = self._parts(path)
+        if isinstance(train.x, np.ndarray):  # before rows are chosen, so that a bad one is found where it stands
+            train = replace(train, x=_samples(train.x, path, exact=table))
+        train = replace(train, y=_labels(train.y, path), client=_clients(train.client, path))
+        if test is None:
+            share = TEST if self.test is None else self.test
+            rows, held = hold_out(np.arange(len(train.y)), train.y, share, Streams(0)("own"))
+            train, test = train.at(rows), train.at(held)
+        elif self.test is not None:
+            raise RequestError(f"data.test = {self.test}, but {path} has a test set of its own; leave it out")
+        else:
+            test = replace(test, y=_labels(test.y, path), client=_test_clients(test.client, train.client, path))
+        return train, test
 
     def _parts(self, path: Path) -> tuple[Part, Part | None]:
         if path.is_dir():
-            train, test = read_folder(path, self.size)
+            train, test = list_folder(path)
             return Part(*train), None if test is None else Part(*test)
         if path.suffix == ".npz":
             return _read_npz(path)
@@ -154,15 +169,16 @@ def _read_npz(path: Path) -> tuple[Part, Part | None]:
     client, test_client = (arrays.get(f"{p}client", arrays.get(f"{p}groups")) for p in ("", "test_"))
     train = Part(arrays["x"], arrays["y"], client)
     test = Part(arrays["test_x"], arrays["test_y"], test_client) if "test_x" in arrays else None
-    for part in filter(None, (train, test)):
-        lengths = {len(a) for a in (part.x, part.y, part.client) if a is not None and a.ndim}
-        if len(lengths) > 1 or part.y.ndim != 1:
+    for prefix, named in (("", client), ("test_", test_client)):
+        found = [a for a in (arrays.get(f"{prefix}x"), arrays.get(f"{prefix}y"), named) if a is not None]
+        lengths = {len(a) if a.ndim else 0 for a in found}
+        if len(lengths) > 1 or (f"{prefix}y" in arrays and arrays[f"{prefix}y"].ndim != 1):
             raise RequestError(f"{path}: x, y and client must have an entry a sample; they have {sorted(lengths)}")
     return train, test
 
 
-def _samples(x: np.ndarray, path: Path) -> np.ndarray:
-    """Images stay uint8 [n, channels, height, width]; everything else becomes float32."""
+def _samples(x: np.ndarray, path: Path, exact: bool = False) -> np.ndarray:
+    """Images stay uint8 [n, channels, height, width]; everything else becomes float32, or stays as exact as it is."""
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         raise RequestError(f"{path}: x must hold numbers, [n, ...]; it has type {x.dtype} and shape {x.shape}")
     if x.dtype == np.uint8 and x.ndim in (3, 4):
@@ -171,11 +187,12 @@ def _samples(x: np.ndarray, path: Path) -> np.ndarray:
                 f"{path}: x has shape {x.shape}, but images are [n, channels, height, width]; transpose(0, 3, 1, 2)"
             )
         return x[:, None] if x.ndim == 3 else x
-    x = x.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
+        short = x.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(short).all(tuple(range(1, x.ndim))))
     if len(bad):
         raise RequestError(f"{path}: {len(bad)} samples hold missing or infinite values, the first at row {bad[0]}")
-    return x
+    return x.astype(np.float64, copy=False) if exact else short
 
 
 def _labels(y: np.ndarray, path: Path) -> np.ndarray:
@@ -193,17 +210,33 @@ def _labels(y: np.ndarray, path: Path) -> np.ndarray:
 def _clients(clients: np.ndarray | None, path: Path) -> np.ndarray | None:
     if clients is None:
         return None
-    if clients.dtype.kind not in "biuU":
-        if clients.dtype.kind != "f" or not np.isfinite(clients).all():
-            raise RequestError(f"{path}: clients must be numbers or text, and none may be missing")
-    elif clients.dtype.kind == "U":
-        _refuse_missing(clients, "clients", path)
+    _check_clients(clients, path)
     if len(found := np.unique(clients)) < 2:
         raise RequestError(
             f"{path} names one client, {found[0] if len(found) else 'none'}; at least 2 are needed. "
             "To deal the samples out by a partition, leave the client out"
         )
     return clients
+
+
+def _test_clients(clients: np.ndarray | None, train: np.ndarray | None, path: Path) -> np.ndarray | None:
+    if clients is None and train is None:
+        return None
+    if clients is None or train is None:
+        raise RequestError(f"{path}: training and test samples must both name their clients, or neither")
+    _check_clients(clients, path)
+    if (clients.dtype.kind == "U") != (train.dtype.kind == "U"):
+        raise RequestError(f"{path}: clients of training and test samples must both be text or both be numbers")
+    return clients
+
+
+def _check_clients(clients: np.ndarray, path: Path) -> None:
+    if clients.ndim != 1:
+        raise RequestError(f"{path}: clients must have an entry a sample; they have shape {clients.shape}")
+    if clients.dtype.kind == "U":
+        _refuse_missing(clients, "clients", path)
+    elif clients.dtype.kind not in "biuf" or not np.isfinite(clients).all():
+        raise RequestError(f"{path}: clients must be numbers or text, and none may be missing")
 
 
 def _refuse_missing(column: np.ndarray, what: str, path: Path) -> None:

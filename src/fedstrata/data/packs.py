@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import io
+from typing import NoReturn
 
 import numpy as np
 
-from fedstrata.data.files import Files
+from fedstrata.data.files import DAMAGE, Files
 from fedstrata.data.images import read_image
-from fedstrata.errors import RequestError
+from fedstrata.errors import DamagedError, RequestError
 
 
-def read_npz(files: Files, pattern: str) -> dict[str, np.ndarray] | None:
+class Pack(dict[str, np.ndarray]):
+    """The arrays of a pack; one that it lacks is refused under the name of its file."""
+
+    def __init__(self, name: str, arrays: dict[str, np.ndarray]):
+        super().__init__(arrays)
+        self.name = name
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise DamagedError(f"{self.name} has no array {key}; it has: {', '.join(self)}")
+
+
+def read_npz(files: Files, pattern: str) -> Pack | None:
     """Read an `.npz.xz` archive; None if there is none."""
     name = files.one(pattern)
-    return None if name is None else dict(np.load(io.BytesIO(files.read(name)), allow_pickle=False))
+    if name is None:
+        return None
+    data = io.BytesIO(files.read(name))
+    try:
+        with np.load(data, allow_pickle=False) as archive:
+            return Pack(f"{files.path}: {name}", {key: archive[key] for key in archive.files})
+    except (ValueError, TypeError, AttributeError, *DAMAGE) as error:  # a lone array is no archive
+        raise DamagedError(f"{files.path}: {name} is damaged or no .npz archive: {error}") from None
 
 
 def read_sprite(files: Files, pattern: str, count: int, side: int) -> np.ndarray:
@@ -22,7 +41,11 @@ def read_sprite(files: Files, pattern: str, count: int, side: int) -> np.ndarray
     name = files.one(pattern)
     if name is None:
         raise RequestError(f"{files.path} holds the labels of a pack but not its images, {pattern}")
-    pixels = read_image(files.read(name), None, 3)
+    data = files.read(name)
+    try:
+        pixels = read_image(data, None, 3)
+    except RequestError as error:
+        raise DamagedError(f"{files.path}: {name}: {error}") from None
     rows = pixels.shape[1] // side
     if pixels.shape[1:] != (rows * side, 50 * side) or rows * 50 < count:
         raise RequestError(f"{files.path}: {name} is not a sprite of {count} images of {side} x {side}, 50 a row")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ from fedstrata.data import store
 from fedstrata.data.own import Own
 from fedstrata.data.published import Published
 from fedstrata.data.store import folder
+from fedstrata.errors import RequestError
 
 __all__ = ["embedded", "folder", "row", "rows"]
 
 
 def rows() -> list[dict[str, Any]]:
     """Give a row for everything stored, and for every named set of which nothing is."""
-    stored = [row(key) for key in store.names()]
+    stored = [_stored(key) for key in store.names()]
     found = []
     for name in registry.names("datasets"):
         part = registry.find("datasets", name, "NAME")
@@ -26,13 +28,14 @@ def rows() -> list[dict[str, Any]]:
             found += of or [_row(name, name, licence=part.licence)]
         elif not issubclass(part, Own):
             found.append(embedded(name))
-    return found + [r for r in stored if r["name"] == "own"]
+    named = set(registry.names("datasets"))
+    return found + [r for r in stored if r["name"] == "own" or (r["damaged"] and r["name"] not in named)]
 
 
 def row(key: str) -> dict[str, Any]:
     """Describe a data set that is stored."""
     home, said = store.folder() / key, store.about(key)
-    samples, test = (len(np.load(home / f"{field}.npy", mmap_mode="r")) for field in ("y", "test_y"))
+    sizes = {f: len(np.load(home / f"{f}.npy", mmap_mode="r")) for f in store.FIELDS if _expected(home, f)}
     return _row(
         said["name"],
         key,
@@ -40,13 +43,27 @@ def row(key: str) -> dict[str, Any]:
         complete=said["complete"],
         verified=said["verified"],
         options=said["options"],
-        samples=samples,
-        test_samples=test,
+        samples=sizes["y"],
+        test_samples=sizes["test_y"],
         licence=said["licence"],
         bytes=sum(file.stat().st_size for file in home.iterdir()),
         path=str(home),
         source=said["source"],
     )
+
+
+def _expected(home: Path, field: str) -> bool:
+    return not field.endswith("groups") or (home / f"{field}.npy").exists()
+
+
+def _stored(key: str) -> dict[str, Any]:
+    """Describe a data set that is stored, as far as its files can be read."""
+    try:
+        return row(key)
+    except (RequestError, OSError, EOFError, ValueError, LookupError, TypeError):
+        named = [name for name in registry.names("datasets") if key == name or key.startswith(f"{name}-")]
+        home = store.folder() / key
+        return _row(max(named, key=len, default=key), key, fetched=True, damaged=True, path=str(home))
 
 
 def embedded(name: str) -> dict[str, Any]:
@@ -65,6 +82,7 @@ def _row(name: str, key: str, **known: Any) -> dict[str, Any]:
         "options": {},
         "fetched": False,
         "embedded": False,
+        "damaged": False,
         "complete": None,
         "verified": None,
         "samples": None,

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.data.files import Files
+from fedstrata.errors import DamagedError, RequestError
 
 MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
 
@@ -38,11 +39,11 @@ def read_csv(path: Path, label: str, client: str | None) -> Table:
     try:
         x = np.loadtxt(io.StringIO(text), dtype=np.float64, usecols=[columns.index(f) for f in features], **how)
         rest = np.loadtxt(io.StringIO(text), dtype=str, usecols=named, **how)
-        sound = bool(np.isfinite(x).all()) and _is_even(text, mark, len(columns))
-    except ValueError:
-        sound = False
+        sound, said = bool(np.isfinite(x).all()) and _is_even(text, mark, len(columns)), "its rows are of unlike length"
+    except ValueError as error:
+        sound, said = False, str(error)
     if not sound:  # once more, slowly, to say where
-        raise _explained(text, mark, columns, features, path)
+        raise _explained(text, mark, columns, features, path) or RequestError(f"{path} cannot be read: {said}")
     return x, np.char.strip(rest[:, 0]), np.char.strip(rest[:, 1]) if client is not None else None
 
 
@@ -50,7 +51,7 @@ def _is_even(text: str, mark: str, width: int) -> bool:
     """Say whether all rows have as many fields as there are columns; numpy lets longer ones pass."""
     if '"' in text:
         return all(len(row) in (0, width) for row in csv.reader(io.StringIO(text), delimiter=mark))
-    return all(line.count(mark) == width - 1 for line in text.splitlines() if line)
+    return all(line.count(mark) == width - 1 for line in text.split("\n") if line)
 
 
 def read_parquet(path: Path, label: str, client: str | None) -> Table:
@@ -77,6 +78,16 @@ def read_parquet(path: Path, label: str, client: str | None) -> Table:
     return x, _plain(columns[label]), None if client is None else _plain(columns[client])
 
 
+def read_numbers(files: Files, name: str, kind: type, mark: str | None = None, titled: bool = False) -> np.ndarray:
+    """Read a table of numbers alone as a publisher writes it; `titled`: its first line may name the columns."""
+    data = files.read(name)
+    skipped = int(titled and data[:1].isalpha())
+    try:
+        return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=mark, skiprows=skipped, ndmin=2)
+    except ValueError as error:
+        raise DamagedError(f"{files.path}: {name} is not a table of numbers: {error}") from None
+
+
 def _plain(column: np.ndarray) -> np.ndarray:
     return column if column.dtype.kind in "biuf" else column.astype(str)
 
@@ -99,8 +110,8 @@ def _chosen(columns: Sequence[str], label: str, client: str | None, path: Path) 
     return features
 
 
-def _explained(text: str, mark: str, columns: list[str], features: list[str], path: Path) -> RequestError:
-    """Find out why the features of a CSV file are not numbers."""
+def _explained(text: str, mark: str, columns: list[str], features: list[str], path: Path) -> RequestError | None:
+    """Find out why the features of a CSV file are not numbers; None if they are."""
     words: set[str] = set()
     gaps: Counter[str] = Counter()
     rows = csv.reader(io.StringIO(text), delimiter=mark)
@@ -118,14 +129,17 @@ def _explained(text: str, mark: str, columns: list[str], features: list[str], pa
                     words.add(name)
     if words:
         return _not_numbers([name for name in features if name in words], path)
+    if not gaps:
+        return None
     return RequestError(
         f"{path}: {gaps.total()} values are missing, in {_some(list(gaps))}; drop those rows or fill them in"
     )
 
 
 def _is_number(value: str) -> bool:
+    """Say whether numpy takes it for a finite number: Python takes 1_000 and foreign digits too."""
     try:
-        return bool(np.isfinite(float(value)))
+        return "_" not in value and value.strip().isascii() and bool(np.isfinite(float(value)))
     except ValueError:
         return False
 

@@ -2,13 +2,15 @@
 
 The folder "UCI HAR Dataset" of UCI's zip: 561 features computed from each window of 2.56 s, or the nine signals
 themselves; or a pack, which holds six of the nine. Subjects of the test set are not in the training set.
+
+`test = "within"` holds a fifth of each activity of every subject out instead, always the same, so that a client that
+is a subject is tested on what it trains on. Windows overlap by half: such a test is easier than the published one.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,10 +21,14 @@ from fedstrata.data.files import Files
 from fedstrata.data.packs import read_npz
 from fedstrata.data.published import Published, Source
 from fedstrata.data.scaling import standardised
+from fedstrata.data.tabular import read_numbers
 from fedstrata.errors import RequestError
+from fedstrata.partition import hold_out
+from fedstrata.rng import Streams
 
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_gyro", "total_acc", "body_acc") for axis in "xyz"]  # the pack: first six
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
+HELD_OUT = 0.2  # of every subject, with test = "within"
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,19 @@ class UciHar(Published):
     test_counts: ClassVar[Mapping[Any, int]] = dict(enumerate((496, 471, 420, 491, 532, 537)))
 
     form: Literal["features", "signals"] = "features"  # 561 features a window, or signals of 9 channels x 128
+    test: Literal["official", "within"] = "official"  # within: a fifth of every subject, not subjects of its own
 
     @property
     def key(self) -> str:
-        """Both forms may be stored."""
-        return self.name if self.form == "features" else f"{self.name}-{self.form}"
+        """Both forms and both splits may be stored."""
+        form = "" if self.form == "features" else f"-{self.form}"
+        return self.name + form + ("" if self.test == "official" else f"-{self.test}")
+
+    def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
+        """Give the published counts; of both sets together where they are split anew."""
+        if self.test == "official":
+            return self.counts, self.test_counts
+        return {label: count + self.test_counts[label] for label, count in self.counts.items()}, {}
 
     def decode(self, files: Files) -> Arrays | None:
         """Read the folder, or the pack. Features are scaled to [-1, 1] as published, signals are standardised."""
@@ -60,6 +74,11 @@ class UciHar(Published):
             if files.one("y_train.txt") is None:
                 return None
             parts = [self._read(files, part) for part in ("train", "test")]
+        if self.test == "within":
+            x, y, subjects = (np.concatenate(pair) for pair in zip(*parts, strict=True))
+            cells = subjects * len(self.counts) + y
+            split = hold_out(np.arange(len(y)), cells, HELD_OUT, Streams(0)(self.name))
+            parts = [(x[rows], y[rows], subjects[rows]) for rows in split]
         (x, y, subjects), (test_x, test_y, test_subjects) = parts
         if self.form == "signals":
             x, test_x = standardised(x, test_x, axes=(0, 2))
@@ -71,6 +90,8 @@ class UciHar(Published):
         known = [(561,)] if self.form == "features" else [(9, 128), (6, 128)]
         if shape not in known:
             raise RequestError(f"{path}: samples have shape {shape}, {self.name} has {known[0]}")
+        if self.test == "within":
+            arrays = replace(arrays, y=np.concatenate([arrays.y, arrays.test_y]))
         return super().check(arrays, path) or shape == (6, 128)
 
     def _read(self, files: Files, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -92,7 +113,4 @@ def _table(files: Files, pattern: str, kind: type) -> np.ndarray:
     name = files.one(pattern)
     if name is None:
         raise RequestError(f"{files.path} lacks {pattern}")
-    try:
-        return np.loadtxt(io.BytesIO(files.read(name)), dtype=kind, ndmin=2)
-    except ValueError as error:
-        raise RequestError(f"{files.path}: {name} is not a table of numbers: {error}") from None
+    return read_numbers(files, name, kind)
