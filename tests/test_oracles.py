@@ -22,12 +22,13 @@ from fedstrata.combine.server.adaptive import Adagrad, Adam, Yogi
 from fedstrata.combine.server.sgd import Sgd
 from fedstrata.correct.prox import Prox
 from fedstrata.correct.scaffold import Control, Scaffold
-from fedstrata.federation import Federation, Roster
+from fedstrata.federation import Federation
 from fedstrata.loop import play_round
 from fedstrata.messages import Report, Slot, Sums
 from fedstrata.optimize.sgd import Sgd as LocalSgd
 from fedstrata.plan import per_round
 from fedstrata.rng import Streams
+from fedstrata.roster import Roster
 from fedstrata.select.power_of_choice import PowerOfChoice
 from fedstrata.select.size import Size as BySize
 from fedstrata.serverside import Outcome, System, View

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -17,8 +17,9 @@ from fedstrata.errors import RequestError
 from fedstrata.inputs import Inputs
 from fedstrata.intake import Label, Samples, joined, read_dataset, read_samples
 from fedstrata.moving import Drift, Moves, Stream
-from fedstrata.partition import Partition, hold_out
+from fedstrata.partition import Deal, Labelled, Partition, hold_out
 from fedstrata.rng import Streams
+from fedstrata.roster import Roster
 from fedstrata.split import Split
 
 
@@ -182,30 +183,14 @@ class Federation:
             test_samples, codes = samples, samples.y.numpy()
             train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
 
-        notes: tuple[str, ...] = ()
         if clients is None or isinstance(clients, int | Integral):
-            if not isinstance(partition, Partition):
-                raise RequestError(
-                    f"clients = {clients}, partition = {partition!r}: give a partition object, such as "
-                    "fedstrata.data.partitions.iid.Iid(), to deal the samples out, or the rows of each client"
-                )
-            count = None if clients is None else int(clients)
-            both = samples.labelled(train_rows), test_samples.labelled(test_rows)
-            deal = partition.deal(*both, count, streams("partition"))
-            notes = tuple(deal.notes)
+            deal = _dealt(partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams)
             parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
         else:
-            given = [_rows(rows) for rows in _each_clients_rows(clients, len(samples))]
-            _check_rows(given, len(samples))
-            trained = np.zeros(len(samples), dtype=bool)
-            trained[train_rows] = True
-            parts = [rows[trained[rows]] for rows in given]
-            if not isinstance(test, tuple):
-                test_parts = [rows[~trained[rows]] for rows in given]
-            else:
-                of_clients: Sequence[Any] = [[]] * len(parts) if test_clients is None else test_clients
-                test_parts = [_rows(rows) for rows in of_clients]
-            _check_rows(test_parts, len(test_samples))
+            deal = _held(
+                clients, train_rows, len(samples), test_clients, None if test_samples is samples else test_rows
+            )
+            parts, test_parts = list(deal.train), list(deal.test)
         if test_samples is samples:
             test_samples, test_parts = _kept(samples, test_rows, test_parts)
         left_out = len(train_rows) - sum(map(len, parts))
@@ -220,7 +205,7 @@ class Federation:
             name=name,
             speeds=_speeds(speeds),
             left_out=left_out,
-            notes=notes,
+            notes=tuple(deal.notes),
             inputs=inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0),
         )
 
@@ -239,46 +224,28 @@ class Federation:
         return cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows)
 
 
-@dataclass(frozen=True)
-class Roster:
-    """What the server knows of its clients. Fields a part did not declare in `needs` cannot be read."""
+def _dealt(partition: Any, clients: Any, train: Labelled, test: Labelled, streams: Streams) -> Deal:
+    """Deal samples out by a partition; positions inside what it was shown."""
+    if not isinstance(partition, Partition):
+        raise RequestError(
+            f"clients = {clients}, partition = {partition!r}: give a partition object, such as "
+            "fedstrata.data.partitions.iid.Iid(), to deal the samples out, or the rows of each client"
+        )
+    return partition.deal(train, test, None if clients is None else int(clients), streams("partition"))
 
-    clients: int
-    classes: int
-    holders: np.ndarray  # ids of clients with data
-    key: np.ndarray  # seeded tie-break
-    _known: dict[str, np.ndarray | None] = field(default_factory=dict)
-    later: Callable[[int], Roster] | None = None  # where data move: what is known in a round
 
-    def at(self, round: int) -> Roster:
-        """Give what is known in a round."""
-        return self if self.later is None else self.later(round)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Training samples of every client."""
-        return self._get("sizes")
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Label counts of every client, [N, C]."""
-        return self._get("counts")
-
-    @property
-    def speeds(self) -> np.ndarray:
-        """Relative device capacity of every client."""
-        return self._get("speeds")
-
-    @property
-    def setup_bytes(self) -> int:
-        """What it cost the clients to tell: 4 bytes a label count, 8 a size or speed."""
-        return sum(a.size * (4 if name == "counts" else 8) for name, a in self._known.items() if a is not None)
-
-    def _get(self, name: str) -> np.ndarray:
-        value = self._known.get(name)
-        if value is None:
-            raise RequestError(f'a part reads roster.{name} without declaring it: add "{name}" to its `needs`')
-        return value
+def _held(clients: Any, train_rows: np.ndarray, samples: int, test_clients: Any, test_rows: np.ndarray | None) -> Deal:
+    """Read who holds which rows; without `test_rows`, what was held out is tested by those who hold it."""
+    given = [_rows(rows) for rows in _each_clients_rows(clients, samples)]
+    _check_rows(given, samples)
+    trained = np.zeros(samples, dtype=bool)
+    trained[train_rows] = True
+    parts = [rows[trained[rows]] for rows in given]
+    if test_rows is None:
+        return Deal(parts, [rows[~trained[rows]] for rows in given])
+    test_parts = [_rows(rows) for rows in ([[]] * len(parts) if test_clients is None else test_clients)]
+    _check_rows(test_parts, len(test_rows))
+    return Deal(parts, test_parts)
 
 
 def _kept(samples: Samples, kept: np.ndarray, test_parts: Sequence[np.ndarray]) -> tuple[Samples, list[np.ndarray]]:

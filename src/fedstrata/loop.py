@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedstrata.federation import Roster
 from fedstrata.messages import Report, Sums, Tag, Task, prefixed, value_bytes
 from fedstrata.metrics import round_figures
 from fedstrata.plan import Plan
+from fedstrata.roster import Roster
 from fedstrata.serverside import Engine, Outcome, Scores, Step, Steps, View
 from fedstrata.space import Model
 from fedstrata.stopping import Progress, Stopping

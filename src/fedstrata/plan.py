@@ -9,8 +9,8 @@ from functools import partial
 
 from fedstrata.clientside import Local
 from fedstrata.errors import RequestError
-from fedstrata.federation import Roster
 from fedstrata.rng import Streams
+from fedstrata.roster import Roster
 from fedstrata.serverside import Combiner, Driver, Selector, ServerPart, ServerSide, System, View
 from fedstrata.space import Space
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from fedstrata.clientside import LocalPart, Program
-from fedstrata.federation import Roster
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, Value
 from fedstrata.part import Part
 from fedstrata.rng import Rng
+from fedstrata.roster import Roster
 from fedstrata.space import Model, Space
 
 
