@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types fix clean
+.PHONY: demo test bench lint types fix clean
 
 demo: $(VENV)/.run
 	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3
 
 test: lint types
 	$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks partitions
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
