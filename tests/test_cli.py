@@ -287,3 +287,32 @@ def test_a_damaged_summary_is_explained(cli, tmp_path):
     code, _, err = cli("run", "--resume", str(tmp_path / "run"))
     assert code == 2
     assert "summary.json is damaged" in err
+
+
+WRONG_WIDTH = """
+from dataclasses import dataclass
+from torch import nn
+from fedstrata.models.architecture import Architecture
+
+@dataclass(frozen=True)
+class Narrow(Architecture):
+    "Seven outputs, whatever the data."
+    def build(self, shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+"""
+
+
+def test_bad_data_and_models_end_with_code_2_too(cli, tmp_path, monkeypatch):
+    rows = [f"{i},{i % 3},{'abc'[i % 3]}" for i in range(30)]
+    own = ["run", "--set", "data.name=own", "--set", "data.clients=3", "--set", "data.partition=iid"]
+    for name, bad, said in (("label", "7,1,", "missing"), ("feature", "7,nan,a", "missing")):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,z,label", *rows, bad]) + "\n")
+        code, out, err = cli(*own, "--set", f"data.path={name}.csv")
+        assert (code, out) == (2, "")
+        assert said in err
+    (tmp_path / "narrow_model.py").write_text(WRONG_WIDTH)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, _, err = cli("run", "--set", "model.name=narrow_model:Narrow")
+    assert code == 2
+    assert "outputs of shape (7,) but the data has 10 classes" in err
+    assert not Path("runs").exists()
