@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from fedstrata import registry, testing
-from fedstrata.clientside import Done, LocalPart, Order, Sampler
+from fedstrata.clientside import Done, LocalPart, Optimizer, Order, Sampler
+from fedstrata.drive.sync import Sync
 from fedstrata.messages import Slot
 from fedstrata.models.architecture import Architecture
 from fedstrata.optimize.sgd import Sgd
@@ -24,7 +25,8 @@ from fedstrata.testing.conformance import check_part
 from fedstrata.testing.worlds import in_process, play, same, work_of
 
 CHECKS = {
-    "drivers": testing.check_driver,
+    "schedules": testing.check_schedule,
+    "drivers": lambda part: testing.check_driver(part, "stratified" if isinstance(part, Sync) else "none"),
     "selectors": testing.check_selector,
     "samplers": testing.check_sampler,
     "corrections": testing.check_local_part,
@@ -58,6 +60,14 @@ def test_every_stage_is_checked():
         ("corrections", "scaffold", {"frozen": True}),
         ("optimizers", "sgd", {"momentum": 0.9, "weight_decay": 0.01}),
         ("optimizers", "adam", {"weight_decay": 0.01}),
+        ("optimizers", "sgd", {"momentum": 0.9, "state": "kept"}),
+        ("optimizers", "sgd", {"momentum": 0.9, "state": "carried"}),
+        ("optimizers", "adam", {"state": "kept"}),
+        ("optimizers", "adam", {"state": "carried"}),
+        ("schedules", "stratified", {"clients": "weighted", "frequency": "capped", "rounds_per_epoch": 3}),
+        ("schedules", "stratified", {"clients": "remaining", "order": "spread", "on_empty": "drop"}),
+        ("schedules", "stratified", {"strata": "none", "replacement": True, "length": 31, "chunk": 1}),
+        ("schedules", "stratified", {"pool": 1.0, "chunk": 50, "each": 7}),
         ("servers", "sgd", {"lr": 0.5, "momentum": 0.9}),
         ("selectors", "power-of-choice", {"candidates": 2}),
         ("partitions", "labels-per-client", {"labels": 1, "unowned": "drop"}),
@@ -104,14 +114,17 @@ class Branches(LocalPart):
 
 
 @dataclass(frozen=True)
-class Remembers(LocalPart):
+class Remembers(Optimizer):
     """Momentum that is not cleared between clients."""
 
-    def lane(self, space):
+    def slots(self, space):
         return {"v": Slot((space.P,))}
 
-    def grad(self, own, buf, rate):
-        buf.w.sub_(rate * own["v"].mul_(0.9).add_(buf.g))
+    def fill(self, own, buf, visit):
+        pass
+
+    def move(self, own, w, g, rate):
+        w.sub_(rate * own["v"].mul_(0.9).add_(g))
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,13 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 SMALL = {"train.rounds": 3, "data.clients": 8, "engine.precision": "fp64"}
 
 
+@pytest.mark.parametrize("execution", ["auto", "messages"])
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
 @pytest.mark.parametrize("method", registry.names("methods"))
-def test_cuda_equals_cpu(method, model, tmp_path):
-    overrides = SMALL | {"method.name": method, "model.name": model}
+def test_cuda_equals_cpu(method, model, execution, tmp_path):
+    overrides = SMALL | {"method.name": method, "model.name": model, "engine.execution": execution}
+    if method in ("fedtan", "stratify-batch"):
+        overrides |= {"model.name": "mlp", "model.norm": "batch"}
     gpu = train(overrides=overrides | {"engine.device": "cuda"}, out=tmp_path / "gpu")
     cpu = train(overrides=overrides | {"engine.device": "cpu"}, out=tmp_path / "cpu")
     assert next(e["wall"]["device"] for e in gpu.events() if e["event"] == "engine") == "cuda"

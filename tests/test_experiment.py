@@ -111,10 +111,10 @@ def test_a_file_is_read_with_defaults_written_out(tmp_path):
     assert read.method.correct == [PROX]
     assert read.method.combine == {"kind": "size", "server": YOGI | {"lr": 0.02}}
     assert (read.data.clients, read.train.rounds, read.train.seed, read.train.batch_size) == (7, 3, 4, 16)
-    assert read.train.optimizer == {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    assert read.train.optimizer == {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0, "state": "fresh"}
     assert read.train.lr_schedule == {"kind": "constant"}
     assert read.data.model_extra == {"test": 0.2}
-    assert read.model.model_extra == {"hidden": (64,)}
+    assert read.model.model_extra == {"hidden": (64,), "norm": "none"}
 
 
 def test_the_default_is_the_one_of_the_contract():
@@ -122,7 +122,8 @@ def test_the_default_is_the_one_of_the_contract():
     assert (plain.data.name, plain.data.clients, plain.data.partition["alpha"]) == ("digits", 20, 0.1)
     assert plain.method.model_dump() == {
         "name": "fedavg",
-        "driver": {"kind": "rounds"},
+        "schedule": {"kind": "none"},
+        "driver": {"kind": "rounds", "norms": "own"},
         "select": {"kind": "random"},
         "sample": {"kind": "shuffle"},
         "correct": [],
@@ -247,7 +248,7 @@ def test_other_stages_keep_the_recipe_s_parts():
 
 def test_optimizer_partition_and_schedule_merge_with_their_defaults():
     got = asked("train.optimizer.momentum=0.9 data.partition.alpha=0.5 train.lr_schedule=cosine")
-    assert got.train.optimizer == {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.0}
+    assert got.train.optimizer == {"kind": "sgd", "momentum": 0.9, "weight_decay": 0.0, "state": "fresh"}
     assert (got.data.partition["kind"], got.data.partition["alpha"]) == ("dirichlet-class", 0.5)
     assert got.train.lr_schedule == {"kind": "cosine", "floor": 0.0, "warmup": 0}
     assert asked("data.partition=iid").data.partition == {"kind": "iid"}

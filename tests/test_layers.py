@@ -9,7 +9,8 @@ from pathlib import Path
 import fedstrata
 
 ROOT = Path(fedstrata.__file__).parent
-STAGES = ("drive", "select", "sample", "correct", "combine", "optimize", "data", "models", "rates", "stragglers")
+STAGES = ("schedule", "drive", "select", "sample", "correct", "combine", "optimize")
+STAGES += ("data", "models", "rates", "stragglers")
 HEIGHT = (
     {"cli": 5, "__main__": 5, "testing": 4, "training": 3, "comparing": 3, "work": 3}
     | dict.fromkeys(("engines", "methods", "assemble"), 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.clientside import LocalPart
+from fedstrata.clientside import Optimizer
 from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
 from fedstrata.judge import Judge
@@ -105,17 +105,17 @@ def test_a_round_in_which_nobody_trained_has_no_loss_and_no_drift():
 
 
 @dataclass(frozen=True)
-class Displace(LocalPart):
-    """An optimizer that ignores the gradient and moves client k by (2k, 1)."""
+class Displace(Optimizer):
+    """Ignores the gradient and moves client k by (2k, 1)."""
 
-    def lane(self, space):
+    def slots(self, space):
         return {"move": Slot((space.P,))}
 
     def fill(self, own, buf, visit):
         own["move"].copy_(torch.tensor([2.0 * visit.client.id, 1.0]))
 
-    def grad(self, own, buf, rate):
-        buf.w.add_(own["move"])
+    def move(self, own, w, g, rate):
+        w.add_(own["move"])
 
 
 def test_drift_is_the_mean_distance_from_the_model_that_was_sent():

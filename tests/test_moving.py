@@ -130,7 +130,7 @@ def test_pixels_stay_small_until_the_step_and_normalisation_is_by_channel():
 
 
 def clock(key=1, t=0):
-    return Clock(torch.tensor([key]), torch.tensor([t]))
+    return Clock(torch.tensor([key + 1_000_003 * t]))
 
 
 def test_a_cropped_image_is_a_window_of_the_padded_one_and_a_flipped_one_its_mirror():

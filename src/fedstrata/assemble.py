@@ -16,17 +16,20 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedstrata import registry
-from fedstrata.clientside import Local, LocalPart
+from fedstrata.clientside import Local, LocalPart, Optimizer
+from fedstrata.combine.server.sgd import Sgd
+from fedstrata.combine.size import Size
 from fedstrata.errors import RequestError
 from fedstrata.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.federation import Federation
 from fedstrata.inputs import Inputs
 from fedstrata.moving import Drift, Stream
 from fedstrata.network import find_head
+from fedstrata.optimize.at_server import AtServer, Carried
 from fedstrata.plan import Plan
 from fedstrata.rates import Scheduled
 from fedstrata.rng import Streams, torch_seeded
-from fedstrata.serverside import ServerPart, ServerSide
+from fedstrata.serverside import Driver, ServerPart, ServerSide
 from fedstrata.space import Model, Space
 from fedstrata.stragglers import Stragglers
 
@@ -65,11 +68,18 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     method, train = experiment.method, experiment.train
     streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
     driver = make("drivers", method.driver, "method.driver")
+    schedule = make("schedules", method.schedule, "method.schedule")
+    sampler = make("samplers", method.sample, "method.sample")
+    if schedule.sampler is not None:
+        driver = driver.following(schedule)
     select = make("selectors", method.select, "method.select")
     corrections = _corrections(method.correct)
     combine = make("combiners", method.combine, "method.combine")
     server = make("servers", method.combine["server"], "method.combine.server")
-    servers = {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}}
+    optimizer = make("optimizers", train.optimizer or {}, "train.optimizer")
+    rate = Scheduled(train.lr, make("rates", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
+    servers = _half_at_server(driver, optimizer, rate)
+    servers |= {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}}
     system = Stragglers(**experiment.system.stragglers.model_dump())
     at_server: list[ServerSide] = [driver, select, combine, system, *servers.values()]
     build = _builder(experiment.model, federation, streams, module)
@@ -83,13 +93,17 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
         build=build,
         head=head,
         inputs=inputs,
-        sampler=make("samplers", method.sample, "method.sample"),
+        sampler=schedule.sampler or sampler,
         parts=_with_meters(corrections, [meter for part in at_server for meter in part.meters]),
-        optimizer=make("optimizers", train.optimizer or {}, "train.optimizer"),
-        programs={kind: program for part in at_server for kind, program in part.programs.items()},
+        optimizer=optimizer,
+        programs={
+            kind: program
+            for part in [*at_server, schedule.sampler or sampler]
+            for kind, program in part.programs.items()
+        },
         epochs=train.epochs,
         batch_size=train.batch_size,
-        rate=Scheduled(train.lr, make("rates", train.lr_schedule or {}, "train.lr_schedule"), train.rounds),
+        rate=rate,
         streams=streams,
         dtype=dtype,
     )
@@ -103,9 +117,37 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
         space=Space.of(network, head),
         rounds=train.rounds,
         clients_per_round=train.clients_per_round,
+        sampler_asked=sampler,
     )
     plan.check()
-    return plan
+    return replace(plan, apart=_apart(experiment, plan))
+
+
+def _half_at_server(driver: Driver, optimizer: Optimizer, rate: Scheduled) -> dict[str, ServerPart]:
+    """Give the server's half of an optimizer whose steps are taken there, or whose memory travels."""
+    if driver.steps_at_server:
+        return {"optimizer": AtServer(optimizer, rate)}
+    return {"optimizer": Carried(optimizer)} if optimizer.state == "carried" else {}
+
+
+def _apart(experiment: Experiment, plan: Plan) -> str | None:
+    """Say why many visits cannot be executed as one, or None."""
+    asked = experiment.engine.execution
+    if asked == "messages":
+        return 'engine.execution = "messages"'
+    reasons = [
+        (plan.combine != Size(), f"{type(plan.combine).__name__} weighs what each client sends"),
+        (
+            plan.servers["server"] != Sgd(),
+            f"the server step {type(plan.servers['server']).__name__} acts on every step",
+        ),
+        (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each visit"),
+        (not plan.system.reliable, "reports may be lost on the way"),
+    ]
+    reason = next((why for holds, why in reasons if holds), None)
+    if asked == "fused" and reason is not None:
+        raise RequestError(f'engine.execution = "fused" does not fit this plan: {reason}; use "auto" or "messages"')
+    return reason
 
 
 def initial_model(plan: Plan, init: str | None) -> Model:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedstrata.inputs import Inputs
-from fedstrata.messages import Slot, Task, Tensors, Value, scoped
+from fedstrata.messages import WHOLE, Fragment, Slot, Task, Tensors, Value, scoped
 from fedstrata.part import Part
 from fedstrata.rng import Rng, Streams
 from fedstrata.space import Space
@@ -46,6 +46,20 @@ class Peek(NamedTuple):
     probabilities: np.ndarray
 
 
+class Gradient(NamedTuple):
+    """Of the sum of some samples' losses, under the received model."""
+
+    sum: Tensor
+    loss: Tensor  # mean over the samples
+
+
+class Draw(Protocol):
+    """A client's random streams."""
+
+    def __call__(self, purpose: str, *, round: int = ..., step: int = ...) -> Rng:
+        """Give the stream of this visit, keyed (seed, purpose, round, step, client); or one that outlives it."""
+
+
 @dataclass(frozen=True)
 class Visit:
     """One task at one client: everything a client-side part may look at."""
@@ -57,8 +71,9 @@ class Visit:
     epochs: int
     batch_size: int
     rate: float  # step size of this round
-    rng: Callable[[str], Rng]  # keyed (seed, purpose, round, step, client)
+    rng: Draw
     peek: Callable[[], Peek]
+    gradient: Callable[[np.ndarray], Gradient]  # of the samples at some positions, in training mode
     steps: int = 0  # known once the sampler has planned
     rate_sum: float = 0.0
 
@@ -75,6 +90,7 @@ class Order:
     batch_size: int
     meta: Mapping[str, Value] = field(default_factory=dict)
     keep: Tensors = field(default_factory=dict)
+    samples: int | None = None  # that the report stands for; None: all of the client's
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,8 @@ class Done:
     summed: Tensors = field(default_factory=dict)  # only their weighted sum reaches the server
     shown: Tensors = field(default_factory=dict)  # open tensors
     keep: Tensors = field(default_factory=dict)  # this client's new state
+    samples: int | None = None  # that the report stands for; None: all of the client's
+    loss: Tensor | float = 0.0  # their mean loss
 
 
 @dataclass
@@ -100,9 +118,9 @@ class Buffers:
     b0: Tensor
     index: Tensor  # ring of batches: [ring, width] rows of the data
     weight: Tensor  # [ring, width] sample weights; 0 is padding
+    keys: Tensor  # [ring, width] what each sample's random bits are made of
     rate: Tensor  # [ring] step sizes
     t: Tensor  # [1] local step
-    key: Tensor  # [1] dropout key
     loss: Tensor  # [] sum of cross-entropies so far
     head: slice
     at: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # (params, buffers, x) -> features, logits; eval
@@ -173,15 +191,70 @@ class Sampler(Part):
         """Give the order of this visit; `visit.peek()` costs one forward pass over the client's data."""
         raise NotImplementedError
 
+    @property
+    def programs(self) -> Mapping[str, Program]:
+        """What a client can do with its samples beside training on them, by `Step.kind`."""
+        return {}
+
 
 Program = Callable[[Visit], Done]  # what a client does for a task that is not training: a probe, a reservation
 
 
-class Rate(Protocol):
-    """Step size by round."""
+class Optimizer(LocalPart):
+    """How weights follow a gradient: `slots` and `move` are all there is to write.
 
-    def at(self, round: int) -> float:
-        """Give the step size of a round."""
+    What it remembers between steps is forgotten at the end of a visit (`fresh`), stays with the client (`kept`), or
+    travels with the model (`carried`). Memory that came with the model always goes back with it.
+    """
+
+    state: Literal["fresh", "kept", "carried"] = "fresh"
+
+    def slots(self, space: Space) -> Mapping[str, Slot]:
+        """Declare what is remembered between steps; zeros before the first."""
+        return {}
+
+    def move(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
+        """Move the weights `w`, in place; `g` may be used up."""
+        raise NotImplementedError
+
+    def lane(self, space: Space) -> Mapping[str, Slot]:
+        """Hold the memory."""
+        return self.slots(space)
+
+    def keep(self, space: Space) -> Mapping[str, Slot]:
+        """Keep it at the client, if asked for."""
+        return self.slots(space) if self.state == "kept" else {}
+
+    def up(self, space: Space) -> Mapping[str, Slot]:
+        """Send it on, if asked for."""
+        return self.slots(space) if self.state == "carried" else {}
+
+    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+        """Start from what came with the model, from what was kept, or at rest."""
+        for name, slot in own.items():
+            before = visit.down.get(name, visit.keep.get(name) if self.state == "kept" else None)
+            if before is None:
+                slot.zero_()
+            else:
+                slot.copy_(before)
+
+    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+        """Move the lane's weights."""
+        self.move(own, buf.w, buf.g, rate)
+
+    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+        """Give the memory to whom it belongs."""
+        return Done(
+            summed={name: slot for name, slot in own.items() if name in visit.down or self.state == "carried"},
+            keep=own if self.state == "kept" else {},
+        )
+
+
+class Rate(Protocol):
+    """Step size by time."""
+
+    def at(self, round: int, part: Fragment = WHOLE) -> float:
+        """Give the step size of a round, or of one of its equal parts."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +266,7 @@ class Local:
     inputs: Inputs
     sampler: Sampler
     parts: Mapping[str, LocalPart]  # corrections and meters, in order; the name scopes their tensors
-    optimizer: LocalPart
+    optimizer: Optimizer
     programs: Mapping[str, Program]
     epochs: int
     batch_size: int

@@ -1,31 +1,41 @@
-"""Random numbers by counter: a hash of (key, step, use, element) instead of a generator.
+"""Random numbers by counter: a hash of (sample, use, element) instead of a generator.
 
-Nothing has to be saved or restored, every engine draws the same bits, and the local step can be captured.
+Nothing has to be saved or restored, every engine draws the same bits, and the local step can be captured. A sample's
+bits are its own: they do not change with the samples that share its batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 @dataclass
 class Clock:
-    """What the bits of a local step are made of: the visit's key, the step, and how often numbers were drawn in it."""
+    """What the bits of a local step are made of: a key a sample, and how often numbers were drawn."""
 
-    key: Tensor  # [1] int64
-    t: Tensor  # [1] int64
+    keys: Tensor  # [samples] int64
     uses: int = 0
 
     def uniform(self, *shape: int) -> Tensor:
-        """Draw numbers from [0, 1), other ones at every use."""
+        """Draw numbers from [0, 1), other ones at every use; the first axis is that of the samples."""
         self.uses += 1
-        numbers = torch.Size(shape).numel()
-        cell = torch.arange(numbers, device=self.key.device)
-        bits = _mix(_mix(self.key + self.t * 1_000_003 + self.uses * 7_919) + cell)
+        numbers, samples = torch.Size(shape).numel(), len(self.keys)
+        keys = self.keys if shape[0] % samples == 0 else self.keys[:1]  # a tensor that is not made of samples
+        cell = torch.arange(numbers // len(keys), device=keys.device)
+        bits = _mix(_mix(keys + self.uses * 7_919).view(-1, 1) + cell)
         return (_shift(bits, 11).to(torch.float64) * 2.0**-53).view(shape)
+
+
+def sample_keys(visit: int | np.ndarray, step: int | np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Give the keys of samples by the visit's key, the local step and their places in its batch."""
+    with np.errstate(over="ignore"):
+        key = np.asarray(visit, dtype=np.uint64) + np.uint64(1_000_003) * np.asarray(step, dtype=np.uint64)
+        keys: np.ndarray = key + np.uint64(0x9E3779B97F4A7C15) * place.astype(np.uint64)
+    return keys.view(np.int64)
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ class Method(Section):
     """A recipe; the stages override its parts."""
 
     name: str = "fedavg"
+    schedule: Spec = None
     driver: Spec = None
     select: Spec = None
     sample: Spec = None
@@ -151,6 +152,7 @@ class EngineChoice(Section):
     lanes: Count | Literal["auto"] = "auto"
     precision: Literal["fp32", "fp64"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    execution: Literal["auto", "fused", "messages"] = "auto"  # of methods whose clients compute one batch together
 
 
 class Experiment(Section):
@@ -173,6 +175,7 @@ class Experiment(Section):
         for key, value in overrides.items():
             tables.put(table, key, value)
         _refuse_unknown(cls, table, "")
+        _suggest_training(table)
         data = table.get("data", {})
         if "fingerprint" in data and data.get("name") != GIVEN:
             raise RequestError("data.fingerprint is written by the run; it cannot be set")
@@ -217,6 +220,7 @@ class Experiment(Section):
 
 
 METHOD_STAGES = {
+    "schedule": "schedules",
     "driver": "drivers",
     "select": "selectors",
     "sample": "samplers",
@@ -224,6 +228,7 @@ METHOD_STAGES = {
     "combine": "combiners",
 }
 DEFAULTS: dict[str, Any] = {
+    "schedule": {"kind": "none"},
     "driver": {"kind": "rounds"},
     "select": {"kind": "random"},
     "sample": {"kind": "shuffle"},
@@ -284,15 +289,29 @@ def _noises(noise: Any) -> Any:
     return [{"kind": kind, option: noise[key]} for key, (kind, option) in short.items() if noise.get(key)]
 
 
+def _suggest_training(table: dict[str, Any]) -> None:
+    """Put the training settings that a method suggests where the user set nothing."""
+    method = table.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else None
+    if isinstance(name, str):
+        train = table.setdefault("train", {})
+        for key, value in registry.find("methods", name, "method.name").train.items():
+            if isinstance(train, dict):
+                train.setdefault(key, value)
+
+
 def _forget_recipe(table: dict[str, Any], name: Any) -> None:
     """Another method brings its own parts: leave out the stages that only spell the old method's recipe out."""
     method = table.get("method")
     if not isinstance(method, dict) or method.get("name", name) == name:
         return
-    old = Experiment.of({"method": {"name": method["name"]}}).dump()["method"]
+    old = Experiment.of({"method": {"name": method["name"]}}).dump()
     for stage in METHOD_STAGES:
-        if method.get(stage) == old[stage]:
+        if method.get(stage) == old["method"][stage]:
             del method[stage]
+    for key in registry.find("methods", method["name"], "method.name").train:
+        if table.get("train", {}).get(key) == old["train"][key]:
+            del table["train"][key]
 
 
 def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str) -> None:

@@ -140,9 +140,12 @@ class Federation:
             key=streams("tiebreak").permutation(len(self)),
             _known={
                 "sizes": sizes if "sizes" in needs else None,
+                "labels": self.counts > 0 if "labels" in needs else None,
+                "totals": self.counts.sum(0) if "totals" in needs else None,
                 "counts": self.counts if "counts" in needs else None,
                 "speeds": (np.ones(len(self)) if self.speeds is None else self.speeds) if "speeds" in needs else None,
             },
+            stock=lambda: self.counts,
             later=None if self.moves is None else lambda round: self.at(round).roster(needs, streams),
         )
 

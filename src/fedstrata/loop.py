@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedstrata.messages import Report, Sums, Tag, Task, prefixed, value_bytes
+from fedstrata.messages import Report, Sums, Tag, Task, prefixed, tensor_bytes, value_bytes
 from fedstrata.metrics import round_figures
 from fedstrata.plan import Plan
 from fedstrata.roster import Roster
@@ -98,7 +98,7 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
 
 def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
     """Play one step, the `at`-th of the round and the `turn`-th of its kind."""
-    step = plan.system.adapt(view, turn, step)
+    step, view = plan.system.adapt(view, turn, step), replace(view, part=step.part)
     down = outgoing(plan, state, step)
     tasks = [
         Task(
@@ -107,6 +107,7 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
             step=at,
             kind=step.kind,
             turn=turn,
+            part=step.part,
             config=ask.config,
             down=down,
             accepted=state.accepted.get(ask.client),
@@ -130,16 +131,18 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     engine.settle(here, (view.round, at))
     state.accepted |= dict.fromkeys(here, (view.round, at))
     if step.combine:
-        state.participation[here] += 1
-    _charge(state.traffic, step, tasks, [r for r in reports if r.client not in lost])
+        state.participation[here] += np.array(step.visits(here), dtype=np.int64)
+    size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
+    _charge(state.traffic, step, size, tasks, [r for r in reports if r.client not in lost])
     return Outcome(step, at, tuple(seen), tuple(a.client for a in step.asks if a.client not in here))
 
 
 def outgoing(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
     """Give what every client of a step receives: the model and, where it will make a new one, what server parts add."""
-    down = state.model.wire() if step.model else {}
+    down = state.model.wire(buffers=step.buffers or step.joint is not None) if step.model else {}
     for name, part in plan.servers.items() if step.model and step.combine else ():
-        down |= prefixed(part.broadcast(state.servers[name]), name)
+        extra = part.broadcast if step.joint is None else part.lend
+        down |= prefixed(extra(state.servers[name]), name)
     return down
 
 
@@ -199,17 +202,25 @@ def _arrived(view: View, at: int, step: Step, reports: Sequence[Report], lost: s
     return [r for r in reports if r.client not in lost | broken]
 
 
-def _charge(traffic: Traffic, step: Step, tasks: Sequence[Task], received: Sequence[Report]) -> None:
-    down = sum(task.nbytes for task in tasks)
+def _charge(traffic: Traffic, step: Step, size: int, tasks: Sequence[Task], received: Sequence[Report]) -> None:
+    """Charge a step whose model message has a size; a joint step as if its single steps had been played."""
+    visits = step.visits([r.client for r in received])
+    traffic.bytes_down += sum(r.received * n for r, n in zip(received, visits, strict=True))
+    if step.combine:
+        traffic.client_updates += sum(step.visits([task.client for task in tasks]))
+    if step.joint is not None:
+        down, up, across = (size * models for models in step.joint.handed)
+        traffic.bytes_down += down + step.joint.told[0]
+        traffic.bytes_up += up + step.joint.told[1] + sum(r.nbytes * n for r, n in zip(received, visits, strict=True))
+        traffic.bytes_p2p += across
+        return
     if step.source == "server":
-        traffic.bytes_down += down
+        traffic.bytes_down += size * len(tasks)
     else:
-        traffic.bytes_p2p += down
-    traffic.bytes_down += sum(r.received for r in received)
+        traffic.bytes_p2p += size * len(tasks)
+    traffic.bytes_down += sum(value_bytes(task.config) for task in tasks)
     # A model handed to a peer is charged when the peer receives it; only the numbers go to the server.
     traffic.bytes_up += sum(r.nbytes if step.sink == "server" else value_bytes(r.meta) for r in received)
-    if step.combine:
-        traffic.client_updates += len(tasks)
 
 
 def _next(steps: Steps, outcomes: Sequence[Outcome]) -> Step | None:

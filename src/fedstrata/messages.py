@@ -15,6 +15,8 @@ from torch import Tensor
 Value = float | int | str | bool | tuple[int, ...] | tuple[float, ...]
 Tensors = Mapping[str, Tensor]
 Tag = tuple[int, int]  # (round, step)
+Fragment = tuple[int, int]  # (i, n): the i-th of n equal parts of a round
+WHOLE: Fragment = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Task:
     step: int  # exchanges before this one in the round
     kind: str = "train"
     turn: int = 0  # those of the same kind: keys random draws, so that a probe never shifts what training draws
+    part: Fragment = WHOLE  # where in the round this is: moves learning rates
     config: Mapping[str, Value] = field(default_factory=dict)
     down: Tensors = field(default_factory=dict)  # "params", "buffers", broadcasts; shared by the step
     accepted: Tag | None = None  # this client's last report that counted: its state starts from there
@@ -93,6 +96,7 @@ class Sums:
     weight: float
     count: int
     reports: Sequence[Report] = ()  # open halves of the reports that were summed
+    joint: bool = False  # many steps were played as one: this is the outcome of all of them
 
     def mean(self, name: str) -> Tensor:
         """Give the weighted mean over the clients that arrived."""

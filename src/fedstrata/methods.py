@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -14,6 +14,7 @@ class Recipe:
     summary: str
     paper: str
     stages: Mapping[str, Any]
+    train: Mapping[str, Any] = field(default_factory=dict)  # suggested where the user sets nothing
 
 
 def _adaptive(server: str) -> Recipe:
@@ -48,6 +49,27 @@ SFL = Recipe(
     "Li and Lyu, NeurIPS 2023",
     {"driver": {"kind": "chain"}},
 )
+STRATIFY_SINGLE = Recipe(
+    "The model travels along a schedule of labels, one sample a step.",
+    "Stratify, arXiv 2504.13462",
+    {"schedule": {"kind": "stratified"}, "driver": {"kind": "chain"}},
+    train={"lr": 0.01},
+)
+STRATIFY_BATCH = Recipe(
+    "Global batches along a schedule of labels; the server steps along their exact gradients.",
+    "Stratify, arXiv 2504.13462",
+    {"schedule": {"kind": "stratified"}, "driver": {"kind": "sync"}},
+    train={"lr": 0.05, "batch_size": 64, "optimizer": {"kind": "sgd", "momentum": 0.9}},
+)
+FEDTAN = Recipe(
+    "FedAvg whose batch norms meet in the first local step.",
+    "Wang et al., TNNLS 2023",
+    {
+        "select": {"kind": "everyone"},
+        "driver": {"kind": "rounds", "norms": "clients"},
+        "combine": {"kind": "uniform", "server": {"kind": "sgd"}},
+    },
+)
 POWER_OF_CHOICE = Recipe(
     "Of some candidates, those with the highest loss train.",
     "Cho et al., AISTATS 2022",
@@ -63,5 +85,8 @@ PARTS = {
     "fedadam": "fedstrata.methods:FEDADAM",
     "fedyogi": "fedstrata.methods:FEDYOGI",
     "sfl": "fedstrata.methods:SFL",
+    "stratify-single": "fedstrata.methods:STRATIFY_SINGLE",
+    "stratify-batch": "fedstrata.methods:STRATIFY_BATCH",
+    "fedtan": "fedstrata.methods:FEDTAN",
     "power-of-choice": "fedstrata.methods:POWER_OF_CHOICE",
 }

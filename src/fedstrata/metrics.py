@@ -10,6 +10,8 @@ import numpy as np
 
 from fedstrata.serverside import Outcome
 
+LISTED = 50  # most steps of a round that are written down one by one
+
 
 def accuracy(hits: np.ndarray) -> float:
     """Share of right answers."""
@@ -53,18 +55,32 @@ def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray) -> dic
         "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
         "drift": _mean([float(r.drift) for r in trained]),
         "jain": jain(participation),
-        "steps": [
-            {
-                "kind": o.step.kind,
-                "clients": [r.client for r in o.reports],
-                **({"missing": list(o.missing)} if o.missing else {}),
-                **(
-                    {"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}
-                ),
-            }
-            for o in outcomes
-        ],
+        "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }
+
+
+def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": o.step.kind,
+            "clients": [r.client for r in o.reports],
+            **({"times": len(o.step.joint.sizes)} if o.step.joint is not None else {}),
+            **({"missing": list(o.missing)} if o.missing else {}),
+            **({"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}),
+        }
+        for o in outcomes
+    ]
+
+
+def _by_kind(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Sum many steps up: how often each kind was played, and with whom."""
+    steps = []
+    for kind in dict.fromkeys(o.step.kind for o in outcomes):
+        own = [o for o in outcomes if o.step.kind == kind]
+        missing = sorted({client for o in own for client in o.missing})
+        clients = sorted({r.client for o in own for r in o.reports})
+        steps.append({"kind": kind, "times": len(own), "clients": clients, **({"missing": missing} if missing else {})})
+    return steps
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float | None:

@@ -90,9 +90,12 @@ class KeyedDropout(nn.Module):
         return x * (self.clock.uniform(*shape) >= self.p).to(x.dtype) / max(1.0 - self.p, 1e-12)
 
 
-def key_dropout(module: nn.Module, clock: Clock) -> None:
-    """Replace every dropout layer of a module by one that draws from the visit's clock."""
+def key_dropout(module: nn.Module, clock: Clock) -> bool:
+    """Replace every dropout layer of a module by one that draws from the visit's clock; say whether there was any."""
+    found = False
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
                 parent._modules[name] = KeyedDropout(child.p, not isinstance(child, nn.Dropout), clock)
+                found = True
+    return found

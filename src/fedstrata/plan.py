@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
-from fedstrata.clientside import Local
+from torch import nn
+
+from fedstrata.clientside import Local, Sampler
 from fedstrata.errors import RequestError
 from fedstrata.rng import Streams
 from fedstrata.roster import Roster
@@ -28,11 +30,18 @@ class Plan:
     space: Space
     rounds: int
     clients_per_round: float | int | str
+    apart: str | None = None  # why many visits cannot be executed as one, or None
+    sampler_asked: Sampler | None = None  # what the user asked for, where a schedule brings its own
 
     @property
     def streams(self) -> Streams:
         """Random streams of the run."""
         return self.local.streams
+
+    @cached_property
+    def batch_norms(self) -> bool:
+        """Whether the model has batch norms."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.local.build().modules())
 
     @property
     def server_side(self) -> list[ServerSide]:
@@ -48,9 +57,11 @@ class Plan:
         """Give what the server's parts see of a round."""
         k = per_round(self.clients_per_round, roster.clients)
         rng, roster = partial(self.streams, round=round), roster.at(round)
-        view = View(round, self.rounds, k, roster.holders, roster, self.space, rng, note)
+        apart = "the clients live at sites of their own" if roster.stock is None else self.apart
+        batch_size = self.local.batch_size
+        view = View(round, self.rounds, k, roster.holders, roster, self.space, rng, note, batch_size, apart)
         eligible = self.system.available(view)
-        return View(round, self.rounds, min(k, len(eligible)), eligible, roster, self.space, rng, note)
+        return replace(view, k=min(k, len(eligible)), eligible=eligible)
 
     def check(self) -> None:
         """Refuse stages that cannot work together, with the reason."""

@@ -1,10 +1,11 @@
-"""Learning-rate schedules: a factor on `train.lr` by round."""
+"""Learning-rate schedules: a factor on `train.lr` by round, or by part of a round where one has many steps."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from fedstrata.messages import WHOLE, Fragment
 from fedstrata.options import Count, Fraction, Natural, Positive
 from fedstrata.part import Part
 
@@ -19,8 +20,8 @@ PARTS = {
 class Schedule(Part):
     """A factor on the base rate, by share of the run."""
 
-    def factor(self, round: int, rounds: int) -> float:
-        """Give the factor of a round, counted from 0."""
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
+        """Give the factor at a time, counted in rounds from 0; `unit` is the time between two steps of the schedule."""
         raise NotImplementedError
 
 
@@ -32,16 +33,17 @@ class Scheduled:
     schedule: Schedule
     rounds: int
 
-    def at(self, round: int) -> float:
-        """Give the step size of a round."""
-        return self.base * self.schedule.factor(round, self.rounds)
+    def at(self, round: int, part: Fragment = WHOLE) -> float:
+        """Give the step size of a round, or of one of its equal parts."""
+        place, parts = part
+        return self.base * self.schedule.factor(round + place / parts, self.rounds, 1 / parts)
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The same rate in every round."""
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
         """Give 1."""
         return 1.0
 
@@ -53,9 +55,9 @@ class StepDecay(Schedule):
     every: Count = 10
     by: Positive = 0.5
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
         """Decay in steps."""
-        return float(self.by ** (round // self.every))
+        return float(self.by ** int(round / self.every + 1e-9))
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class Cosine(Schedule):
     floor: Fraction = 0.0
     warmup: Natural = 0
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
         """Fall from 1 to the floor."""
         if round < self.warmup:
-            return (round + 1) / self.warmup
+            return (round + unit) / self.warmup
         share = (round - self.warmup) / max(rounds - self.warmup, 1)
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
 
@@ -81,9 +83,9 @@ class OneCycle(Schedule):
     start: Fraction = 0.04
     end: Fraction = 0.01
 
-    def factor(self, round: int, rounds: int) -> float:
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
         """Climb, then fall."""
-        share = round / max(rounds - 1, 1)
+        share = round / max(rounds - unit, unit)
         if share <= self.peak and self.peak > 0:
             return self.start + (1 - self.start) * share / self.peak
         return 1 + (self.end - 1) * (share - self.peak) / max(1 - self.peak, 1e-12)

@@ -21,11 +21,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from fedstrata.errors import RequestError, unknown_name
 
 STAGES = {  # stage -> the package that lists its parts, and the class they derive from
+    "schedules": ("fedstrata.schedule", "fedstrata.serverside:LabelSchedule"),
     "drivers": ("fedstrata.drive", "fedstrata.serverside:Driver"),
     "selectors": ("fedstrata.select", "fedstrata.serverside:Selector"),
     "samplers": ("fedstrata.sample", "fedstrata.clientside:Sampler"),
     "corrections": ("fedstrata.correct", "fedstrata.clientside:LocalPart"),
-    "optimizers": ("fedstrata.optimize", "fedstrata.clientside:LocalPart"),
+    "optimizers": ("fedstrata.optimize", "fedstrata.clientside:Optimizer"),
     "combiners": ("fedstrata.combine", "fedstrata.serverside:Combiner"),
     "servers": ("fedstrata.combine.server", "fedstrata.serverside:ServerPart"),
     "rates": ("fedstrata.rates", "fedstrata.rates:Schedule"),

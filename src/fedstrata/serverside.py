@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from fedstrata.clientside import LocalPart, Program
-from fedstrata.messages import Report, Sums, Tag, Task, Tensors, Value
+from fedstrata.clientside import LocalPart, Program, Sampler
+from fedstrata.errors import RequestError
+from fedstrata.messages import WHOLE, Fragment, Report, Sums, Tag, Task, Tensors, Value
+from fedstrata.norms import By
 from fedstrata.part import Part
 from fedstrata.rng import Rng
 from fedstrata.roster import Roster
@@ -33,6 +35,9 @@ class View:
     space: Space
     rng: Callable[..., Rng]  # rng(purpose, step=0, client=-1), keyed with seed and round
     note: Callable[..., None]  # note(kind, **fields): make an event; every fallback is one
+    batch_size: int = 1
+    apart: str | None = None  # why visits cannot be executed as one (`Joint`), or None
+    part: Fragment = WHOLE  # where in the round the present step is
 
 
 @dataclass(frozen=True)
@@ -53,20 +58,48 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """Many steps whose course is known before they are played, so that an engine may execute them as one.
+
+    Each client's sampler still says which of its samples come, and in which order; here stands whose turn it is.
+    What the single steps would have sent is charged as if they had been played.
+    """
+
+    whose: np.ndarray  # of each sample, in training order: a place in `Step.asks`
+    turns: np.ndarray  # of each sample: which step of its kind it would have come with
+    sizes: np.ndarray  # samples of each batch
+    parts: np.ndarray  # of each batch: when in the round, out of `Step.part[1]`
+    visits: np.ndarray  # of each ask: the visits it stands for
+    handed: tuple[int, int, int]  # models (or updates of that size) that went down, up, and from peer to peer
+    told: tuple[int, int]  # bytes beside, down and up
+
+
+@dataclass(frozen=True)
 class Step:
     """One exchange inside a round: the only thing a driver or selector can make happen."""
 
     asks: tuple[Ask, ...]
     kind: str = "train"  # the client program
     model: bool = True  # send model and broadcast
+    buffers: bool = True  # send norm statistics with the model
     combine: bool = True  # the reports make a new model
     source: Literal["server", "peer"] = "server"  # who hands the model over, and is charged for it
     sink: Literal["server", "peer"] = "server"  # a peer's hop is charged once, to the one who receives
+    together: By | None = None  # clients meet while they compute: how their norm statistics are averaged
+    joint: Joint | None = None
+    part: Fragment = WHOLE  # where in the round this is: moves learning rates
 
     def __post_init__(self) -> None:
         ids = [ask.client for ask in self.asks]
         if len(set(ids)) != len(ids):
             raise ValueError(f"a step asks a client twice: {sorted(ids)}")
+
+    def visits(self, clients: Sequence[int]) -> list[int]:
+        """Say for how many visits each of these clients stands: one, unless the step stands for many."""
+        if self.joint is None:
+            return [1] * len(clients)
+        visits = dict(zip((ask.client for ask in self.asks), self.joint.visits.tolist(), strict=True))
+        return [visits[client] for client in clients]
 
 
 @dataclass(frozen=True)
@@ -94,9 +127,13 @@ def chosen(choice: Choice) -> Generator[Step, Outcome, list[Ask]]:
 class ServerSide(Part):
     """What a part of the server may ask of the clients."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()  # of the roster: "sizes", "counts", "speeds"
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})  # probes, by Step.kind
     individual: ClassVar[bool] = False  # True: sees whole updates, and is refused under masked aggregation
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What this part reads of the roster: "sizes", "labels", "totals", "counts", "speeds"."""
+        return frozenset()
 
     @property
     def meters(self) -> Sequence[LocalPart]:
@@ -119,8 +156,23 @@ class Selector(ServerSide):
         """Learn from the round. With `individual`, the outcomes hold whole reports."""
 
 
+class LabelSchedule(ServerSide):
+    """Which labels the model sees next. A driver that can follows it."""
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """How clients find the samples that the schedule asks for; None: they are asked for nothing special."""
+        return None
+
+
 class Driver(ServerSide):
     """The shape of a round: which steps, in which order."""
+
+    steps_at_server: ClassVar[bool] = False  # True: reports are gradients, and the optimizer's steps happen here
+
+    def following(self, schedule: LabelSchedule) -> Driver:
+        """Give the driver that takes its steps from a schedule of labels."""
+        raise RequestError(f'{type(self).__name__} follows no method.schedule; use method.driver = "chain" or "sync"')
 
     def init(self, view: View) -> Any:
         """Make the state."""
@@ -175,6 +227,10 @@ class ServerPart(ServerSide):
         """Give what travels with the model; the client half finds it in `visit.down`."""
         return {}
 
+    def lend(self, state: Any) -> Tensors:
+        """Give what a lane needs that plays many steps as one, this part's among them; it is not a message."""
+        return self.broadcast(state)
+
     def step(self, state: Any, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
         """Give the next proposal, from the model that was sent, the proposal so far and the sums."""
         return proposal
@@ -186,6 +242,11 @@ class ServerPart(ServerSide):
 
 class System(ServerSide):
     """Devices and network: who is available, whose report arrives."""
+
+    @property
+    def reliable(self) -> bool:
+        """Whether steps are played as asked and every report arrives."""
+        return False
 
     def available(self, view: View) -> np.ndarray:
         """Give the eligible ids that can be asked this round."""
@@ -204,6 +265,7 @@ class Engine(Protocol):
     """Where visits happen: lanes on this machine, or real sites."""
 
     device: str  # where models are evaluated
+    joins: bool  # whether it can execute a `Joint`: all clients' samples lie in one place
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report that came back, in task order."""

@@ -28,6 +28,15 @@ class Place(NamedTuple):
         return flat[self.start : self.stop].view(self.shape)
 
 
+class Norm(NamedTuple):
+    """A batch norm's running statistics inside `buffers`."""
+
+    name: str
+    mean: Place
+    var: Place
+    momentum: float
+
+
 @dataclass(frozen=True)
 class Space:
     """Places of a module's trainable tensors in `params` and of its float buffers in `buffers`.
@@ -40,6 +49,7 @@ class Space:
     head: slice  # the last layer, inside params
     head_weight: slice
     head_bias: slice
+    norms: tuple[Norm, ...] = ()  # batch norms with running statistics
 
     @property
     def P(self) -> int:
@@ -62,7 +72,7 @@ class Space:
             return slice(own[0].start, own[-1].stop) if own else slice(0, 0)
 
         inside = f"{head}." if head else ""
-        return cls(params, buffers, span(head), span(f"{inside}weight"), span(f"{inside}bias"))
+        return cls(params, buffers, span(head), span(f"{inside}weight"), span(f"{inside}bias"), _norms(module, buffers))
 
     def bind(self, module: nn.Module, params: Tensor, buffers: Tensor, grads: Tensor | None = None) -> None:
         """Make the module's tensors views into the flat vectors."""
@@ -80,14 +90,14 @@ class Space:
         params = {p.name: p.of(model.params) for p in self.params}
         return params | {b.name: b.of(model.buffers) for b in self.buffers}
 
-    def flatten(self, named: Mapping[str, Tensor], dtype: torch.dtype) -> Model:
-        """Collect a model from tensors by name; the inverse of `named`."""
+    def flatten(self, named: Mapping[str, Tensor], dtype: torch.dtype, params: bool = True) -> Model:
+        """Collect a model, or its buffers alone, from tensors by name; the inverse of `named`."""
 
         def join(places: tuple[Place, ...]) -> Tensor:
             flat = [named[p.name].detach().to("cpu", dtype).reshape(-1) for p in places]
             return torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
 
-        return Model(join(self.params), join(self.buffers))
+        return Model(join(self.params if params else ()), join(self.buffers))
 
 
 @dataclass(frozen=True)
@@ -97,9 +107,19 @@ class Model:
     params: Tensor
     buffers: Tensor
 
-    def wire(self) -> dict[str, Tensor]:
-        """Give what travels to a client."""
-        return {"params": self.params} | ({"buffers": self.buffers} if self.buffers.numel() else {})
+    def wire(self, buffers: bool = True) -> dict[str, Tensor]:
+        """Give what travels to a client, with or without norm statistics."""
+        return {"params": self.params} | ({"buffers": self.buffers} if buffers and self.buffers.numel() else {})
+
+
+def _norms(module: nn.Module, buffers: tuple[Place, ...]) -> tuple[Norm, ...]:
+    own = {place.name: place for place in buffers}
+    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    return tuple(
+        Norm(name, own[f"{name}.running_mean"], own[f"{name}.running_var"], layer.momentum or 0.0)
+        for name, layer in layers
+        if f"{name}.running_mean" in own
+    )
 
 
 def _places(tensors: list[tuple[str, Tensor]]) -> tuple[Place, ...]:

@@ -20,6 +20,11 @@ class Stragglers(System):
     rate: Fraction = 0.0
     mode: Literal["uniform"] = "uniform"
 
+    @property
+    def reliable(self) -> bool:
+        """Whether nobody is late."""
+        return self.rate == 0
+
     def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Draw who is late."""
         if not self.rate or not step.combine or not reports:

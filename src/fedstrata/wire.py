@@ -24,7 +24,8 @@ def unpack(data: bytes) -> tuple[dict[str, Any], Tensors]:
 
 def pack_task(task: Task) -> bytes:
     """Write a task."""
-    header = {name: getattr(task, name) for name in ("client", "round", "step", "kind", "turn", "accepted", "durable")}
+    names = ("client", "round", "step", "kind", "turn", "part", "accepted", "durable")
+    header = {name: getattr(task, name) for name in names}
     return pack(header | {"config": dict(task.config)}, task.down)
 
 
@@ -37,6 +38,7 @@ def unpack_task(data: bytes) -> Task:
         step=header["step"],
         kind=header["kind"],
         turn=header["turn"],
+        part=(header["part"][0], header["part"][1]),
         config=_values(header["config"]),
         down=down,
         accepted=_tag(header["accepted"]),

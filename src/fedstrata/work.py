@@ -85,9 +85,10 @@ class Work:
                 save(state)
             else:
                 engine.restore(keeps)
+            roster = self.roster if engine.joins else self.roster.behind_messages()
             with one_thread():
                 stopping = Stopping(**train.stop.model_dump())
-                run(self.plan, self.roster, engine, state, self._judge(engine.device), stopping, log, save)
+                run(self.plan, roster, engine, state, self._judge(engine.device), stopping, log, save)
         finally:
             engine.close()
         self._conclude(folder, state, time.perf_counter() - began)
@@ -97,6 +98,8 @@ class Work:
         choice, train = self.experiment.engine, self.experiment.train
         place = registry.build("engines", choice.kind, {"lanes": choice.lanes, "device": choice.device}, "engine")
         visits = train.rounds * min(per_round(train.clients_per_round, len(self.federation)), len(self.federation))
+        if self.experiment.method.schedule["kind"] != "none":
+            visits = 0  # one lane plays a schedule
         return place.start(self.plan.local, self.federation, visits, log)
 
     def _judge(self, device: str) -> Judge:

@@ -115,10 +115,13 @@ def remarked(event: Mapping[str, Any]) -> str | None:
         return remark
     if kind == "dropped" and event["why"] != "late":
         return f"round {event['round']}: clients {event['clients']} dropped, {event['why']}"
+    if kind == "label_dropped":
+        return f"round {event['round']}: label {event['stratum']} is left out for the rest of the epoch: {event['why']}"
     if kind == "no_update":
         return f"round {event['round']}: no update arrived, the model stays as it is"
     return None
 
 
 def _clients(event: Mapping[str, Any]) -> str:
-    return f"{sum(len(s['clients']) for s in event['steps'] if s['kind'] == 'train')} clients"
+    taught = {client for s in event["steps"] if s["kind"] in ("train", "gradient") for client in s["clients"]}
+    return f"{len(taught)} clients"

@@ -21,4 +21,6 @@ class Size(Combiner):
     def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
         """Weigh by n_k / sum n."""
         sizes = arrived.weights * np.array([r.samples for r in arrived.reports], dtype=np.float64)
+        if not sizes.sum():  # nobody had a sample to train on: their updates are zero, whatever they weigh
+            sizes = np.ones(len(sizes))
         return arrived.sum(sizes / sizes.sum())

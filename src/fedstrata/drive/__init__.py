@@ -3,4 +3,5 @@
 PARTS = {
     "rounds": "fedstrata.drive.rounds:Rounds",
     "chain": "fedstrata.drive.chain:Chain",
+    "sync": "fedstrata.drive.sync:Sync",
 }

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.combine.server.sgd import Sgd
+from fedstrata.drive.passing import Passing
 from fedstrata.plan import Plan
-from fedstrata.serverside import Choice, Driver, Step, Steps, View, chosen
+from fedstrata.schedule.stratified import Stratified
+from fedstrata.serverside import Choice, Driver, LabelSchedule, Step, Steps, View, chosen
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,11 @@ class Chain(Driver):
     """The model travels from client to client; each trains from its predecessor's model."""
 
     paper: ClassVar[str] = "Li and Lyu, NeurIPS 2023"
+
+    def following(self, schedule: LabelSchedule) -> Driver:
+        """Let the model travel along a schedule of labels."""
+        assert isinstance(schedule, Stratified)
+        return Passing(schedule)
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse a server step, which would act after every hop."""

@@ -1,11 +1,17 @@
-"""McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017."""
+"""McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+
+With norms that meet: Wang, Shi and Chang, Why Batch Normalization Damage Federated Learning on Non-IID Data?, TNNLS
+2023 (FedTAN). The first local step of a round is taken together: every batch norm uses statistics, and gradients of
+statistics, averaged over the clients. The other steps are ordinary local ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from fedstrata.plan import Plan
 from fedstrata.serverside import Choice, Driver, Step, Steps, View, chosen
 
 
@@ -15,7 +21,16 @@ class Rounds(Driver):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
+    # whose statistics batch norms use in the first local step: own, or averaged by client (FedTAN) or by sample
+    norms: Literal["own", "clients", "samples"] = "own"
+
+    def conflicts(self, plan: Plan) -> str | None:
+        """Refuse to average the statistics of norms that are not there."""
+        if self.norms != "own" and not plan.batch_norms:
+            return f'norms = "{self.norms}" averages batch norms, and the model has none; use a model with batch norm'
+        return None
+
     def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
         """Ask everybody at once."""
         asks = yield from chosen(select())
-        yield Step(tuple(asks))
+        yield Step(tuple(asks), together=None if self.norms == "own" else self.norms)

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -19,13 +19,17 @@ class Mlp(Architecture):
     """Fully connected layers with ReLU."""
 
     hidden: tuple[Count, ...] = (64,)
+    norm: Literal["none", "batch"] = "none"  # before every ReLU
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Flatten, then one layer after another."""
         widths = [math.prod(shape), *self.hidden]
         layers: OrderedDict[str, nn.Module] = OrderedDict(flat=nn.Flatten())
         for i, (a, b) in enumerate(pairwise(widths)):
-            layers[f"layer{i}"], layers[f"relu{i}"] = nn.Linear(a, b), nn.ReLU()
+            layers[f"layer{i}"] = nn.Linear(a, b)
+            if self.norm == "batch":
+                layers[f"norm{i}"] = nn.BatchNorm1d(b)
+            layers[f"relu{i}"] = nn.ReLU()
         layers["head"] = nn.Linear(widths[-1], classes)
         return nn.Sequential(layers)
 

@@ -1,4 +1,4 @@
-"""Local optimizers: how a client's weights follow its gradient. State is fresh at every visit."""
+"""Optimizers: how weights follow a gradient, at a client or, where a batch spans clients, at the server."""
 
 PARTS = {
     "sgd": "fedstrata.optimize.sgd:Sgd",

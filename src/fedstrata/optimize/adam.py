@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedstrata.clientside import Buffers, LocalPart, Visit
+from fedstrata.clientside import Optimizer
 from fedstrata.messages import Slot, Tensors
 from fedstrata.options import BelowOne, NonNegative, Positive
 from fedstrata.space import Space
 
 
 @dataclass(frozen=True)
-class Adam(LocalPart):
-    """Adam, its moments fresh at every visit."""
+class Adam(Optimizer):
+    """Adam: steps along the first moment of the gradient, scaled by the second."""
 
     paper: ClassVar[str] = "Kingma and Ba, ICLR 2015"
 
@@ -24,22 +24,18 @@ class Adam(LocalPart):
     beta2: BelowOne = 0.999
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
+    state: Literal["fresh", "kept", "carried"] = "fresh"
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
-        """Hold both moments."""
-        return {"m": Slot((space.P,)), "v": Slot((space.P,))}
+    def slots(self, space: Space) -> Mapping[str, Slot]:
+        """Remember both moments, and the number of steps they are made of."""
+        return {"m": Slot((space.P,)), "v": Slot((space.P,)), "t": Slot((1,))}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
-        """Start from zero."""
-        own["m"].zero_()
-        own["v"].zero_()
-
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
-        """Step along the scaled first moment; the powers of beta come from the step counter, not from the host."""
+    def move(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
+        """Step along the scaled first moment; the powers of beta come from a tensor, not from the host."""
         if self.weight_decay:
-            buf.g.add_(buf.w, alpha=self.weight_decay)
-        m = own["m"].mul_(self.beta1).add_(buf.g, alpha=1 - self.beta1)
-        v = own["v"].mul_(self.beta2).add_(buf.g * buf.g, alpha=1 - self.beta2)
-        t = (buf.t + 1).to(buf.w.dtype)
+            g.add_(w, alpha=self.weight_decay)
+        m = own["m"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
+        v = own["v"].mul_(self.beta2).add_(g * g, alpha=1 - self.beta2)
+        t = own["t"].add_(1)
         m_hat, v_hat = m / (1 - self.beta1**t), v / (1 - self.beta2**t)
-        buf.w.sub_(rate * m_hat / (v_hat.sqrt() + self.eps))
+        w.sub_(rate * m_hat / (v_hat.sqrt() + self.eps))

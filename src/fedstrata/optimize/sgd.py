@@ -1,37 +1,35 @@
-"""Stochastic gradient descent at the client, as torch.optim.SGD computes it."""
+"""Stochastic gradient descent, as torch.optim.SGD computes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from fedstrata.clientside import Buffers, LocalPart, Visit
+from fedstrata.clientside import Optimizer
 from fedstrata.messages import Slot, Tensors
 from fedstrata.options import BelowOne, NonNegative
 from fedstrata.space import Space
 
 
 @dataclass(frozen=True)
-class Sgd(LocalPart):
+class Sgd(Optimizer):
     """Stochastic gradient descent, with momentum and weight decay if asked for."""
 
     momentum: BelowOne = 0.0
     weight_decay: NonNegative = 0.0
+    state: Literal["fresh", "kept", "carried"] = "fresh"
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
-        """Hold the velocity."""
+    def slots(self, space: Space) -> Mapping[str, Slot]:
+        """Remember the velocity."""
         return {"v": Slot((space.P,))} if self.momentum else {}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
-        """Start at rest: nothing of the last client may remain."""
-        if self.momentum:
-            own["v"].zero_()
-
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def move(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
         """Step along the gradient."""
         if self.weight_decay:
-            buf.g.add_(buf.w, alpha=self.weight_decay)
-        move = own["v"].mul_(self.momentum).add_(buf.g) if self.momentum else buf.g
-        buf.w.sub_(rate * move)
+            g.add_(w, alpha=self.weight_decay)
+        if self.momentum:
+            g.copy_(own["v"].mul_(self.momentum).add_(g))
+        w.sub_(g.mul_(rate))  # without a copy: for large models on single samples, memory is what a step costs

@@ -6,6 +6,7 @@ from fedstrata.testing.conformance import (
     check_model,
     check_partition,
     check_sampler,
+    check_schedule,
     check_selector,
     check_server,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "check_model",
     "check_partition",
     "check_sampler",
+    "check_schedule",
     "check_selector",
     "check_server",
     "tiny_federation",

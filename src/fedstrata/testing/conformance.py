@@ -11,13 +11,14 @@ import torch
 
 from fedstrata.clientside import Sampler
 from fedstrata.errors import RequestError
+from fedstrata.experiment import make
 from fedstrata.messages import Report, Sums, weighted_sum
 from fedstrata.models.architecture import Architecture
 from fedstrata.network import Network, find_head
 from fedstrata.part import Part
 from fedstrata.partition import Labelled, Partition
 from fedstrata.rng import Streams
-from fedstrata.serverside import Combiner, Driver, Selector, ServerPart
+from fedstrata.serverside import Combiner, Driver, LabelSchedule, Selector, ServerPart
 from fedstrata.testing.sites import Sites
 from fedstrata.testing.worlds import alike, play, same, work_of
 from fedstrata.work import Work
@@ -41,12 +42,29 @@ def check_selector(selector: Selector) -> None:
     assert all(len(o.step.asks) <= 6 for outcomes in rounds for o in outcomes), "more clients selected than there are"
 
 
-def check_driver(driver: Driver) -> None:
+def check_driver(driver: Driver, schedule: str | LabelSchedule = "none") -> None:
     """Check that a driver's rounds end, are deterministic and resumable, and survive missing replies."""
     check_part(driver)
-    check_run({"method.driver": driver})
-    state, _ = play(work_of({"method.driver": driver, "system.stragglers.rate": 1.0}))
+    overrides = {"method.driver": driver, "method.schedule": schedule}
+    check_run(overrides)
+    state, _ = play(work_of(overrides | {"system.stragglers.rate": 1.0}))
     assert torch.isfinite(state.model.params).all()
+
+
+def check_schedule(schedule: LabelSchedule) -> None:
+    """Check that a schedule can be followed, and that playing many steps as one changes neither model nor account."""
+    check_part(schedule)
+    if schedule.sampler is None:
+        return
+    for driver in ("chain", "sync"):
+        overrides = {"method.driver": driver, "method.schedule": schedule}
+        check_driver(make("drivers", {"kind": driver}, "method.driver"), schedule)
+        single, _ = play(work_of({**overrides, "engine.execution": "messages"}))
+        as_one, _ = play(work_of({**overrides, "engine.execution": "fused"}))
+        gap = float((single.model.params - as_one.model.params).abs().max())
+        assert gap < 1e-9, f"played as one, the model is off by {gap:.2g}"
+        assert single.traffic == as_one.traffic, f"by messages {single.traffic}, played as one {as_one.traffic}"
+        assert single.participation.tolist() == as_one.participation.tolist(), "clients took part differently often"
 
 
 def check_sampler(sampler: Sampler) -> None:
@@ -133,6 +151,7 @@ def check_part(part: Part) -> None:
 
 def check_run(overrides: Mapping[str, Any]) -> Work:
     """Run twice, with a cut in the middle, behind bytes, and with lost reports."""
+    overrides = {"engine.execution": "messages", **overrides}  # what plays steps as one differs in the last bit
     whole, outcomes = play(work_of(overrides))
     assert torch.isfinite(whole.model.params).all(), "the model is not finite"
     assert alike(outcomes, play(work_of(overrides))[1]), "the same run twice gave different outcomes"

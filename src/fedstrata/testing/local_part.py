@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedstrata.clientside import Client, Local, LocalPart
+from fedstrata.clientside import Client, Local, LocalPart, Optimizer
 from fedstrata.lane import Lane
 from fedstrata.messages import Report, Task, Tensors, prefixed
 from fedstrata.serverside import ServerPart
@@ -25,7 +25,7 @@ def check_local_part(part: LocalPart, optimizer: bool = False) -> None:
     check_part(part)
     work = work_of()
     plain = work.plan.local
-    local = replace(plain, optimizer=part) if optimizer else replace(plain, parts={"checked": part})
+    local = replace(plain, optimizer=cast(Optimizer, part)) if optimizer else replace(plain, parts={"checked": part})
     _check_trace(work, local)
     _check_declared(work, local, "optimizer" if optimizer else "checked", part)
     _check_forgetful(work, local)

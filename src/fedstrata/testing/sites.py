@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.clientside import Local
 from fedstrata.federation import Federation
 from fedstrata.lane import Lane
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.rendezvous import in_lockstep
 from fedstrata.serverside import Step
 from fedstrata.site import Site
+from fedstrata.space import Space
 from fedstrata.wire import pack_task, unpack_report
 
 
@@ -21,10 +25,13 @@ class Sites:
     """An engine that shares nothing with its clients but messages; each client has its own lane and data."""
 
     device = "cpu"
+    joins = False
 
     def __init__(self, local: Local, federation: Federation):
         self._sites: dict[int, Site] = {}
         self._local, self._federation = local, federation
+        self._space = Space.of(local.build(), local.head)
+        self._statistics: Tensor | None = None
         self._reports: dict[int, Report] = {}
 
     def _site(self, client: int, round: int) -> Site:
@@ -39,13 +46,21 @@ class Sites:
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send each task as bytes."""
-        answers = [unpack_report(self._site(t.client, t.round).answer(pack_task(t))) for t in tasks]
+        visits = [partial(self._site(t.client, t.round).answer, pack_task(t)) for t in tasks]
+        self._statistics = None
+        if step.together is None:
+            answers = [unpack_report(visit()) for visit in visits]
+        else:
+            messages, place = in_lockstep(visits, step.together)
+            answers, self._statistics = list(map(unpack_report, messages)), place.statistics(self._space)
         self._reports = {r.client: r for r in answers}
         return [r.open() for r in answers]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's clients sent."""
-        return weighted_sum(self._reports, weights)
+        sums = weighted_sum(self._reports, weights)
+        met = {} if self._statistics is None else {"statistics": self._statistics}
+        return replace(sums, total={**sums.total, **met})
 
     def each(self) -> Mapping[int, Report]:
         """Give the last step's reports whole."""

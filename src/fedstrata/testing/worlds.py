@@ -67,8 +67,9 @@ def play(
 ) -> tuple[State, list[list[Outcome]]]:
     """Play rounds; with `cut`, save after that many rounds, forget everything, and go on from the checkpoint."""
     state, at, outcomes = work.fresh(), engine(work), []
+    roster = work.roster if at.joins else work.roster.behind_messages()
     for round in range(rounds):
-        view = work.plan.view(work.roster, round, lambda *_, **__: None)
+        view = work.plan.view(roster, round, lambda *_, **__: None)
         with one_thread():
             played = play_round(work.plan, state, view, at)
         work.plan.select.feedback(state.select, view, played, Scores())

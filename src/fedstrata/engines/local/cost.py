@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -12,6 +13,11 @@ from fedstrata.federation import Federation
 
 SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
 PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions
+
+
+def cores() -> int:
+    """Give the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def estimated_seconds(local: Local, federation: Federation, visits: int) -> float:

@@ -6,16 +6,16 @@ accepts the report it came with.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from fedstrata.clientside import Local
-from fedstrata.engines.local.cost import estimated_seconds
+from fedstrata.engines.local.cost import cores, estimated_seconds
 from fedstrata.engines.local.in_process import InProcess
 from fedstrata.engines.local.processes import Processes, why_not
 from fedstrata.errors import RequestError
@@ -39,26 +39,45 @@ class Crew(Protocol):
 
 
 class LocalEngine:
-    """Keeps client state, hands tasks to the lanes, sums what they send."""
+    """Keeps client state, hands tasks to the lanes, sums what they send.
 
-    def __init__(self, crew: Crew, device: str = "cpu"):
+    What clients do together, they do in this process; `here` makes the lanes for that when they are first needed.
+    """
+
+    joins = True
+
+    def __init__(self, crew: Crew, device: str = "cpu", here: Callable[[], InProcess] | None = None):
         self._crew, self.device = crew, device
+        self._make_here, self._here = here, crew if isinstance(crew, InProcess) else None
         self._keeps: dict[int, tuple[Tag, Tensors]] = {}
         self._pending: dict[int, Tensors] = {}
         self._reports: dict[int, Report] = {}
+        self._outcome: Tensors | None = None  # of a joint step
+        self._statistics: Tensor | None = None  # of norms that met
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report."""
         keeps = {t.client: self._keeps[t.client][1] for t in tasks if t.client in self._keeps}
-        answers = self._crew.work(tasks, keeps)
+        self._outcome = self._statistics = None
+        if step.joint is not None:
+            answers, self._outcome = self._in_this_process().joint(step, tasks, keeps)
+        elif step.together is not None:
+            answers, self._statistics = self._in_this_process().lockstep(tasks, keeps, step.together)
+        else:
+            answers = self._crew.work(tasks, keeps)
         self._reports = {r.client: r.read() for r, _ in answers}
         self._pending = {r.client: new for r, new in answers if new is not None}
         return [r.open() for r in self._reports.values()]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's clients sent, in the order of the weights."""
+        if self._outcome is not None:
+            return Sums({name: t.cpu() for name, t in self._outcome.items()}, 1.0, len(weights), joint=True)
         sums = weighted_sum(self._reports, weights)
-        return Sums({name: t.cpu() for name, t in sums.total.items()}, sums.weight, sums.count)
+        total = {name: t.cpu() for name, t in sums.total.items()}
+        if self._statistics is not None:
+            total["statistics"] = self._statistics
+        return Sums(total, sums.weight, sums.count)
 
     def each(self) -> Mapping[int, Report]:
         """Give the last step's reports whole."""
@@ -83,6 +102,12 @@ class LocalEngine:
         """End the lanes."""
         self._crew.close()
 
+    def _in_this_process(self) -> InProcess:
+        if self._here is None:
+            assert self._make_here is not None
+            self._here = self._make_here()
+        return self._here
+
 
 @dataclass(frozen=True)
 class OnThisMachine(Part):
@@ -100,23 +125,22 @@ class OnThisMachine(Part):
         lanes, remark = self._lanes(local, partial(estimated_seconds, local, federation, visits), device)
         # All of this may differ between equal runs, so it stands under `wall`.
         note("engine", wall={"lanes": lanes, "device": device, "torch": torch.__version__, "remark": remark})
-        crew: Crew = InProcess(local, federation, device) if lanes == 1 else Processes(local, federation, lanes)
-        return LocalEngine(crew, device)
+        here = partial(InProcess, local, federation, device)
+        return LocalEngine(here() if lanes == 1 else Processes(local, federation, lanes), device, here)
 
     def _lanes(self, local: Local, seconds: Callable[[], float], device: str) -> tuple[int, str | None]:
         """Give the number of lanes, and what the user should know about it."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if device == "cuda" and self.lanes not in ("auto", 1):
             raise RequestError(f'engine.lanes = {self.lanes} needs engine.device = "cpu"; a GPU has one lane')
         if device == "cuda" or self.lanes == 1:
             return 1, None
-        if self.lanes == "auto" and (cores == 1 or seconds() < WORTH_A_PROCESS):
+        if self.lanes == "auto" and (cores() == 1 or seconds() < WORTH_A_PROCESS):
             return 1, None
         if reason := why_not(local):
             if self.lanes != "auto":
                 raise RequestError(f"engine.lanes = {self.lanes}: {reason}; use engine.lanes = 1")
             return 1, f"one lane is used: {reason}"
         if self.lanes == "auto":
-            return cores, None
-        too_many = f"{self.lanes} lanes on {cores} core(s) slow each other down"
-        return self.lanes, too_many if self.lanes > cores else None
+            return cores(), None
+        too_many = f"{self.lanes} lanes on {cores()} core(s) slow each other down"
+        return self.lanes, too_many if self.lanes > cores() else None

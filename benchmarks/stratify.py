@@ -1,0 +1,138 @@
+"""What Stratify costs: an epoch against plain PyTorch on the same samples, and the schedule itself at scale.
+
+Batch mode is played as one, on a CNN of 1.66 M parameters and on LeNet-5, against a hand-written loop with
+torch.optim.SGD; single-sample mode against a loop with batches of one. Each pair is measured alternately, and the
+ratio of the medians counts.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedstrata.drive.scheduled import Stock
+from fedstrata.engines.local.engine import LocalEngine
+from fedstrata.engines.local.in_process import InProcess
+from fedstrata.federation import Federation
+from fedstrata.loop import play_round
+from fedstrata.roster import Roster
+from fedstrata.schedule.batches import Reserve, batches
+from fedstrata.schedule.draws import Draws
+from fedstrata.schedule.hops import Hop, hops
+from fedstrata.schedule.stratified import Stratified
+from fedstrata.schedule.supply import Pools
+from fedstrata.serverside import View
+from fedstrata.space import Space
+from fedstrata.training import described
+from fedstrata.work import Work
+
+SAMPLES, CLIENTS, CLASSES = 2_560, 10, 10
+REPEATS = 5
+
+
+def measure() -> list[dict[str, Any]]:
+    """Give two ratios a model, and seconds and memory of schedules at scale."""
+    rows = []
+    for model in ("cnn-mcmahan", "lenet5"):
+        rows.append(_row(f"batch epoch, fused, {model}", _ratio(model, "stratify-batch", 64), "x plain", 1.15))
+    for model in ("cnn-mcmahan", "lenet5"):
+        rows.append(_row(f"single-sample epoch, {model}", _ratio(model, "stratify-single", 1, 256), "x plain", 1.25))
+    for mode in ("batch", "single"):
+        rows.append(_row(f"schedule and selection, {mode}", _schedule(mode, answers=False), "s", 10.0))
+    for mode in ("batch", "single"):
+        rows.append(_row(f"the same with clients running out, {mode}", _schedule(mode, answers=True), "s", 20.0))
+    rows.append(_row("memory of all of this", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, "GB", 1.0))
+    return rows
+
+
+def _row(name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": value <= goal}
+
+
+def _ratio(model: str, method: str, batch: int, samples: int = SAMPLES) -> float:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(samples, 1, 28, 28)).astype(np.float32), np.arange(samples) % CLASSES
+    rows = np.array_split(np.argsort(y, kind="stable"), CLIENTS)  # one label each
+    federation = Federation.from_arrays(x, y, rows, test=(x[:10], y[:10]))
+    asked = {
+        "model.name": model,
+        "train.batch_size": max(batch, 2),
+        "train.lr": 0.01,
+        "train.optimizer": {"kind": "sgd", "momentum": 0.9 if batch > 1 else 0.0},
+        "train.rounds": 100,
+    }
+    work = Work(described(None, method, asked, federation, None), federation, None)
+    state, engine = work.fresh(), LocalEngine(InProcess(work.plan.local, federation))
+
+    def ours() -> None:
+        play_round(work.plan, state, work.plan.view(work.roster, state.round, lambda *_, **__: None), engine)
+        state.round += 1
+
+    module = work.plan.local.build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9 if batch > 1 else 0.0)
+    images, labels = federation.train.x, federation.train.y
+
+    def plain() -> None:
+        order = torch.randperm(samples)
+        for start in range(0, samples, batch):
+            own = order[start : start + batch]
+            optimizer.zero_grad()
+            cross_entropy(module(images[own]), labels[own]).backward()
+            optimizer.step()
+
+    return _alternately(ours, plain)
+
+
+def _alternately(ours: Callable[[], None], plain: Callable[[], None]) -> float:
+    times: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(REPEATS + 1):
+        for seconds, way in zip(times, (ours, plain), strict=True):
+            start = perf_counter()
+            way()
+            if repeat:  # the first is for warming up
+                seconds.append(perf_counter() - start)
+    return median(times[0]) / median(times[1])
+
+
+def _schedule(mode: str, answers: bool, clients: int = 10_000, labels: int = 1_000, entries: int = 1_000_000) -> float:
+    """Draw a schedule and choose clients for all of it: every label has 100 holders of 10 samples each.
+
+    With `answers`, clients refuse what they have no more of, and another one is found; without, nobody ever does.
+    """
+    rng, holders = np.random.default_rng(0), 100
+    counts = np.zeros((clients, labels), dtype=np.int32)
+    for label in range(labels):
+        counts[rng.choice(clients, holders, replace=False), label] = entries // labels // holders
+    known = {"labels": counts > 0, "totals": counts.sum(0)}
+    roster = Roster(clients, labels, np.arange(clients), np.arange(clients), known, lambda: counts)
+    streams = {name: np.random.default_rng(1) for name in ("labels", "clients")}
+    space = Space((), (), slice(0), slice(0), slice(0))
+    draw, note = (lambda purpose, **_: streams[purpose]), (lambda *_, **__: None)
+    view = View(0, 1, clients, roster.holders, roster, space, draw, note)
+    schedule, start = Stratified(), perf_counter()
+    epoch = schedule.epoch(0, view)
+    pools = Pools(epoch.supply, Draws(streams["clients"]), note)
+    stock = Stock.of(schedule, view, pools)
+    answer: Any = None
+    nothing: list[int] = []
+    play = hops(epoch, pools, epoch.length, schedule.chunk) if mode == "single" else None
+    moves = play or batches(epoch, pools, epoch.length, 64)
+    while True:
+        try:
+            move: Any = moves.send(answer)
+        except StopIteration:
+            break
+        if isinstance(move, Hop):
+            answer = stock.refuses(move.client, move.codes, 2) if answers else nothing
+        else:
+            asked = answers and isinstance(move, Reserve)
+            answer = {client: stock.refuses(client, own, 2) if asked else nothing for client, own in move.codes.items()}
+    assert epoch.over == entries
+    return perf_counter() - start

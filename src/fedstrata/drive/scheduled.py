@@ -1,0 +1,180 @@
+"""What drivers that follow a schedule of labels have in common: epochs, and answering for clients that live here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedstrata.plan import Plan
+from fedstrata.sample.shuffle import Shuffle
+from fedstrata.schedule.draws import Draws
+from fedstrata.schedule.epoch import Epoch
+from fedstrata.schedule.stratified import Stratified
+from fedstrata.schedule.supply import Pools
+from fedstrata.select.random import Random
+from fedstrata.serverside import Driver, View
+
+NUMBER = 8  # bytes of a label or a count on the wire
+
+
+@dataclass
+class Progress:
+    """Where the run stands in its schedule."""
+
+    epoch: Epoch | None = None
+    epochs: int = 0  # begun so far
+    rounds: int = 0  # of the present epoch
+
+
+@dataclass
+class Slice:
+    """A round's share of an epoch."""
+
+    epoch: Epoch
+    pools: Pools
+    start: int  # entries over before it
+    until: int  # entries over after it
+
+    @property
+    def entries(self) -> int:
+        """Entries of this round."""
+        return max(self.until - self.start, 1)
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Where in the round the next entry is."""
+        return min(self.epoch.over - self.start, self.entries - 1), self.entries
+
+
+@dataclass(frozen=True)
+class Scheduled(Driver):
+    """A driver whose steps come from a schedule of labels."""
+
+    schedule: Stratified
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the schedule needs."""
+        return self.schedule.needs
+
+    def conflicts(self, plan: Plan) -> str | None:
+        """Refuse stages that would choose clients or samples beside the schedule."""
+        if plan.select != Random():
+            return "the schedule chooses the clients; leave method.select out"
+        if plan.sampler_asked != Shuffle():
+            return "the schedule chooses the samples; leave method.sample out"
+        return None
+
+    def init(self, view: View) -> Progress:
+        """Start before the first epoch."""
+        return Progress()
+
+    def begin(self, state: Progress, view: View, multiple: int = 1) -> Slice:
+        """Go on with the epoch, or draw a new one; a round ends at a multiple of so many entries."""
+        schedule = self.schedule
+        if view.round == 0:
+            _remark(schedule, view)
+        if state.epoch is None:
+            state.epoch = schedule.epoch(state.epochs, view)
+            state.epochs, state.rounds = state.epochs + 1, 0
+        epoch, state.rounds = state.epoch, state.rounds + 1
+        share = epoch.length * state.rounds / schedule.rounds_per_epoch
+        until = epoch.length if state.rounds == schedule.rounds_per_epoch else int(share / multiple + 0.5) * multiple
+        weighted = None if schedule.clients == "uniform" else schedule.counts(view.roster.counts)
+        pools = Pools(
+            epoch.supply,
+            Draws(view.rng("clients")),
+            partial(view.note, round=view.round + 1),
+            weighted,
+            remaining=schedule.clients == "remaining",
+            refill=schedule.on_empty == "refill",
+            share=schedule.pool,
+            least=schedule.pool_min,
+        )
+        for client in _absent(epoch, view):
+            pools.leave(client)
+        return Slice(epoch, pools, epoch.over, min(until, epoch.length))
+
+    def end(self, state: Progress, view: View, now: Slice, visits: int, refused: int) -> None:
+        """Say what the model saw, and forget an epoch that is over."""
+        supply = now.epoch.supply
+        view.note(
+            "schedule",
+            round=view.round + 1,
+            epoch=now.epoch.number + 1,
+            entries=now.epoch.over - now.start,
+            exposure=now.pools.trained,
+            visits=visits,
+            refused=refused,
+            passes=max(supply.passes, default=0) + 1,
+            dropped=sorted(supply.dropped),
+            gone=sorted(supply.gone),
+        )
+        if state.rounds == self.schedule.rounds_per_epoch:
+            state.epoch = None
+
+
+@dataclass
+class Stock:
+    """Answers for clients that live on this machine, as they would."""
+
+    counts: list[dict[int, int]]  # by stratum and client
+    pools: Pools
+    replacement: bool
+    told_down: int = 0
+    told_up: int = 0
+    refused: int = 0
+
+    @classmethod
+    def of(cls, schedule: Stratified, view: View, pools: Pools) -> Stock:
+        """Look into what everybody holds."""
+        assert view.roster.stock is not None
+        counts = schedule.counts(view.roster.stock())
+        own: list[dict[int, int]] = [{} for _ in range(counts.shape[1])]
+        clients, strata = np.nonzero(counts)
+        for client, stratum, count in zip(
+            clients.tolist(), strata.tolist(), counts[clients, strata].tolist(), strict=True
+        ):
+            own[stratum][client] = count
+        return cls(own, pools, schedule.replacement)
+
+    def refuses(self, client: int, codes: Sequence[int], beside: int) -> list[int]:
+        """Give the codes that a client has no sample for; `beside` numbers go with a request."""
+        supply, refused = self.pools.supply, []
+        seen: dict[int, int] = {}
+        strata = len(supply.passes)
+        for code in codes:
+            turn, stratum = divmod(code, strata)
+            used = supply.taken[stratum].get(client, 0) + seen.get(stratum, 0)
+            here = self.counts[stratum].get(client, 0)
+            if turn < supply.passes[stratum] or (used >= here and not (self.replacement and here)):
+                refused.append(code)
+            elif len(codes) > 1:
+                seen[stratum] = seen.get(stratum, 0) + 1
+        self.told_down += NUMBER * (len(codes) + beside)
+        if refused:
+            self.told_up += NUMBER * (len(refused) + len(set(refused)))
+            self.refused += len(refused)
+        return refused
+
+
+def refusals(meta: Any) -> list[int]:
+    """Read a client's answer."""
+    return list(meta["refused"])
+
+
+def _remark(schedule: Stratified, view: View) -> None:
+    """Say once what a user should know of the way this schedule is played."""
+    if view.apart is not None:
+        view.note("fallback", what="steps are not played as one", used="message by message", why=view.apart)
+    if schedule.strata == "labels" and np.count_nonzero(schedule.totals(view.roster)) == 1:
+        view.note("warning", what="method.schedule", why="all clients hold one and the same label")
+
+
+def _absent(epoch: Epoch, view: View) -> list[int]:
+    here = set(view.eligible.tolist())
+    return sorted({client for pool in epoch.supply.available for client in pool} - here) if epoch.at else []
