@@ -13,6 +13,7 @@ test: lint types
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks partitions
+	$(BIN)/python -m benchmarks stratify
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

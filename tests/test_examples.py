@@ -17,7 +17,7 @@ from fedstrata.testing import check_local_part, check_selector
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["own_selector", "own_correction", "own_data"])
+@pytest.mark.parametrize("name", ["own_selector", "own_correction", "own_data", "hybrid"])
 def test_an_example_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / f"examples/{name}.py")], cwd=tmp_path, capture_output=True, text=True, check=False
