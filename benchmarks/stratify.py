@@ -18,8 +18,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstrata.drive.scheduled import Stock
+from fedstrata.engines.local.cost import cores
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcess
+from fedstrata.engines.local.in_process import InProcess, threads
 from fedstrata.federation import Federation
 from fedstrata.loop import play_round
 from fedstrata.roster import Roster
@@ -95,7 +96,8 @@ def _alternately(ours: Callable[[], None], plain: Callable[[], None]) -> float:
     for repeat in range(REPEATS + 1):
         for seconds, way in zip(times, (ours, plain), strict=True):
             start = perf_counter()
-            way()
+            with threads(cores()):  # ours takes as many as it wants
+                way()
             if repeat:  # the first is for warming up
                 seconds.append(perf_counter() - start)
     return median(times[0]) / median(times[1])

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.combine.server.sgd import Sgd
-from fedstrata.drive.scheduled import Progress, Scheduled, Slice, Stock, refusals
+from fedstrata.drive.scheduled import Progress, Scheduled, Slice, Stock, next_of, refusals
 from fedstrata.messages import Value
 from fedstrata.plan import Plan
 from fedstrata.schedule.hops import Hop, Refused, hops
@@ -51,7 +51,7 @@ class Passing(Scheduled):
         answer: Refused = None
         visits = refused = 0
         source: Literal["server", "peer"] = "server"
-        while (hop := _next(route, answer, visits == 0)) is not None:
+        while (hop := next_of(route, answer)) is not None:
             next_up = -1 if hop.next is None else hop.next
             config: dict[str, Value] = {"labels": tuple(hop.codes), "epoch": now.epoch.number, "next": next_up}
             sink: Literal["server", "peer"] = "server" if hop.next is None else "peer"
@@ -70,7 +70,7 @@ class Passing(Scheduled):
         from_server = to_server = 0
         answer: Refused = None
         source = "server"
-        while (hop := _next(route, answer, not who)) is not None:
+        while (hop := next_of(route, answer)) is not None:
             from_server += source == "server"
             to_server += hop.next is None
             source = "server" if hop.next is None else "peer"
@@ -97,10 +97,3 @@ class Passing(Scheduled):
         asks = [Ask(client, {"labels": tuple(own), "epoch": now.epoch.number}) for client, own in codes.items()]
         yield Step(tuple(asks), joint=joint, part=(0, now.entries))
         return len(who), stock.refused
-
-
-def _next(route: Route, answer: Refused, first: bool) -> Hop | None:
-    try:
-        return next(route) if first else route.send(answer)
-    except StopIteration:
-        return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from fedstrata.schedule.stratified import Stratified
 from fedstrata.schedule.supply import Pools
 from fedstrata.select.random import Random
 from fedstrata.serverside import Driver, View
+
+Move = TypeVar("Move")
+Answer = TypeVar("Answer")
 
 NUMBER = 8  # bytes of a label or a count on the wire
 
@@ -160,6 +163,14 @@ class Stock:
             self.told_up += NUMBER * (len(refused) + len(set(refused)))
             self.refused += len(refused)
         return refused
+
+
+def next_of(protocol: Generator[Move, Answer, None], answer: Answer | None) -> Move | None:
+    """Give the next move of a protocol, after the answer to the last one."""
+    try:
+        return protocol.send(cast(Answer, answer))
+    except StopIteration:
+        return None
 
 
 def refusals(meta: Any) -> list[int]:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.drive.scheduled import Progress, Scheduled, Slice, Stock, refusals
+from fedstrata.drive.scheduled import Progress, Scheduled, Slice, Stock, next_of, refusals
 from fedstrata.errors import RequestError
 from fedstrata.plan import Plan
 from fedstrata.schedule.batches import Learn, Refused, Reserve, batches
@@ -74,10 +74,8 @@ class GlobalBatches(Scheduled):
         self, view: View, now: Slice, moves: Moves, steps: int
     ) -> Generator[Step, Outcome, tuple[int, int]]:
         visits = refused = done = 0
-        answers: Refused = {}
-        first = True
-        while (move := _next(moves, answers, first)) is not None:
-            first = False
+        answers: Refused | None = None
+        while (move := next_of(moves, answers)) is not None:
             if isinstance(move, Reserve):
                 about = {"epoch": now.epoch.number, "batch": move.batch}
                 asks = tuple(Ask(client, {"labels": tuple(codes), **about}) for client, codes in move.codes.items())
@@ -99,10 +97,8 @@ class GlobalBatches(Scheduled):
         whose: list[int] = []
         turns: list[int] = []
         sizes: list[int] = []
-        answers: Refused = {}
-        first = True
-        while (move := _next(moves, answers, first)) is not None:
-            first = False
+        answers: Refused | None = None
+        while (move := next_of(moves, answers)) is not None:
             if isinstance(move, Reserve):
                 answers = {client: stock.refuses(client, own, beside=2) for client, own in move.codes.items()}
                 continue
@@ -130,10 +126,3 @@ class GlobalBatches(Scheduled):
         asks = [Ask(client, {"labels": tuple(own), "epoch": now.epoch.number}) for client, own in codes.items()]
         yield Step(tuple(asks), kind="gradient", buffers=False, joint=joint, part=(0, steps))
         return total, stock.refused
-
-
-def _next(moves: Moves, answers: Refused, first: bool) -> Reserve | Learn | None:
-    try:
-        return next(moves) if first else moves.send(answers)
-    except StopIteration:
-        return None
