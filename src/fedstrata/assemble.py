@@ -72,6 +72,11 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     sampler = make("samplers", method.sample, "method.sample")
     if schedule.sampler is not None:
         driver = driver.following(schedule)
+        if federation.moves is not None and schedule.rounds_per_epoch > 1:
+            raise RequestError(
+                f"method.schedule.rounds_per_epoch = {schedule.rounds_per_epoch}: where data drift or stream, "
+                "an epoch is one round, because what a client holds changes in between; use 1"
+            )
     select = make("selectors", method.select, "method.select")
     corrections = _corrections(method.correct)
     combine = make("combiners", method.combine, "method.combine")
@@ -133,6 +138,8 @@ def _half_at_server(driver: Driver, optimizer: Optimizer, rate: Scheduled) -> di
 def _apart(experiment: Experiment, plan: Plan) -> str | None:
     """Say why many visits cannot be executed as one, or None."""
     asked = experiment.engine.execution
+    if experiment.method.schedule["kind"] == "none":
+        return "nothing is scheduled"
     if asked == "messages":
         return 'engine.execution = "messages"'
     reasons = [

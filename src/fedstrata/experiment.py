@@ -297,7 +297,8 @@ def _suggest_training(table: dict[str, Any]) -> None:
         train = table.setdefault("train", {})
         for key, value in registry.find("methods", name, "method.name").train.items():
             if isinstance(train, dict):
-                train.setdefault(key, value)
+                part = isinstance(value, Mapping) and train.get(key) is not None
+                train[key] = tables.merged(value, train[key], f"train.{key}") if part else train.get(key, value)
 
 
 def _forget_recipe(table: dict[str, Any], name: Any) -> None:
@@ -309,9 +310,11 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
     for stage in METHOD_STAGES:
         if method.get(stage) == old["method"][stage]:
             del method[stage]
-    for key in registry.find("methods", method["name"], "method.name").train:
-        if table.get("train", {}).get(key) == old["train"][key]:
-            del table["train"][key]
+    suggested = [registry.find("methods", known, "method.name").train for known in (method["name"], name)]
+    train = table.get("train", {})
+    for key in {**suggested[0], **suggested[1]}:
+        if train.get(key) == old["train"].get(key):
+            train.pop(key, None)
 
 
 def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str) -> None:

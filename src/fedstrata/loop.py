@@ -123,7 +123,7 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     if step.combine and arrived:
         sums = plan.combine.combine(state.combine, view, state.model, gathered)
         state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
-    elif step.combine:
+    elif step.combine and step.joint is None:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
 
     here = [r.client for r in arrived]
@@ -197,13 +197,15 @@ def _arrived(view: View, at: int, step: Step, reports: Sequence[Report], lost: s
     silent = {a.client for a in step.asks} - {r.client for r in reports}
     broken = {r.client for r in reports if not r.finite} - lost
     for why, clients in (("no answer", silent), ("late", lost), ("not finite", broken)):
-        if clients:
+        if clients and step.joint is None:
             view.note("dropped", round=view.round + 1, step=at, clients=sorted(clients), why=why)
     return [r for r in reports if r.client not in lost | broken]
 
 
 def _charge(traffic: Traffic, step: Step, size: int, tasks: Sequence[Task], received: Sequence[Report]) -> None:
     """Charge a step whose model message has a size; a joint step as if its single steps had been played."""
+    if step.joint is not None and tasks and not all(r.finite for r in received):
+        return  # it came to nothing, and its single steps will be played instead
     visits = step.visits([r.client for r in received])
     traffic.bytes_down += sum(r.received * n for r, n in zip(received, visits, strict=True))
     if step.combine:

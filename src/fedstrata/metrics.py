@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.messages import WHOLE
 from fedstrata.serverside import Outcome
 
 LISTED = 50  # most steps of a round that are written down one by one
@@ -51,9 +52,10 @@ def first_round(curve: Sequence[float], target: float, sustained: int = 1) -> in
 def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray) -> dict[str, Any]:
     """Sum a round's steps up: who trained, how it went for them, how fair the run has been so far."""
     trained = [r for o in outcomes if o.step.combine for r in o.reports]
+    whole = [r for o in outcomes if o.step.combine and o.step.part == WHOLE for r in o.reports]  # not one step of many
     return {
         "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
-        "drift": _mean([float(r.drift) for r in trained]),
+        "drift": _mean([float(r.drift) for r in whole]),
         "jain": jain(participation),
         "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }

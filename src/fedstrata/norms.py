@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
 By = Literal["samples", "clients"]  # every value counts the same (Stratify), or every client does (FedTAN)
-Exchange = Callable[[str, Tensor, float], Tensor]  # (what, values, count) -> average over the participants
+Exchange = Callable[[str, Tensor, float], tuple[Tensor, float]]  # (what, values, count) -> average and count over all
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Meeting:
     exchange: Exchange
     up: int = 0
     down: int = 0
+    counted: float = 0.0  # values of all participants in the last exchange
 
     def mean(self, what: str, total: Tensor, count: float, told: bool = True) -> Tensor:
         """Give the mean over all participants, from a total over own values; `told`: the count was sent before."""
@@ -46,7 +47,7 @@ class Meeting:
 
     def _exchange(self, what: str, values: Tensor, count: float) -> Tensor:
         self.up += values.numel() * values.element_size()
-        average = self.exchange(what, values, count)
+        average, self.counted = self.exchange(what, values, count)
         self.down += average.numel() * average.element_size()
         return average
 
@@ -111,8 +112,9 @@ class _Forward:
         y, mean, variance = Normalise.apply(  # type: ignore[no-untyped-call]
             x, layer.weight, layer.bias, layer.eps, norms.mask, count, norms.meeting, self.name
         )
+        of_all = count if norms.meeting is None else norms.meeting.counted
         with torch.no_grad():
-            self._remember(mean, variance, torch.as_tensor(count, dtype=x.dtype, device=x.device))
+            self._remember(mean, variance, torch.as_tensor(of_all, dtype=x.dtype, device=x.device))
         return y  # type: ignore[no-any-return]
 
     def _remember(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
@@ -155,7 +157,8 @@ class Normalise(Function):
         normal = centred * scale.view(ctx.shape)
         ctx.save_for_backward(normal, scale, gamma)
         ctx.mark_non_differentiable(mean, variance)
-        y = normal if gamma is None else normal * gamma.view(ctx.shape)
+        # What is saved must not be what is given: the next layer may work in place.
+        y = normal.clone() if gamma is None else normal * gamma.view(ctx.shape)
         return y if beta is None else y + beta.view(ctx.shape), mean, variance
 
     @staticmethod

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-
-from torch import nn
+from functools import partial
 
 from fedstrata.clientside import Local, Sampler
 from fedstrata.errors import RequestError
+from fedstrata.part import Part
 from fedstrata.rng import Streams
 from fedstrata.roster import Roster
 from fedstrata.serverside import Combiner, Driver, Selector, ServerPart, ServerSide, System, View
@@ -38,11 +37,6 @@ class Plan:
         """Random streams of the run."""
         return self.local.streams
 
-    @cached_property
-    def batch_norms(self) -> bool:
-        """Whether the model has batch norms."""
-        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.local.build().modules())
-
     @property
     def server_side(self) -> list[ServerSide]:
         """All parts at the server."""
@@ -65,9 +59,19 @@ class Plan:
 
     def check(self) -> None:
         """Refuse stages that cannot work together, with the reason."""
-        for part in [*self.server_side, self.local.sampler, *self.local.chain.values()]:
+        keys: dict[str, Part] = {
+            "method.driver": self.driver,
+            "method.select": self.select,
+            "method.combine": self.combine,
+            "system": self.system,
+            "method.sample": self.local.sampler,
+            "train.optimizer": self.local.optimizer,
+            "method.combine.server": self.servers["server"],
+            **{f"method.correct ({name})": part for name, part in self.local.parts.items()},
+        }
+        for key, part in keys.items():
             if reason := part.conflicts(self):
-                raise RequestError(f"{type(part).__name__} does not fit this plan: {reason}")
+                raise RequestError(f"{key} does not fit this plan: {reason}")
 
 
 def per_round(asked: float | int | str, clients: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Condition
 from typing import TypeVar
 
@@ -19,75 +20,91 @@ T = TypeVar("T")
 class Rendezvous:
     """Collects one contribution a member, averages in the order of members, and remembers norm statistics.
 
+    Members compute one at a time, in order: whatever a module draws from torch's one generator, equal runs draw alike.
     A member that is done leaves, and the others go on without it; one that fails takes the meeting down with it.
     """
 
     def __init__(self, members: int, by: By):
         self._by, self._members = by, set(range(members))
         self._brought: dict[int, tuple[str, Tensor, float]] = {}
-        self._average: Tensor | None = None
-        self._round = 0
+        self._agreed: tuple[Tensor, float] | None = None  # the average, and the count it is of
+        self._exchanges, self._turn = 0, 0
         self._broken = False
         self._changed = Condition()
-        self._seen: dict[str, tuple[Tensor, float]] = {}
+        self._seen: dict[str, list[tuple[Tensor, float]]] = {}
 
-    def exchange(self, member: int, what: str, values: Tensor, count: float) -> Tensor:
-        """Bring a tensor, wait for the others, and give the average."""
+    def begin(self, member: int) -> None:
+        """Wait for one's first turn."""
         with self._changed:
-            mine = self._round
+            self._changed.wait_for(lambda: self._turn == member or self._broken)
+
+    def exchange(self, member: int, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
+        """Bring a tensor, wait for the others, and give the average and the count over all."""
+        with self._changed:
+            before = self._exchanges
             self._brought[member] = (what, values, float(count))
-            self._conclude()
-            self._changed.wait_for(lambda: self._round > mine or self._broken)
-            if self._broken:
+            self._go_on()
+            self._changed.wait_for(lambda: (self._exchanges > before and self._turn == member) or self._broken)
+            if self._broken or self._agreed is None:
                 raise RuntimeError("another client of this step failed")
-            assert self._average is not None
-            return self._average.clone()
+            average, total = self._agreed
+            return average.clone(), total
 
     def leave(self, member: int, failed: bool = False) -> None:
         """Go on without a member."""
         with self._changed:
             self._members.discard(member)
             self._broken |= failed
-            self._conclude()
-            self._changed.notify_all()
+            self._go_on()
 
-    def _conclude(self) -> None:
-        if not self._members or self._members - self._brought.keys():
-            return
-        brought = [self._brought[member] for member in sorted(self._brought)]
-        (what, total, _), counts = brought[0], [count for _, _, count in brought]
-        if {name for name, _, _ in brought} != {what}:
-            self._broken = True
-        elif not self._broken:
-            for _, values, _ in brought[1:]:
-                total = total + values
-            self._average = total / (sum(counts) if self._by == "samples" else len(counts))
-            self._seen.setdefault(what, (self._average, sum(counts)))
-            self._brought = {}
-            self._round += 1
+    def _go_on(self) -> None:
+        """Let the next member compute that has brought nothing yet; with everybody there, average and start anew."""
+        missing = self._members - self._brought.keys()
+        if self._members and not missing:
+            self._average()
+            missing = self._members
+        self._turn = min(missing, default=-1)
         self._changed.notify_all()
 
+    def _average(self) -> None:
+        brought = [self._brought[member] for member in sorted(self._brought)]
+        (what, total, _), counts = brought[0], [count for _, _, count in brought]
+        self._broken |= {name for name, _, _ in brought} != {what}
+        if not self._broken:
+            for _, values, _ in brought[1:]:
+                total = total + values
+            average = total / (sum(counts) if self._by == "samples" else len(counts))
+            self._agreed = average, sum(counts)
+            self._seen.setdefault(what, []).append(self._agreed)
+        self._brought, self._exchanges = {}, self._exchanges + 1
+
     def statistics(self, space: Space) -> Tensor | None:
-        """Give the batch's means and unbiased variances where the model's buffers hold the running ones."""
-        if not all(f"{norm.name}.mean" in self._seen for norm in space.norms) or not space.norms:
+        """Give the batch's means and unbiased variances where the model's buffers hold the running ones.
+
+        One row for each time a norm was used in the forward pass; not a number where it was used less often.
+        """
+        seen = self._seen
+        used = [norm for norm in space.norms if f"{norm.name}.mean" in seen]
+        if not used:
             return None
-        flat = torch.zeros(space.Q, dtype=self._seen[f"{space.norms[0].name}.mean"][0].dtype)
-        for norm in space.norms:
-            mean, count = self._seen[f"{norm.name}.mean"]
-            variance, _ = self._seen[f"{norm.name}.var"]
-            norm.mean.of(flat).copy_(mean)
-            norm.var.of(flat).copy_(variance * count / max(count - 1, 1))
-        return flat
+        uses = max(len(seen[f"{norm.name}.mean"]) for norm in used)
+        table = torch.full((uses, space.Q), torch.nan, dtype=seen[f"{used[0].name}.mean"][0][0].dtype)
+        for norm in used:
+            pairs = zip(seen[f"{norm.name}.mean"], seen[f"{norm.name}.var"], strict=True)
+            for row, ((mean, count), (variance, _)) in zip(table, pairs, strict=False):
+                norm.mean.of(row).copy_(mean)
+                norm.var.of(row).copy_(variance * count / max(count - 1, 1))
+        return table
 
 
 def in_lockstep(visits: Sequence[Callable[[Meeting], T]], by: By) -> tuple[list[T], Rendezvous]:
-    """Make visits side by side, one thread each, so that they can meet; results in order."""
+    """Make visits in turns, one thread each, so that they can meet; results in order."""
     place = Rendezvous(len(visits), by)
 
     def make(member: int) -> T:
-        meeting = Meeting(by, lambda what, values, count: place.exchange(member, what, values, count))
-        failed = True
+        meeting, failed = Meeting(by, partial(place.exchange, member)), True
         try:
+            place.begin(member)
             # Autograd's own threads would run all backward passes of a GPU in one, and one that waits would block all.
             with torch.autograd.set_multithreading_enabled(False):
                 result = visits[member](meeting)
@@ -97,7 +114,11 @@ def in_lockstep(visits: Sequence[Callable[[Meeting], T]], by: By) -> tuple[list[
             place.leave(member, failed)
 
     with ThreadPoolExecutor(max(len(visits), 1)) as threads:
-        waiting = [threads.submit(make, member) for member in range(len(visits))]
+        try:
+            waiting = [threads.submit(make, member) for member in range(len(visits))]
+        except BaseException:  # no more threads, or Ctrl-C: those that have begun must not wait for the others
+            place.leave(-1, failed=True)
+            raise
     errors = [w.exception() for w in waiting if w.exception() is not None]
     for error in sorted(errors, key=lambda e: "another client" in str(e)):  # the cause before its consequences
         raise error  # type: ignore[misc]

@@ -170,6 +170,11 @@ class Driver(ServerSide):
 
     steps_at_server: ClassVar[bool] = False  # True: reports are gradients, and the optimizer's steps happen here
 
+    @property
+    def together(self) -> bool:
+        """Whether clients compute together, or steps are played as one: lanes of other processes have no part in it."""
+        return False
+
     def following(self, schedule: LabelSchedule) -> Driver:
         """Give the driver that takes its steps from a schedule of labels."""
         raise RequestError(f'{type(self).__name__} follows no method.schedule; use method.driver = "chain" or "sync"')

@@ -50,6 +50,7 @@ class Space:
     head_weight: slice
     head_bias: slice
     norms: tuple[Norm, ...] = ()  # batch norms with running statistics
+    normed: bool = False  # whether there are any at all
 
     @property
     def P(self) -> int:
@@ -72,7 +73,9 @@ class Space:
             return slice(own[0].start, own[-1].stop) if own else slice(0, 0)
 
         inside = f"{head}." if head else ""
-        return cls(params, buffers, span(head), span(f"{inside}weight"), span(f"{inside}bias"), _norms(module, buffers))
+        heads = span(head), span(f"{inside}weight"), span(f"{inside}bias")
+        normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        return cls(params, buffers, *heads, _norms(module, buffers), normed)
 
     def bind(self, module: nn.Module, params: Tensor, buffers: Tensor, grads: Tensor | None = None) -> None:
         """Make the module's tensors views into the flat vectors."""

@@ -98,8 +98,8 @@ class Work:
         choice, train = self.experiment.engine, self.experiment.train
         place = registry.build("engines", choice.kind, {"lanes": choice.lanes, "device": choice.device}, "engine")
         visits = train.rounds * min(per_round(train.clients_per_round, len(self.federation)), len(self.federation))
-        if self.experiment.method.schedule["kind"] != "none":
-            visits = 0  # one lane plays a schedule
+        if self.plan.driver.together:
+            visits = 0
         return place.start(self.plan.local, self.federation, visits, log)
 
     def _judge(self, device: str) -> Judge:
@@ -169,7 +169,7 @@ class Work:
 def _remarks(events: list[dict[str, Any]]) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
     remarks = []
-    if lost := sum(event["event"] == "no_update" for event in events):
+    if lost := sum(event["event"] == "round" and event["loss_train"] is None for event in events):
         remarks.append(f"in {lost} of the rounds no update arrived, and the model stayed as it was")
     broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
     if broken:

@@ -20,6 +20,7 @@ SHOWN = {
     "client_updates": "updates",
     "bytes_up": "MB up",
     "bytes_down": "MB down",
+    "bytes_p2p": "MB p2p",
     "seconds": "seconds",
 }
 

@@ -117,6 +117,8 @@ def remarked(event: Mapping[str, Any]) -> str | None:
         return f"round {event['round']}: clients {event['clients']} dropped, {event['why']}"
     if kind == "label_dropped":
         return f"round {event['round']}: label {event['stratum']} is left out for the rest of the epoch: {event['why']}"
+    if kind == "batch_left_out":
+        return f"round {event['round']}: a batch of {event['samples']} sample(s) is left out: {event['why']}"
     if kind == "no_update":
         return f"round {event['round']}: no update arrived, the model stays as it is"
     return None

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from fedstrata.combine.server.sgd import Sgd
 from fedstrata.drive.passing import Passing
+from fedstrata.drive.scheduled import stratified
 from fedstrata.plan import Plan
-from fedstrata.schedule.stratified import Stratified
 from fedstrata.serverside import Choice, Driver, LabelSchedule, Step, Steps, View, chosen
 
 
@@ -25,8 +25,7 @@ class Chain(Driver):
 
     def following(self, schedule: LabelSchedule) -> Driver:
         """Let the model travel along a schedule of labels."""
-        assert isinstance(schedule, Stratified)
-        return Passing(schedule)
+        return Passing(stratified(schedule))
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse a server step, which would act after every hop."""

@@ -26,9 +26,14 @@ class Rounds(Driver):
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse to average the statistics of norms that are not there."""
-        if self.norms != "own" and not plan.batch_norms:
+        if self.norms != "own" and not plan.space.normed:
             return f'norms = "{self.norms}" averages batch norms, and the model has none; use a model with batch norm'
         return None
+
+    @property
+    def together(self) -> bool:
+        """Clients whose norms meet do so in one process."""
+        return self.norms != "own"
 
     def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
         """Ask everybody at once."""

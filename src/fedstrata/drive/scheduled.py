@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+import copy
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from fedstrata.errors import RequestError
 from fedstrata.plan import Plan
 from fedstrata.sample.shuffle import Shuffle
 from fedstrata.schedule.draws import Draws
@@ -16,11 +19,13 @@ from fedstrata.schedule.epoch import Epoch
 from fedstrata.schedule.stratified import Stratified
 from fedstrata.schedule.supply import Pools
 from fedstrata.select.random import Random
-from fedstrata.serverside import Driver, View
+from fedstrata.serverside import Ask, Choice, Driver, Joint, LabelSchedule, Outcome, Step, Steps, View
 
 Move = TypeVar("Move")
 Answer = TypeVar("Answer")
 
+Account = tuple[int, int]  # visits, and entries that were refused
+Played = Generator[Step, Outcome, Account | None]  # None: what was played as one is not finite
 NUMBER = 8  # bytes of a label or a count on the wire
 
 
@@ -70,17 +75,54 @@ class Scheduled(Driver):
             return "the schedule chooses the clients; leave method.select out"
         if plan.sampler_asked != Shuffle():
             return "the schedule chooses the samples; leave method.sample out"
+        if self.schedule.frequency == "uniform" and self.schedule.cap is not None:
+            return 'method.schedule.cap belongs to frequency = "capped"'
+        if self.schedule.frequency == "capped" and self.schedule.each is not None:
+            return 'method.schedule.each belongs to frequency = "uniform"'
         return None
+
+    @property
+    def together(self) -> bool:
+        """One lane plays a schedule, and clients that meet do so in one process."""
+        return True
 
     def init(self, view: View) -> Progress:
         """Start before the first epoch."""
         return Progress()
 
-    def begin(self, state: Progress, view: View, multiple: int = 1) -> Slice:
-        """Go on with the epoch, or draw a new one; a round ends at a multiple of so many entries."""
-        schedule = self.schedule
+    def multiple(self, view: View) -> int:
+        """Give the number of entries of which a round plays a multiple, until the epoch ends."""
+        return 1
+
+    def by_messages(self, view: View, now: Slice) -> Played:
+        """Play a round's share of the epoch exchange by exchange."""
+        raise NotImplementedError
+
+    def as_one(self, view: View, now: Slice) -> Played:
+        """Play it as one step, answering for clients that live here."""
+        raise NotImplementedError
+
+    def round(self, state: Progress, view: View, select: Callable[[], Choice]) -> Steps:
+        """Play a round's share of the epoch, as one step if that is exact and gives a finite model."""
         if view.round == 0:
-            _remark(schedule, view)
+            _remark(self.schedule, view)
+        if view.apart is None:
+            before = copy.deepcopy(state)
+            now = self.begin(state, view)
+            account = yield from self.as_one(view, now)
+            if account is not None:
+                return self.end(state, view, now, account)
+            # One bad sample spoils everybody's result. Message by message only its client is left out.
+            view.note("fallback", what="steps played as one", used="message by message", why="the model is not finite")
+            vars(state).update(vars(before))
+        now = self.begin(state, view)
+        account = yield from self.by_messages(view, now)
+        assert account is not None
+        self.end(state, view, now, account)
+
+    def begin(self, state: Progress, view: View) -> Slice:
+        """Go on with the epoch, or draw a new one."""
+        schedule, multiple = self.schedule, self.multiple(view)
         if state.epoch is None:
             state.epoch = schedule.epoch(state.epochs, view)
             state.epochs, state.rounds = state.epochs + 1, 0
@@ -102,9 +144,11 @@ class Scheduled(Driver):
             pools.leave(client)
         return Slice(epoch, pools, epoch.over, min(until, epoch.length))
 
-    def end(self, state: Progress, view: View, now: Slice, visits: int, refused: int) -> None:
+    def end(self, state: Progress, view: View, now: Slice, account: Account) -> None:
         """Say what the model saw, and forget an epoch that is over."""
-        supply = now.epoch.supply
+        supply, (visits, refused) = now.epoch.supply, account
+        if not visits:
+            view.note("no_update", round=view.round + 1, step=0, asked=[])
         view.note(
             "schedule",
             round=view.round + 1,
@@ -119,6 +163,45 @@ class Scheduled(Driver):
         )
         if state.rounds == self.schedule.rounds_per_epoch:
             state.epoch = None
+
+
+@dataclass
+class Course:
+    """Visits in a row, to be played as one."""
+
+    epoch: int
+    codes: dict[int, list[int]] = field(default_factory=dict)  # by client, in the order of use
+    visits: Counter[int] = field(default_factory=Counter)
+    who: list[int] = field(default_factory=list)  # of each visit: the client, the entries, the step
+    runs: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+
+    def visit(self, client: int, codes: list[int], turn: int) -> None:
+        """Add a visit of the `turn`-th step."""
+        self.codes.setdefault(client, []).extend(codes)
+        self.visits[client] += 1
+        self.who.append(client)
+        self.runs.append(len(codes))
+        self.turns.append(turn)
+
+    def step(
+        self, stock: Stock, sizes: Sequence[int], parts: Sequence[int], handed: tuple[int, int, int], **how: Any
+    ) -> Step:
+        """Give the step that stands for all of them: batches of some sizes, at some times of the round."""
+        places = {client: i for i, client in enumerate(self.codes)}
+        runs = np.array(self.runs, dtype=np.int64)
+        joint = Joint(
+            whose=np.repeat(np.array([places[client] for client in self.who], dtype=np.int64), runs),
+            turns=np.repeat(np.array(self.turns, dtype=np.int64), runs),
+            sizes=np.array(sizes, dtype=np.int64),
+            parts=np.array(parts, dtype=np.int64),
+            visits=np.array([self.visits[client] for client in self.codes], dtype=np.int64),
+            handed=handed,
+            told=(stock.told_down, stock.told_up),
+        )
+        about = {"epoch": self.epoch}
+        asks = [Ask(client, {"labels": tuple(own), **about}) for client, own in self.codes.items()]
+        return Step(tuple(asks), joint=joint, combine=bool(asks), **how)
 
 
 @dataclass
@@ -173,6 +256,16 @@ def next_of(protocol: Generator[Move, Answer, None], answer: Answer | None) -> M
         return None
 
 
+def stratified(schedule: LabelSchedule) -> Stratified:
+    """Check that a schedule can be followed."""
+    if not isinstance(schedule, Stratified):
+        raise RequestError(
+            f"method.schedule: {type(schedule).__name__} cannot be followed; derive it from Stratified and change "
+            "`frequencies` or `epoch`"
+        )
+    return schedule
+
+
 def refusals(meta: Any) -> list[int]:
     """Read a client's answer."""
     return list(meta["refused"])
@@ -180,7 +273,7 @@ def refusals(meta: Any) -> list[int]:
 
 def _remark(schedule: Stratified, view: View) -> None:
     """Say once what a user should know of the way this schedule is played."""
-    if view.apart is not None:
+    if view.apart is not None and not view.apart.startswith("engine.execution"):  # the user asked for that
         view.note("fallback", what="steps are not played as one", used="message by message", why=view.apart)
     if schedule.strata == "labels" and np.count_nonzero(schedule.totals(view.roster)) == 1:
         view.note("warning", what="method.schedule", why="all clients hold one and the same label")

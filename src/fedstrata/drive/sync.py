@@ -12,16 +12,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-import numpy as np
-
-from fedstrata.drive.scheduled import Progress, Scheduled, Slice, Stock, next_of, refusals
+from fedstrata.combine.uniform import Uniform
+from fedstrata.drive.scheduled import Course, Played, Scheduled, Slice, Stock, next_of, refusals, stratified
 from fedstrata.errors import RequestError
 from fedstrata.plan import Plan
 from fedstrata.schedule.batches import Learn, Refused, Reserve, batches
-from fedstrata.schedule.stratified import Stratified
-from fedstrata.serverside import Ask, Choice, Driver, Joint, LabelSchedule, Outcome, Step, Steps, View
-
-Moves = Generator[Reserve | Learn, Refused, None]
+from fedstrata.serverside import Ask, Choice, Driver, LabelSchedule, Step, Steps, View
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,7 @@ class Sync(Driver):
 
     def following(self, schedule: LabelSchedule) -> Driver:
         """Take global batches from a schedule."""
-        assert isinstance(schedule, Stratified)
-        return GlobalBatches(schedule)
+        return GlobalBatches(stratified(schedule))
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse to work without a schedule."""
@@ -57,24 +52,22 @@ class GlobalBatches(Scheduled):
             return f"{next(iter(plan.local.parts))} works on local steps, and a global batch has none"
         if any(norm.momentum == 0 for norm in plan.space.norms):
             return "a batch norm with momentum = None (or 0) cannot be synchronised; give it a momentum"
+        if plan.combine == Uniform():
+            return 'the mean of client means is not the gradient of a batch; use method.combine = "size"'
         return super().conflicts(plan)
 
-    def round(self, state: Progress, view: View, select: Callable[[], Choice]) -> Steps:
-        """Play a round's share of the epoch."""
-        size = view.batch_size
-        now = self.begin(state, view, multiple=size)
-        if now.epoch.length == 1 and view.space.norms:
-            raise RequestError("a schedule of one entry leaves batch norm nothing to normalise over; give it more")
-        moves = batches(now.epoch, now.pools, now.until, size, least=2 if view.space.norms else 1)
-        play = self._as_one if view.apart is None else self._by_messages
-        visits, refused = yield from play(view, now, moves, ceil(now.entries / size))
-        self.end(state, view, now, visits, refused)
+    def multiple(self, view: View) -> int:
+        """A round ends with a whole batch."""
+        return view.batch_size
 
-    def _by_messages(
-        self, view: View, now: Slice, moves: Moves, steps: int
-    ) -> Generator[Step, Outcome, tuple[int, int]]:
+    def moves(self, view: View, now: Slice) -> Generator[Reserve | Learn, Refused, None]:
+        """Give the exchanges of a round; batch norm has nothing to normalise over in a batch of one."""
+        return batches(now.epoch, now.pools, now.until, view.batch_size, least=2 if view.space.normed else 1)
+
+    def by_messages(self, view: View, now: Slice) -> Played:
+        """Reserve samples, then compute gradients together."""
+        moves, answers, steps = self.moves(view, now), None, ceil(now.entries / view.batch_size)
         visits = refused = done = 0
-        answers: Refused | None = None
         while (move := next_of(moves, answers)) is not None:
             if isinstance(move, Reserve):
                 about = {"epoch": now.epoch.number, "batch": move.batch}
@@ -90,39 +83,20 @@ class GlobalBatches(Scheduled):
             visits, done = visits + len(asks), done + 1
         return visits, refused
 
-    def _as_one(self, view: View, now: Slice, moves: Moves, steps: int) -> Generator[Step, Outcome, tuple[int, int]]:
-        stock = Stock.of(self.schedule, view, now.pools)
-        codes: dict[int, list[int]] = {}
-        visits: dict[int, int] = {}
-        whose: list[int] = []
-        turns: list[int] = []
+    def as_one(self, view: View, now: Slice) -> Played:
+        """Fill all batches, then let one lane train on them."""
+        moves, answers, steps = self.moves(view, now), None, ceil(now.entries / view.batch_size)
+        stock, course = Stock.of(self.schedule, view, now.pools), Course(now.epoch.number)
         sizes: list[int] = []
-        answers: Refused | None = None
         while (move := next_of(moves, answers)) is not None:
             if isinstance(move, Reserve):
                 answers = {client: stock.refuses(client, own, beside=2) for client, own in move.codes.items()}
                 continue
             for client, own in move.codes.items():
-                codes.setdefault(client, []).extend(own)
-                visits[client] = visits.get(client, 0) + 1
-                whose += [client] * len(own)
-            count = sum(map(len, move.codes.values()))
-            turns += [len(sizes)] * count
-            sizes.append(count)
+                course.visit(client, own, turn=len(sizes))
+            sizes.append(sum(map(len, move.codes.values())))
             answers = {client: [] for client in move.codes}
-        if not sizes:
-            return 0, stock.refused
-        places = {client: i for i, client in enumerate(codes)}
-        total = sum(visits.values())
-        joint = Joint(
-            whose=np.array([places[client] for client in whose]),
-            turns=np.array(turns),
-            sizes=np.array(sizes),
-            parts=np.minimum(np.arange(len(sizes)), steps - 1),
-            visits=np.array([visits[client] for client in codes]),
-            handed=(total, total, 0),
-            told=(stock.told_down, stock.told_up),
-        )
-        asks = [Ask(client, {"labels": tuple(own), "epoch": now.epoch.number}) for client, own in codes.items()]
-        yield Step(tuple(asks), kind="gradient", buffers=False, joint=joint, part=(0, steps))
-        return total, stock.refused
+        parts, visits = [min(i, steps - 1) for i in range(len(sizes))], len(course.who)
+        handed = visits, visits, 0
+        outcome = yield course.step(stock, sizes, parts, handed, kind="gradient", buffers=False, part=(0, steps))
+        return None if outcome.missing else (visits, stock.refused)

@@ -63,7 +63,7 @@ class AtServer(Carried):
         """Move the model along the gradient."""
         if sums.joint:
             return super().step(state, view, model, proposal, sums)
-        w, g = model.params.clone(), model.params - proposal.params
+        w, g = model.params.clone(), -sums.total["update"]
         rate = torch.tensor([self.rate.at(view.round, view.part)], dtype=w.dtype)
         self.optimizer.move(state.slots, w, g, rate)
         return Model(w, _running(view.space, model.buffers, sums.total.get("statistics")))
@@ -75,6 +75,8 @@ def _running(space: Space, buffers: Tensor, statistics: Tensor | None) -> Tensor
         return buffers
     moved = buffers.clone()
     for norm in space.norms:
-        for place in (norm.mean, norm.var):
-            place.of(moved).lerp_(place.of(statistics).to(moved), norm.momentum)
+        for use in statistics:
+            for place in (norm.mean, norm.var):
+                if not place.of(use).isnan().any():
+                    place.of(moved).lerp_(place.of(use).to(moved), norm.momentum)
     return moved

@@ -47,14 +47,14 @@ def hops(epoch: Epoch, pools: Pools, until: int, chunk: int) -> Generator[Hop, R
     """Play an epoch until so many entries are over."""
     queue: deque[tuple[int, list[int]]] = deque()
     planned = 0  # entries in the queue
-    gone, uniform = pools.supply.gone, pools.draws.uniform
+    uniform = pools.draws.uniform
 
     def pick(clients: Sequence[int]) -> int:
         return clients[int(uniform() * len(clients))]
 
     def plan_chunk() -> int:
         entries = epoch.take(min(chunk, until - epoch.over - planned))
-        ready = {stratum: pools.some(stratum) for stratum in entries}
+        ready = {stratum: pools.some(stratum) for stratum in dict.fromkeys(entries)}
         served = [stratum for stratum in entries if ready[stratum]]
         epoch.over += len(entries) - len(served)
         at = 0
@@ -74,17 +74,27 @@ def hops(epoch: Epoch, pools: Pools, until: int, chunk: int) -> Generator[Hop, R
             return
         client, codes = queue.popleft()
         planned -= len(codes)
-        while queue and queue[0][0] in gone:
-            _, lost = queue.popleft()
-            planned -= len(lost)
-            for stratum in pools.strata(lost):
-                epoch.put_back(stratum, pools.draws)
         refused = yield Hop(client, codes, queue[0][0] if queue else None)
         if refused is None:
             pools.leave(client)
-            refused = codes
+            refused = codes + _withdrawn(queue, client)
+            planned -= len(refused) - len(codes)
         else:
             epoch.over += len(codes) - len(refused)
             pools.grant(client, codes, refused)
         for stratum in pools.strata(refused) if refused else ():
             epoch.put_back(stratum, pools.draws)
+
+
+def _withdrawn(queue: deque[tuple[int, list[int]]], client: int) -> list[int]:
+    """Take back what is planned for a client; tasks of one client that become neighbours become one."""
+    tasks, lost = list(queue), []
+    queue.clear()
+    for other, codes in tasks:
+        if other == client:
+            lost += codes
+        elif queue and queue[-1][0] == other:
+            queue[-1][1].extend(codes)
+        else:
+            queue.append((other, codes))
+    return lost

@@ -2,6 +2,9 @@
 
 Label l stands f_l times in the schedule, which is shuffled; clients give one sample an entry. One epoch is one
 schedule played to its end. `hops.py` (single-sample learning) and `batches.py` (batch-data learning) play it.
+
+The paper's words: SLS is `Epoch`; a placeholder is a stratum (a code, with the pass over it); availClients is
+`Supply.available`; what a client refuses is P_notTrain (P_unavail), and with it P_exhaust.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.clientside import Sampler
-from fedstrata.errors import RequestError
 from fedstrata.options import Count, Fraction
 from fedstrata.rng import Rng
 from fedstrata.roster import Roster
@@ -74,11 +76,6 @@ class Stratified(LabelSchedule):
 
     def epoch(self, number: int, view: View) -> Epoch:
         """Draw a schedule and start with everybody who is there."""
-        if view.roster.later is not None and self.rounds_per_epoch > 1:
-            raise RequestError(
-                f"method.schedule.rounds_per_epoch = {self.rounds_per_epoch}: where data drift or stream, "
-                "an epoch is one round, because what a client holds changes in between; use 1"
-            )
         f = self.frequencies(self.totals(view.roster))
         known = view.roster.labels if self.clients == "uniform" else view.roster.counts
         held = self.counts(known)[view.eligible] > 0
@@ -89,10 +86,8 @@ class Stratified(LabelSchedule):
 
 def scaled(f: np.ndarray, length: int) -> np.ndarray:
     """Scale frequencies to a sum, by largest remainders; ties go to the smaller label."""
-    raw = f * length / max(f.sum(), 1)
-    whole: np.ndarray = np.floor(raw + 1e-9).astype(np.int64)
-    most = np.argsort(-(raw - whole), kind="stable")[: length - int(whole.sum())]
-    whole[most] += 1
+    whole, rest = np.divmod(f.astype(np.int64) * length, max(int(f.sum()), 1))  # in whole numbers: ties must be ties
+    whole[np.argsort(-rest, kind="stable")[: length - int(whole.sum())]] += 1
     return whole
 
 

@@ -137,9 +137,11 @@ class Pools:
 
     def give_back(self, client: int, codes: Sequence[int]) -> list[int]:
         """Undo `grant`: the samples were not used after all. Gives their strata."""
-        for stratum in (strata := self.strata(codes)):
-            self.supply.taken[stratum][client] -= 1
+        strata = self.strata(codes)
+        for code, stratum in zip(codes, strata, strict=True):
             self.trained[stratum] -= 1
+            if code == self.code(stratum):  # otherwise everybody has started over since
+                self.supply.taken[stratum][client] -= 1
         return strata
 
     def leave(self, client: int) -> None:

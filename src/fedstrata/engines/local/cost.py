@@ -24,7 +24,7 @@ def estimated_seconds(local: Local, federation: Federation, visits: int) -> floa
     """Guess from the model's multiplications, the mean client and the number of visits."""
     samples = len(federation.train_split.rows) / len(federation)
     steps = local.epochs * samples / local.batch_size
-    products = products_a_sample(local.build().to(local.dtype), local.inputs(federation.train.x[:1], local.dtype))
+    products = products_a_sample(local.build().to(local.dtype), local.inputs(federation.train.x[:2], local.dtype))
     return visits * (steps * SECONDS_A_STEP + 3 * products * local.epochs * samples / PRODUCTS_A_SECOND)
 
 

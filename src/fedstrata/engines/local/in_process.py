@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -72,11 +72,11 @@ class InProcess:
             orders.append(order)
             rows.append(client.rows[np.concatenate(order.epochs)])
         flat = interleaved(rows, joint.whose)
-        batches = np.split(flat, np.cumsum(joint.sizes)[:-1])
+        batches = np.split(flat, np.cumsum(joint.sizes)[:-1]) if len(joint.sizes) else []
         first = tasks[0]
         rates = {int(p): local.rate.at(first.round, (int(p), step.part[1])) for p in np.unique(joint.parts)}
         keys = lane.joint_keys(step, tasks)
-        with threads_for(local, lane, int(joint.sizes.max())):
+        with threads(cores() if self._products * joint.sizes.max(initial=0) > WORTH_THREADS else 1):
             report = lane.jointly(first, batches, np.array([rates[int(p)] for p in joint.parts]), keys).read()
         answers: list[tuple[Report, Tensors | None]] = [
             (
@@ -86,6 +86,12 @@ class InProcess:
             for task, own, order in zip(tasks, rows, orders, strict=True)
         ]
         return answers, report.summed
+
+    @cached_property
+    def _products(self) -> int:
+        """Multiplications of a sample: a large global batch is shared among all cores, for no other lane is at work."""
+        x = self._local.inputs(self._lane.buf.x[:2], self._local.dtype).cpu()
+        return products_a_sample(self._local.build().to(self._local.dtype), x)
 
     def _visit(
         self, lane: Lane, task: Task, keeps: Mapping[int, Tensors], meeting: Meeting | None = None
@@ -124,10 +130,3 @@ def threads(count: int) -> Iterator[None]:
 def one_thread() -> AbstractContextManager[None]:
     """Work as every lane does: how sums are cut among threads changes their last bit."""
     return threads(1)
-
-
-def threads_for(local: Local, lane: Lane, batch: int) -> AbstractContextManager[None]:
-    """Use all cores for a global batch, if it is large enough to share: no other lane is at work then."""
-    x = local.inputs(lane.buf.x[:1], local.dtype).cpu()
-    products = products_a_sample(local.build().to(local.dtype), x)
-    return threads(cores() if products * batch > WORTH_THREADS else 1)
