@@ -536,3 +536,16 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 def test_an_experiment_cannot_be_changed_afterwards():
     with pytest.raises(ValueError, match="frozen"):
         Experiment.of().train.rounds = 3
+
+
+def test_what_a_method_suggests_counts_where_the_user_set_nothing():
+    def training(source, **asked):
+        train = Experiment.of(source, **{key.replace("__", "."): value for key, value in asked.items()}).train
+        return train.lr, train.batch_size, train.optimizer["momentum"]
+
+    plain, single = Experiment.of(None), Experiment.of(None, **{"method.name": "stratify-single"})
+    for source in (None, plain, single, single.dump()):  # a file that was written out is read like none
+        assert training(source, method__name="stratify-batch") == (0.05, 64, 0.9)
+        assert training(source, method__name="fedavg") == (0.1, 16, 0.0)
+    assert training(None, method__name="stratify-batch", train__lr=0.3) == (0.3, 64, 0.9)
+    assert training(None, method__name="stratify-batch", train__optimizer__weight_decay=1e-3) == (0.05, 64, 0.9)
