@@ -14,6 +14,7 @@ test: lint types
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks partitions
 	$(BIN)/python -m benchmarks stratify
+	$(BIN)/python -m benchmarks selection
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

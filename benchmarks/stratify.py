@@ -23,7 +23,7 @@ from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.in_process import InProcess, threads
 from fedstrata.federation import Federation
 from fedstrata.loop import play_round
-from fedstrata.roster import Roster
+from fedstrata.roster import Roster, World
 from fedstrata.schedule.batches import Reserve, batches
 from fedstrata.schedule.draws import Draws
 from fedstrata.schedule.hops import Hop, hops
@@ -31,6 +31,7 @@ from fedstrata.schedule.stratified import Stratified
 from fedstrata.schedule.supply import Pools
 from fedstrata.serverside import View
 from fedstrata.space import Space
+from fedstrata.split import Split
 from fedstrata.training import described
 from fedstrata.work import Work
 
@@ -113,7 +114,7 @@ def _schedule(mode: str, answers: bool, clients: int = 10_000, labels: int = 1_0
     for label in range(labels):
         counts[rng.choice(clients, holders, replace=False), label] = entries // labels // holders
     known = {"labels": counts > 0, "totals": counts.sum(0)}
-    roster = Roster(clients, labels, np.arange(clients), np.arange(clients), known, lambda: counts)
+    roster = Roster(clients, labels, np.arange(clients), np.arange(clients), known, _world(counts))
     streams = {name: np.random.default_rng(1) for name in ("labels", "clients")}
     space = Space((), (), slice(0), slice(0), slice(0))
     draw, note = (lambda purpose, **_: streams[purpose]), (lambda *_, **__: None)
@@ -138,3 +139,11 @@ def _schedule(mode: str, answers: bool, clients: int = 10_000, labels: int = 1_0
             answer = {client: stock.refuses(client, own, 2) if asked else nothing for client, own in move.codes.items()}
     assert epoch.over == entries
     return perf_counter() - start
+
+
+def _world(counts: np.ndarray) -> World:
+    """Give clients that hold so many samples of each label."""
+    owner, label = np.nonzero(counts)
+    many = counts[owner, label]
+    starts = np.concatenate([[0], np.cumsum(counts.sum(1))])
+    return World(Split(np.arange(many.sum()), starts), np.repeat(label, many), counts.shape[1])

@@ -107,7 +107,7 @@ def test_a_file_is_read_with_defaults_written_out(tmp_path):
         "min_size": 10,
         "max_tries": 1000,
     }
-    assert read.method.select == {"kind": "power-of-choice", "candidates": 5}
+    assert read.method.select == {"kind": "power-of-choice", "candidates": 5, "loss": "all"}
     assert read.method.correct == [PROX]
     assert read.method.combine == {"kind": "size", "server": YOGI | {"lr": 0.02}}
     assert (read.data.clients, read.train.rounds, read.train.seed, read.train.batch_size) == (7, 3, 4, 16)
@@ -266,7 +266,7 @@ def test_objects_stand_for_their_tables():
         {"method": {"select": PowerOfChoice(candidates=4), "correct": [Prox(mu=0.5)]}, "data": {"partition": Iid()}},
         **{"method.combine.server": Yogi()},
     )
-    assert got.method.select == {"kind": "power-of-choice", "candidates": 4}
+    assert got.method.select == {"kind": "power-of-choice", "candidates": 4, "loss": "all"}
     assert got.method.correct == [PROX | {"mu": 0.5}]
     assert got.method.combine["server"] == YOGI
     assert got.data.partition == {"kind": "iid"}

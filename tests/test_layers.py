@@ -10,7 +10,7 @@ import fedstrata
 
 ROOT = Path(fedstrata.__file__).parent
 STAGES = ("schedule", "drive", "select", "sample", "correct", "combine", "optimize")
-STAGES += ("data", "models", "rates", "stragglers")
+STAGES += ("data", "models", "rates", "devices")
 HEIGHT = (
     {"cli": 5, "__main__": 5, "testing": 4, "training": 3, "comparing": 3, "work": 3}
     | dict.fromkeys(("engines", "methods", "assemble"), 2)

@@ -24,6 +24,7 @@ from fedstrata import Federation
 from fedstrata.cli import main
 from fedstrata.clientside import Client, Gradient, Visit
 from fedstrata.data.partitions.dirichlet import DirichletClass
+from fedstrata.devices import Devices
 from fedstrata.drive.passing import Passing
 from fedstrata.drive.scheduled import Progress
 from fedstrata.engines.local.in_process import one_thread
@@ -40,7 +41,6 @@ from fedstrata.schedule.stratified import Stratified, arranged, scaled
 from fedstrata.schedule.supply import Supply
 from fedstrata.schedule.take import Take
 from fedstrata.serverside import View
-from fedstrata.stragglers import Stragglers
 from fedstrata.testing import Sites
 from fedstrata.testing.worlds import in_process, play, same, work_of
 
@@ -653,7 +653,7 @@ def test_a_run_on_false_beliefs_ends(driver, execution):
 
 
 @dataclass(frozen=True)
-class AwayLater(Stragglers):
+class AwayLater(Devices):
     """Client 4 cannot be asked from the second round on."""
 
     def available(self, view):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedstrata.errors import FedstrataError, RequestError
     from fedstrata.experiment import Experiment
     from fedstrata.federation import Federation
+    from fedstrata.replaying import Record, Replay, replay
     from fedstrata.runs import Run
     from fedstrata.training import resume, train
 
@@ -19,9 +20,12 @@ _HOME = {  # imported when first used: torch takes seconds
     "Experiment": "experiment",
     "Federation": "federation",
     "FedstrataError": "errors",
+    "Record": "replaying",
+    "Replay": "replaying",
     "RequestError": "errors",
     "Run": "runs",
     "compare": "comparing",
+    "replay": "replaying",
     "resume": "training",
     "train": "training",
 }
@@ -30,10 +34,13 @@ __all__ = [
     "Experiment",
     "Federation",
     "FedstrataError",
+    "Record",
+    "Replay",
     "RequestError",
     "Run",
     "__version__",
     "compare",
+    "replay",
     "resume",
     "train",
 ]

@@ -19,6 +19,7 @@ from fedstrata import registry
 from fedstrata.clientside import Local, LocalPart, Optimizer
 from fedstrata.combine.server.sgd import Sgd
 from fedstrata.combine.size import Size
+from fedstrata.devices import Devices, read_trace
 from fedstrata.errors import RequestError
 from fedstrata.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.federation import Federation
@@ -31,7 +32,6 @@ from fedstrata.rates import Scheduled
 from fedstrata.rng import Streams, torch_seeded
 from fedstrata.serverside import Driver, ServerPart, ServerSide
 from fedstrata.space import Model, Space
-from fedstrata.stragglers import Stragglers
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -85,7 +85,7 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     rate = Scheduled(train.lr, make("rates", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
     servers = _half_at_server(driver, optimizer, rate)
     servers |= {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}}
-    system = Stragglers(**experiment.system.stragglers.model_dump())
+    system = _devices(experiment, len(federation))
     at_server: list[ServerSide] = [driver, select, combine, system, *servers.values()]
     build = _builder(experiment.model, federation, streams, module)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
@@ -126,6 +126,26 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     )
     plan.check()
     return replace(plan, apart=_apart(experiment, plan))
+
+
+def _devices(experiment: Experiment, clients: int) -> Devices:
+    asked = experiment.system
+    if asked.availability.kind == "trace":
+        if asked.availability.trace is None:
+            raise RequestError('system.availability.kind = "trace" needs system.availability.trace: a file')
+        read_trace(asked.availability.trace, clients)
+    return Devices(
+        seconds_per_sample=asked.seconds_per_sample,
+        deadline=asked.deadline,
+        wait_for=asked.wait_for,
+        over_select=asked.over_select,
+        rate=asked.stragglers.rate,
+        mode=asked.stragglers.mode,
+        availability=asked.availability.kind,
+        available_rate=asked.availability.rate,
+        period=asked.availability.period,
+        trace=asked.availability.trace,
+    )
 
 
 def _half_at_server(driver: Driver, optimizer: Optimizer, rate: Scheduled) -> dict[str, ServerPart]:

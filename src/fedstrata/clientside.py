@@ -103,6 +103,7 @@ class Done:
     keep: Tensors = field(default_factory=dict)  # this client's new state
     samples: int | None = None  # that the report stands for; None: all of the client's
     loss: Tensor | float = 0.0  # their mean loss
+    work: float = 0.0  # samples that went through the model, forward and back
 
 
 @dataclass

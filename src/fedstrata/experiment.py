@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator
 
 from fedstrata import registry, tables
 from fedstrata.errors import RequestError
-from fedstrata.options import Count, Fraction, Natural, Positive
+from fedstrata.options import AtLeastOne, Count, Fraction, Natural, NonNegative, Positive
 
 GIVEN = "given"  # data or model handed over from Python
 
@@ -128,12 +128,42 @@ class Lateness(Section):
     """Reports that come too late: a share of the selected clients, after they did the work."""
 
     rate: Fraction = 0.0
-    mode: Literal["uniform"] = "uniform"
+    mode: Literal["uniform", "slowest", "sticky", "partial"] = "uniform"
 
 
-class Devices(Section):
+class Speed(Section):
+    """How fast devices are: as the data say, drawn, or in five tiers."""
+
+    kind: Literal["given", "lognormal", "tiers"] = "given"
+    sigma: NonNegative = 0.5
+
+
+class Bandwidth(Section):
+    """Bytes a second, and how far clients differ."""
+
+    mean: NonNegative = 0.0  # 0: messages take no time
+    sigma: NonNegative = 0.0
+
+
+class Availability(Section):
+    """Who can be asked in a round."""
+
+    kind: Literal["always", "independent", "labels", "trace"] = "always"
+    rate: Fraction = 1.0
+    period: Count = 20
+    trace: str | None = None
+
+
+class SystemChoice(Section):
     """Devices and network."""
 
+    speed: Speed = Speed()
+    bandwidth: Bandwidth = Bandwidth()
+    seconds_per_sample: NonNegative = 0.001
+    availability: Availability = Availability()
+    deadline: NonNegative = 0.0
+    wait_for: Fraction = 1.0
+    over_select: AtLeastOne = 1.0
     stragglers: Lateness = Lateness()
 
 
@@ -162,7 +192,7 @@ class Experiment(Section):
     model: ModelChoice = ModelChoice()
     method: Method = Method()
     train: Train = Train()
-    system: Devices = Devices()
+    system: SystemChoice = SystemChoice()
     privacy: Privacy = Privacy()
     engine: EngineChoice = EngineChoice()
 

@@ -19,7 +19,7 @@ from fedstrata.intake import Label, Samples, joined, read_dataset, read_samples
 from fedstrata.moving import Drift, Moves, Stream
 from fedstrata.partition import Deal, Labelled, Partition, hold_out
 from fedstrata.rng import Streams
-from fedstrata.roster import Roster
+from fedstrata.roster import Roster, World
 from fedstrata.split import Split
 
 
@@ -46,6 +46,7 @@ class Federation:
     classes: tuple[Label, ...]  # the user's own labels, by class index
     name: str = "given"
     speeds: np.ndarray | None = None  # relative device capacity, 1 if unknown
+    bandwidths: np.ndarray | None = None  # bytes a second, without limit if unknown
     left_out: int = 0  # training samples that no client holds
     notes: tuple[str, ...] = ()  # what the partition had to do to fulfil the request
     inputs: Inputs = field(default_factory=Inputs)  # from stored samples to what a network sees
@@ -86,7 +87,7 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the data, of who holds what, and of what is known of them."""
-        traits = None if self.speeds is None else self.speeds.tolist()
+        traits = [None if t is None else t.tolist() for t in (self.speeds, self.bandwidths)]
         digest = sha256(repr((self.classes, traits, self.inputs, self.moves)).encode())
         for samples in (self.train, self.test):
             digest.update(samples.x.contiguous().numpy().data)
@@ -145,7 +146,7 @@ class Federation:
                 "counts": self.counts if "counts" in needs else None,
                 "speeds": (np.ones(len(self)) if self.speeds is None else self.speeds) if "speeds" in needs else None,
             },
-            stock=lambda: self.counts,
+            world=World(self.train_split, self.labels, len(self.classes), self.speeds, self.bandwidths),
             later=None if self.moves is None else lambda round: self.at(round).roster(needs, streams),
         )
 

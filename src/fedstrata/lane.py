@@ -125,17 +125,15 @@ class Lane:
         """Give every sample of a joint step the key it would have in its own visit."""
         joint = step.joint
         assert joint is not None
+        runs = joint.runs
         if not self._draws:
-            return np.zeros(len(joint.whose), dtype=np.int64)
-        visits = joint.turns * len(tasks) + joint.whose
-        unique, own, sizes = np.unique(visits, return_inverse=True, return_counts=True)
-        order = np.argsort(own, kind="stable")
-        nth = np.empty(len(own), dtype=np.int64)  # of each sample inside its visit
-        nth[order] = np.arange(len(own)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        where = [(int(v) // len(tasks), tasks[int(v) % len(tasks)]) for v in unique]
-        keys = np.array([self._key(replace(task, turn=turn), task.client) for turn, task in where], dtype=np.uint64)
+            return np.zeros(int(runs.sum()), dtype=np.int64)
+        nth = np.arange(int(runs.sum())) - np.repeat(np.cumsum(runs) - runs, runs)  # of each sample inside its visit
+        visits = [(turn, tasks[who]) for turn, who in zip(joint.turns.tolist(), joint.who.tolist(), strict=True)]
+        own = [self._key(replace(task, turn=turn), task.client) for turn, task in visits]
+        keys = np.repeat(np.array(own, dtype=np.uint64), runs)
         steps, places = (nth, np.zeros_like(nth)) if step.kind == "train" else (np.zeros_like(nth), nth)
-        return sample_keys(keys[own], steps, places)
+        return sample_keys(keys, steps, places)
 
     def jointly(self, task: Task, rows: Sequence[np.ndarray], rates: np.ndarray, keys: np.ndarray) -> Report:
         """Train on batches of anybody's samples, as one machine that holds them all would; `keys` has one a sample."""
@@ -189,6 +187,7 @@ class Lane:
             keep=_copies(order.keep) | _owned({name: end.keep for name, end in ends.items()}),
             samples=order.samples,
             loss=buf.loss / max(sum(map(len, batches)), 1),
+            work=sum(map(len, batches)),
         )
         return _report(visit, done), {**visit.keep, **done.keep}
 
@@ -350,6 +349,7 @@ def _report(visit: Visit, done: Done) -> Report:
         meta=done.meta,
         summed=done.summed,
         shown=done.shown,
+        work=done.work,
         finite=_all_finite([*done.summed.values(), *done.shown.values()], done.loss),
         nbytes=tensor_bytes(done.summed) + tensor_bytes(done.shown) + value_bytes(done.meta),
     )

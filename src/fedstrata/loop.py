@@ -47,6 +47,7 @@ class State:
     accepted: dict[int, Tag] = field(default_factory=dict)  # last report of each client that counted
     durable: dict[int, Tag] = field(default_factory=dict)  # the same as of the last checkpoint
     traffic: Traffic = field(default_factory=Traffic)
+    clock: float = 0.0  # virtual seconds
     progress: Progress = field(default_factory=Progress)
     stopped: str | None = None
 
@@ -71,14 +72,14 @@ def run(
 ) -> None:
     """Play rounds until the last one or until a reason to stop; log and save after each."""
     while state.round < plan.rounds and state.stopped is None:
-        view = plan.view(roster, state.round, log)
+        view = plan.view(roster, state.round, log, state.clock)
         outcomes = play_round(plan, state, view, engine)
         state.round += 1
         scores = judge(scored(plan, state), view)
         plan.select.feedback(state.select, view, outcomes, scores)
         state.stopped = stopping.reason(state.progress, scores.figures)
-        figures = {**scores.figures, **round_figures(outcomes, state.participation), **vars(state.traffic)}
-        log("round", round=state.round, **figures)
+        figures = {**scores.figures, **round_figures(outcomes, state.participation, view), **vars(state.traffic)}
+        log("round", round=state.round, **figures, time=state.clock)
         save(state)
 
 
@@ -115,8 +116,10 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
         )
         for ask in step.asks
     ]
-    reports = engine.ask(step, tasks) if tasks else []
+    size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
+    reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
     lost = plan.system.lost(view, turn, step, reports)
+    state.clock += plan.system.took(view, step, size, reports, lost)
     arrived = _arrived(view, at, step, reports, lost)
     gathered = Gathered(engine, step, arrived, plan.combine.individual)
 
@@ -127,12 +130,11 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
 
     here = [r.client for r in arrived]
-    seen = [engine.each()[client] for client in here] if plan.select.individual else arrived
+    seen = [replace(r, summed=engine.each()[r.client].summed) for r in arrived] if plan.select.individual else arrived
     engine.settle(here, (view.round, at))
     state.accepted |= dict.fromkeys(here, (view.round, at))
     if step.combine:
         state.participation[here] += np.array(step.visits(here), dtype=np.int64)
-    size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
     _charge(state.traffic, step, size, tasks, [r for r in reports if r.client not in lost])
     return Outcome(step, at, tuple(seen), tuple(a.client for a in step.asks if a.client not in here))
 

@@ -67,6 +67,8 @@ class Report:
     finite: bool | Tensor = True  # whether everything in this report is
     nbytes: int = 0  # of the whole report, declared by the client
     received: int = 0  # bytes this client got during the visit, beside the task
+    work: float = 0.0  # samples that went through the model, forward and back
+    seconds: float = 0.0  # from asking to having it, on the virtual clock
 
     def read(self) -> Report:
         """Read every number that is still a tensor."""

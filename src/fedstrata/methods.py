@@ -70,6 +70,43 @@ FEDTAN = Recipe(
         "combine": {"kind": "uniform", "server": {"kind": "sgd"}},
     },
 )
+FLIPS = Recipe(
+    "Clients are drawn evenly from clusters of label distributions; those that lost stragglers get more.",
+    "FLIPS, 2023",
+    {"select": {"kind": "flips"}},
+)
+TERRAFORM = Recipe(
+    "All selected clients train, then the hard ones again, found by how far their last layer moved.",
+    "Terraform, arXiv 2602.20450",
+    {"driver": {"kind": "terraform"}},
+)
+
+
+def _selecting(kind: str, summary: str, paper: str) -> Recipe:
+    """Give a selector whose paper averages plainly."""
+    return Recipe(summary, paper, {"select": {"kind": kind}, "combine": {"kind": "uniform", "server": {"kind": "sgd"}}})
+
+
+OORT = Recipe(
+    "Clients with useful losses and fast devices train, and new ones are explored.",
+    "Lai et al., OSDI 2021",
+    {"select": {"kind": "oort"}},
+)
+TIFL = Recipe(
+    "Rounds are filled from one tier of equally fast clients.", "Chai et al., HPDC 2020", {"select": {"kind": "tifl"}}
+)
+CLUSTERED_SIZE = _selecting(
+    "clustered-size", "One client from each of k urns that are filled by size.", "Fraboni et al., ICML 2021"
+)
+GRADCLUS = _selecting(
+    "gradclus", "One client from each of k urns of clients with similar updates.", "Fraboni et al., ICML 2021"
+)
+HICS = _selecting(
+    "hics",
+    "Clusters by the entropy that a client's last layer betrays; even ones are preferred at first.",
+    "Chen and Vikalo, NeurIPS 2024",
+)
+DIVFL = _selecting("divfl", "A diverse subset whose updates stand for those of all.", "Balakrishnan et al., ICLR 2022")
 POWER_OF_CHOICE = Recipe(
     "Of some candidates, those with the highest loss train.",
     "Cho et al., AISTATS 2022",
@@ -88,5 +125,13 @@ PARTS = {
     "stratify-single": "fedstrata.methods:STRATIFY_SINGLE",
     "stratify-batch": "fedstrata.methods:STRATIFY_BATCH",
     "fedtan": "fedstrata.methods:FEDTAN",
+    "flips": "fedstrata.methods:FLIPS",
+    "terraform": "fedstrata.methods:TERRAFORM",
     "power-of-choice": "fedstrata.methods:POWER_OF_CHOICE",
+    "oort": "fedstrata.methods:OORT",
+    "tifl": "fedstrata.methods:TIFL",
+    "clustered-size": "fedstrata.methods:CLUSTERED_SIZE",
+    "gradclus": "fedstrata.methods:GRADCLUS",
+    "hics": "fedstrata.methods:HICS",
+    "divfl": "fedstrata.methods:DIVFL",
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.messages import WHOLE
-from fedstrata.serverside import Outcome
+from fedstrata.serverside import Outcome, View
 
 LISTED = 50  # most steps of a round that are written down one by one
 
@@ -49,11 +49,23 @@ def first_round(curve: Sequence[float], target: float, sustained: int = 1) -> in
     return next((i + 1 for i in range(len(good) - sustained + 1) if all(good[i : i + sustained])), None)
 
 
-def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray) -> dict[str, Any]:
+def label_divergence(counts: np.ndarray, mix: np.ndarray) -> float | None:
+    """Kullback-Leibler divergence, in nats, of the labels in `counts` from a mix; None where there are no labels."""
+    if not counts.sum():
+        return None
+    share = counts / counts.sum()
+    here = share > 0
+    return float((share[here] * np.log(share[here] / mix[here])).sum())
+
+
+def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray, view: View | None = None) -> dict[str, Any]:
     """Sum a round's steps up: who trained, how it went for them, how fair the run has been so far."""
     trained = [r for o in outcomes if o.step.combine for r in o.reports]
+    world = None if view is None else view.roster.world
+    clients = sorted({r.client for r in trained})
     whole = [r for o in outcomes if o.step.combine and o.step.part == WHOLE for r in o.reports]  # not one step of many
     return {
+        **({} if world is None else {"label_divergence": label_divergence(world.counts(clients), world.mix)}),
         "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
         "drift": _mean([float(r.drift) for r in whole]),
         "jain": jain(participation),

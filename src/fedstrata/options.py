@@ -10,6 +10,7 @@ from pydantic import AllowInfNan
 Positive = Annotated[float, AllowInfNan(False), Gt(0), "a number > 0"]
 NonNegative = Annotated[float, AllowInfNan(False), Ge(0), "a number >= 0"]
 Fraction = Annotated[float, AllowInfNan(False), Interval(ge=0, le=1), "a number from 0 to 1"]
+AtLeastOne = Annotated[float, AllowInfNan(False), Ge(1), "a number >= 1"]
 BelowOne = Annotated[float, AllowInfNan(False), Interval(ge=0, lt=1), "a number from 0 to below 1"]
 Count = Annotated[int, Ge(1), "a whole number >= 1"]
 Natural = Annotated[int, Ge(0), "a whole number >= 0"]

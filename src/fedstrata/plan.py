@@ -47,13 +47,13 @@ class Plan:
         """What the server must know of its clients."""
         return frozenset().union(*(part.needs for part in self.server_side))
 
-    def view(self, roster: Roster, round: int, note: Callable[..., None]) -> View:
+    def view(self, roster: Roster, round: int, note: Callable[..., None], clock: float = 0.0) -> View:
         """Give what the server's parts see of a round."""
-        k = per_round(self.clients_per_round, roster.clients)
+        k = self.system.wanted(per_round(self.clients_per_round, roster.clients))
         rng, roster = partial(self.streams, round=round), roster.at(round)
-        apart = "the clients live at sites of their own" if roster.stock is None else self.apart
-        batch_size = self.local.batch_size
-        view = View(round, self.rounds, k, roster.holders, roster, self.space, rng, note, batch_size, apart)
+        apart = "the clients live at sites of their own" if roster.world is None else self.apart
+        known = round, self.rounds, k, roster.holders, roster, self.space, rng, note
+        view = View(*known, self.local.batch_size, self.local.epochs, clock, apart)
         eligible = self.system.available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
 

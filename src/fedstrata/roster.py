@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from fedstrata.errors import RequestError
+from fedstrata.split import Split
+
+
+@dataclass(frozen=True)
+class World:
+    """What is true of clients that live on this machine, whether or not the server may know it."""
+
+    samples: Split
+    labels: np.ndarray  # of every training sample
+    classes: int
+    speeds: np.ndarray | None = None  # relative device capacity; None: all alike
+    bandwidths: np.ndarray | None = None  # bytes a second; None: without limit
+
+    @cached_property
+    def stock(self) -> np.ndarray:
+        """Label counts of every client, [N, C]."""
+        return self.samples.counts(self.labels, self.classes)
+
+    @cached_property
+    def mix(self) -> np.ndarray:
+        """Share of each label over all clients."""
+        counts = np.bincount(self.labels[self.samples.rows], minlength=self.classes)
+        mix: np.ndarray = counts / max(counts.sum(), 1)
+        return mix
+
+    def counts(self, clients: Sequence[int]) -> np.ndarray:
+        """Label counts of some clients together, [C], at the cost of their own samples only."""
+        own = [self.labels[self.samples[client]] for client in clients]
+        return np.bincount(np.concatenate(own), minlength=self.classes) if own else np.zeros(self.classes)
 
 
 @dataclass(frozen=True)
@@ -19,7 +49,7 @@ class Roster:
     holders: np.ndarray  # ids of clients with data
     key: np.ndarray  # seeded tie-break
     _known: dict[str, np.ndarray | None] = field(default_factory=dict)
-    stock: Callable[[], np.ndarray] | None = None  # label counts [N, C] where all clients live here; no message
+    world: World | None = None  # what is true of clients that live here; for engines and devices, not for methods
     later: Callable[[int], Roster] | None = None  # where data move: what is known in a round
 
     def at(self, round: int) -> Roster:
@@ -64,7 +94,7 @@ class Roster:
     def behind_messages(self) -> Roster:
         """Give the same for clients that live elsewhere: nobody can answer in their place."""
         later = self.later
-        return replace(self, stock=None, later=None if later is None else lambda round: later(round).behind_messages())
+        return replace(self, world=None, later=None if later is None else lambda round: later(round).behind_messages())
 
     def _get(self, name: str) -> np.ndarray:
         value = self._known.get(name)

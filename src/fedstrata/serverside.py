@@ -36,6 +36,8 @@ class View:
     rng: Callable[..., Rng]  # rng(purpose, step=0, client=-1), keyed with seed and round
     note: Callable[..., None]  # note(kind, **fields): make an event; every fallback is one
     batch_size: int = 1
+    epochs: int = 1
+    clock: float = 0.0  # virtual seconds since the run began
     apart: str | None = None  # why visits cannot be executed as one (`Joint`), or None
     part: Fragment = WHOLE  # where in the round the present step is
 
@@ -65,11 +67,11 @@ class Joint:
     What the single steps would have sent is charged as if they had been played.
     """
 
-    whose: np.ndarray  # of each sample, in training order: a place in `Step.asks`
-    turns: np.ndarray  # of each sample: which step of its kind it would have come with
+    who: np.ndarray  # of each visit, in order: a place in `Step.asks`
+    runs: np.ndarray  # of each visit: samples
+    turns: np.ndarray  # of each visit: which step of its kind it would have been part of
     sizes: np.ndarray  # samples of each batch
     parts: np.ndarray  # of each batch: when in the round, out of `Step.part[1]`
-    visits: np.ndarray  # of each ask: the visits it stands for
     handed: tuple[int, int, int]  # models (or updates of that size) that went down, up, and from peer to peer
     told: tuple[int, int]  # bytes beside, down and up
 
@@ -98,7 +100,8 @@ class Step:
         """Say for how many visits each of these clients stands: one, unless the step stands for many."""
         if self.joint is None:
             return [1] * len(clients)
-        visits = dict(zip((ask.client for ask in self.asks), self.joint.visits.tolist(), strict=True))
+        counts = np.bincount(self.joint.who, minlength=len(self.asks)).tolist()
+        visits = dict(zip((ask.client for ask in self.asks), counts, strict=True))
         return [visits[client] for client in clients]
 
 
@@ -261,9 +264,21 @@ class System(ServerSide):
         """Change what is asked before it is sent: a slow client may be asked for less work."""
         return step
 
+    def wanted(self, k: int) -> int:
+        """Give how many clients to ask where k are wanted."""
+        return k
+
+    def timed(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> Sequence[Report]:
+        """Write on every report how many seconds it took; `size` is the bytes of the model's message."""
+        return reports
+
     def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Give the clients whose report is lost after they did the work; `turn` counts steps of this kind."""
         return set()
+
+    def took(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
+        """Give the seconds that the step took on the virtual clock."""
+        return max((r.seconds for r in reports if r.client not in lost), default=0.0)
 
 
 class Engine(Protocol):

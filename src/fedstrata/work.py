@@ -13,6 +13,7 @@ from torch import nn
 
 from fedstrata import __version__, registry
 from fedstrata.assemble import assemble, initial_model
+from fedstrata.devices import equipped
 from fedstrata.engines.local.in_process import one_thread
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
@@ -32,7 +33,11 @@ class Work:
     """One experiment on one federation, ready to run."""
 
     def __init__(self, experiment: Experiment, federation: Federation, model: nn.Module | None):
-        self.experiment, self.federation, self.model = experiment, federation, model
+        system, seed = experiment.system, experiment.train.seed
+        self.experiment, self.model = experiment, model
+        self.federation = federation = equipped(
+            federation, system.speed.kind, system.speed.sigma, system.bandwidth.mean, system.bandwidth.sigma, seed
+        )
         self.plan: Plan = assemble(experiment, federation, model)
         self.roster = federation.roster(self.plan.needs, self.plan.streams)
 
@@ -148,6 +153,7 @@ class Work:
             "worst10": last.get("worst10"),
             **asdict(state.traffic),
             "seconds": round(seconds, 3),
+            "time": state.clock,
             "run_dir": str(folder.path),
             "loss_test": last["loss_test"],
             "client_mean": last.get("client_mean"),
@@ -160,6 +166,8 @@ class Work:
         }
         if (target := self.experiment.train.stop.target) is not None:
             summary["rounds_to_target"] = first_round(curve, target)
+            reached = [event["time"] for event in rounds if event.get("accuracy", -1.0) >= target]
+            summary["time_to_target"] = reached[0] if reached else None
         about = {"classes": self.federation.classes, "method": self.experiment.method.name}
         module = self.plan.local.build().to(self.plan.local.dtype)
         module.load_state_dict(self.plan.space.named(scored(self.plan, state)), strict=False)

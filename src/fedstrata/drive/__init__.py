@@ -4,4 +4,5 @@ PARTS = {
     "rounds": "fedstrata.drive.rounds:Rounds",
     "chain": "fedstrata.drive.chain:Chain",
     "sync": "fedstrata.drive.sync:Sync",
+    "terraform": "fedstrata.drive.terraform:Terraform",
 }

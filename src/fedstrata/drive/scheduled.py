@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,7 +170,6 @@ class Course:
 
     epoch: int
     codes: dict[int, list[int]] = field(default_factory=dict)  # by client, in the order of use
-    visits: Counter[int] = field(default_factory=Counter)
     who: list[int] = field(default_factory=list)  # of each visit: the client, the entries, the step
     runs: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
@@ -179,7 +177,6 @@ class Course:
     def visit(self, client: int, codes: list[int], turn: int) -> None:
         """Add a visit of the `turn`-th step."""
         self.codes.setdefault(client, []).extend(codes)
-        self.visits[client] += 1
         self.who.append(client)
         self.runs.append(len(codes))
         self.turns.append(turn)
@@ -189,13 +186,12 @@ class Course:
     ) -> Step:
         """Give the step that stands for all of them: batches of some sizes, at some times of the round."""
         places = {client: i for i, client in enumerate(self.codes)}
-        runs = np.array(self.runs, dtype=np.int64)
         joint = Joint(
-            whose=np.repeat(np.array([places[client] for client in self.who], dtype=np.int64), runs),
-            turns=np.repeat(np.array(self.turns, dtype=np.int64), runs),
+            who=np.array([places[client] for client in self.who], dtype=np.int64),
+            runs=np.array(self.runs, dtype=np.int64),
+            turns=np.array(self.turns, dtype=np.int64),
             sizes=np.array(sizes, dtype=np.int64),
             parts=np.array(parts, dtype=np.int64),
-            visits=np.array([self.visits[client] for client in self.codes], dtype=np.int64),
             handed=handed,
             told=(stock.told_down, stock.told_up),
         )
@@ -218,8 +214,8 @@ class Stock:
     @classmethod
     def of(cls, schedule: Stratified, view: View, pools: Pools) -> Stock:
         """Look into what everybody holds."""
-        assert view.roster.stock is not None
-        counts = schedule.counts(view.roster.stock())
+        assert view.roster.world is not None
+        counts = schedule.counts(view.roster.world.stock)
         own: list[dict[int, int]] = [{} for _ in range(counts.shape[1])]
         clients, strata = np.nonzero(counts)
         for client, stratum, count in zip(

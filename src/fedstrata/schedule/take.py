@@ -69,6 +69,7 @@ class Take(Sampler):
             keep={"used": visit.keep["ahead"], "batch": torch.tensor(-1)},
             samples=len(held),
             loss=g.loss,
+            work=len(held),
         )
 
     def _take(self, visit: Visit, cursor: np.ndarray) -> tuple[np.ndarray, list[int]]:

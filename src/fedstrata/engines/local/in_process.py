@@ -71,7 +71,7 @@ class InProcess:
             order = local.sampler.plan(lane.visiting(client, task, keeps.get(task.client, {})))
             orders.append(order)
             rows.append(client.rows[np.concatenate(order.epochs)])
-        flat = interleaved(rows, joint.whose)
+        flat = interleaved(rows, np.repeat(joint.who, joint.runs))
         batches = np.split(flat, np.cumsum(joint.sizes)[:-1]) if len(joint.sizes) else []
         first = tasks[0]
         rates = {int(p): local.rate.at(first.round, (int(p), step.part[1])) for p in np.unique(joint.parts)}

@@ -1,0 +1,80 @@
+"""Choosing clients at scale: a million of them, two cores, no training."""
+
+from __future__ import annotations
+
+import resource
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from fedstrata import registry
+from fedstrata.drive.terraform import split
+from fedstrata.messages import Report
+from fedstrata.rng import Streams
+from fedstrata.roster import Roster
+from fedstrata.serverside import Ask, Outcome, Scores, Step, View
+from fedstrata.space import Space
+
+CLIENTS, LABELS, K = 1_000_000, 62, 1_000
+
+
+def measure() -> list[dict[str, Any]]:
+    """Give seconds of set-up and of a round, by selector, and of Terraform's split."""
+    counts = _counts()
+    rows = []
+    for name, options, goal in (
+        ("flips", {"clusters": 10}, 60.0),
+        ("flips", {}, 300.0),
+    ):
+        seconds, each = _selector(name, options, counts)
+        said = "k fixed" if options else "k searched in a sample"
+        rows += [_row(f"{name}, set-up, {said}", seconds, goal), _row(f"{name}, a round, {said}", each, 0.05)]
+    for name in ("random", "size", "oort"):
+        rows.append(_row(f"{name}, a round", _selector(name, {}, counts)[1], 1.0))
+    rng = np.random.default_rng(0)
+    magnitudes, sizes = rng.lognormal(size=CLIENTS), rng.integers(1, 500, CLIENTS)
+    start = perf_counter()
+    split(magnitudes, sizes)
+    rows.append(_row("terraform, split of a million", perf_counter() - start, 1.0))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    return [*rows, {"name": "memory of all of this", "value": memory, "unit": "GB", "goal": 4.0, "met": memory < 4}]
+
+
+def _row(name: str, seconds: float, goal: float) -> dict[str, Any]:
+    return {"name": name, "value": seconds, "unit": "s", "goal": goal, "met": seconds < goal}
+
+
+def _counts() -> np.ndarray:
+    """Give label counts of a million clients in ten kinds."""
+    rng = np.random.default_rng(0)
+    kinds = rng.dirichlet(np.full(LABELS, 0.1), 10)
+    return rng.multinomial(100, kinds[rng.integers(0, 10, CLIENTS)]).astype(np.int32)
+
+
+def _selector(name: str, options: dict[str, Any], counts: np.ndarray) -> tuple[float, float]:
+    """Give the seconds of the set-up, and of one round of selection and feedback, the median of five."""
+    selector = registry.build("selectors", name, options, "method.select")
+    sizes, everybody = counts.sum(1), np.arange(len(counts))
+    known = {"sizes": sizes, "counts": counts}
+    roster = Roster(len(counts), LABELS, everybody, Streams(0)("tiebreak").permutation(len(counts)), known)
+    space, times = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0)), []
+
+    def view(round: int) -> View:
+        return View(round, 100, K, everybody, roster, space, partial(Streams(0), round=round), lambda *_, **__: None)
+
+    start = perf_counter()
+    state = selector.init(view(0))
+    picks = list(selector.select(state, view(0)))
+    setup = perf_counter() - start
+    for round in range(1, 6):
+        ids = [pick.client if isinstance(pick, Ask) else int(pick) for pick in picks]
+        meta = {"oort_utility": 1.0, "utility": 1.0}
+        reports = tuple(Report(c, int(sizes[c]), 1, 1.0, 1.0, meta, seconds=1.0) for c in ids)
+        start = perf_counter()
+        outcome = Outcome(Step(tuple(Ask(c) for c in ids)), 0, reports, ())
+        selector.feedback(state, view(round - 1), [outcome], Scores())
+        picks = list(selector.select(state, view(round)))
+        times.append(perf_counter() - start)
+    return setup, float(np.median(times))

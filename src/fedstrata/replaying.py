@@ -1,0 +1,153 @@
+"""Run a selector without training: on recorded losses, latencies and label counts, in seconds.
+
+Losses of a record are what clients would report, and what a probe would find. The selector sees the same views, steps
+and outcomes as in a real run; nobody computes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedstrata.errors import RequestError
+from fedstrata.messages import Report
+from fedstrata.metrics import jain, label_divergence
+from fedstrata.rng import Streams
+from fedstrata.roster import Roster
+from fedstrata.serverside import Ask, Outcome, Scores, Selector, Step, View
+from fedstrata.space import Space
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of N clients over R rounds; beyond the last recorded round, the last one holds."""
+
+    counts: np.ndarray  # label counts [N, C]
+    losses: np.ndarray  # [R, N]
+    latencies: np.ndarray | None = None  # seconds of a visit [N] or [R, N]; None: all take one second
+
+    def __post_init__(self) -> None:
+        clients = len(self.counts)
+        if self.counts.ndim != 2 or self.losses.ndim != 2 or self.losses.shape[1] != clients:
+            raise RequestError(f"counts must be [clients, labels] and losses [rounds, clients]; {clients} clients")
+        if self.latencies is not None and self.latencies.shape[-1] != clients:
+            raise RequestError(f"latencies must hold one number for each of the {clients} clients")
+
+    def loss(self, round: int) -> np.ndarray:
+        """Give every client's loss in a round."""
+        row: np.ndarray = self.losses[min(round, len(self.losses) - 1)]
+        return row
+
+    def latency(self, round: int) -> np.ndarray:
+        """Give every client's seconds in a round."""
+        if self.latencies is None:
+            return np.ones(len(self.counts))
+        rows = np.atleast_2d(self.latencies)
+        row: np.ndarray = rows[min(round, len(rows) - 1)]
+        return row
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a selector did with a record."""
+
+    selected: list[list[int]]  # by round
+    coverage: float  # share of the clients that were ever selected
+    fairness: float  # Jain's index of participation
+    divergence: list[float]  # of the labels of a round from the global mix, in nats
+    regret: list[float]  # of a round: mean loss of the k worst clients minus that of the selected
+    seconds: list[float]  # of a round: its slowest client
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: float = 0.0, seed: int = 0) -> Replay:
+    """Let a selector choose k clients a round; a share of them is lost each time."""
+    if selector.individual:
+        raise RequestError(f"{type(selector).__name__} looks at whole updates, which a record does not hold")
+    streams, sizes = Streams(seed), record.counts.sum(1)
+    holders = np.flatnonzero(sizes)
+    known = {
+        "sizes": sizes,
+        "counts": record.counts,
+        "labels": record.counts > 0,
+        "totals": record.counts.sum(0),
+        "speeds": 1.0 / record.latency(0),
+    }
+    roster = Roster(len(sizes), record.counts.shape[1], holders, streams("tiebreak").permutation(len(sizes)), known)
+    events: list[dict[str, Any]] = []
+
+    def view_of(round: int) -> View:
+        def note(kind: str, **fields: Any) -> None:
+            events.append({"event": kind, **fields})
+
+        rng = partial(streams, round=round)
+        space = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0))
+        return View(round, rounds, min(k, len(holders)), holders, roster, space, rng, note)
+
+    state, participation = selector.init(view_of(0)), np.zeros(len(sizes))
+    mix = record.counts.sum(0) / max(record.counts.sum(), 1)
+    selected, divergence, regret, seconds = [], [], [], []
+    for round in range(rounds):
+        view = view_of(round)
+        asks = _chosen(selector, state, view, record)
+        ids = [ask.client for ask in asks]
+        late = set(view.rng("stragglers").choice(ids, int(lost * len(ids)), replace=False).tolist()) if lost else set()
+        reports = [r for r in _reports(selector, record, round, ids) if r.client not in late]
+        outcome = Outcome(Step(tuple(asks)), 0, tuple(reports), tuple(sorted(late)))
+        try:
+            selector.feedback(state, view, [outcome], Scores())
+        except KeyError as missing:
+            name = type(selector).__name__
+            raise RequestError(f"{name} reads {missing} of every report, which a record does not hold") from None
+        participation[ids] += 1
+        loss = record.loss(round)
+        worst = np.sort(np.nan_to_num(loss[holders], nan=-np.inf))[::-1][: len(ids)]
+        selected.append(sorted(ids))
+        divergence.append(label_divergence(record.counts[ids].sum(0), mix) or 0.0)
+        regret.append(float(worst.mean() - np.nanmean(loss[ids])))
+        seconds.append(float(max((r.seconds for r in reports), default=0.0)))
+    return Replay(selected, float((participation > 0).mean()), jain(participation), divergence, regret, seconds, events)
+
+
+def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[Ask]:
+    """Let the selector finish; its probes are answered from the record."""
+    choice = selector.select(state, view)
+    if isinstance(choice, Generator):
+        try:
+            step = next(choice)
+            while True:
+                asked = [ask.client for ask in step.asks]
+                step = choice.send(Outcome(step, 0, tuple(_reports(selector, record, view.round, asked)), ()))
+        except StopIteration as end:
+            choice = end.value
+    return [pick if isinstance(pick, Ask) else Ask(int(pick)) for pick in choice]
+
+
+def _reports(selector: Selector, record: Record, round: int, clients: Sequence[int]) -> list[Report]:
+    """Give what clients would report: whatever number a selector asks for by name, it gets the recorded loss."""
+    loss, latency, sizes = record.loss(round), record.latency(round), record.counts.sum(1)
+    return [
+        Report(
+            client=c,
+            samples=int(sizes[c]),
+            steps=1,
+            loss=float(loss[c]),
+            meta=_Losses(float(loss[c]), int(sizes[c])),
+            seconds=float(latency[c]),
+        )
+        for c in clients
+    ]
+
+
+class _Losses(dict[str, Any]):
+    """Numbers that local parts would add: a loss, or one that grows with loss and samples where a meter sums."""
+
+    def __init__(self, loss: float, samples: int):
+        super().__init__(probed_loss=loss, utility=samples * loss)
+
+    def __missing__(self, name: str) -> float:
+        return float(self["probed_loss"])

@@ -1,0 +1,513 @@
+"""FLIPS: clusters of label vectors, fair turns, stragglers made up for, clusters that follow the clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from fedstrata import Federation, train
+from fedstrata.messages import Report
+from fedstrata.moving import Drift
+from fedstrata.rng import Streams
+from fedstrata.roster import Roster
+from fedstrata.select.clusters import davies_bouldin, elbow, find_clusters, most_clusters, nearest
+from fedstrata.select.flips import Flips
+from fedstrata.select.random import Random
+from fedstrata.serverside import Ask, Outcome, Scores, Step, View
+from fedstrata.testing import check_selector, tiny_federation
+from fedstrata.testing.worlds import play, work_of
+
+POINTS = np.array([(10, 0), (9, 1), (0, 10), (1, 9), (5, 5)], dtype=float)
+CURVE = {2: 1.20, 3: 1.00, 4: 0.40, 5: 0.38, 6: 0.41}
+OF = np.array([0, 0, 0, 1, 2, 2])  # clusters {p0, p1, p2}, {p3}, {p4, p5}
+PURE = np.eye(3, dtype=np.int64)[OF] * 10  # whose clients hold one label each
+
+
+def view_of(counts, k, round=0, eligible=None, note=lambda *_, **__: None, key=None):
+    """Give what FLIPS sees of clients with these label counts; ties go by id."""
+    counts = np.asarray(counts)
+    holders = np.flatnonzero(counts.sum(1))
+    key = np.arange(len(counts)) if key is None else key
+    roster = Roster(len(counts), counts.shape[1], holders, key, {"counts": counts})
+    eligible = holders if eligible is None else np.array(eligible)
+    return View(round, 9, min(k, len(eligible)), eligible, roster, None, partial(Streams(0), round=round), note)
+
+
+def outcome_of(asked, missing):
+    """Give what becomes of a step in which some do not report."""
+    reports = tuple(Report(i, 1, 1, 1.0, 1.0) for i in asked if i not in missing)
+    return Outcome(Step(tuple(map(Ask, asked))), 0, reports, tuple(missing))
+
+
+def told(flips, state, view, asked, missing):
+    flips.feedback(state, view, [outcome_of(asked, missing)], Scores())
+
+
+def found(vectors, k=None, rule="curvature", repeats=5, seed=0, note=lambda *_, **__: None):
+    return find_clusters(np.asarray(vectors), k, rule, repeats, np.random.default_rng(seed), note)
+
+
+def groups(sizes, labels=4, spread=0.02, seed=0):
+    """Give label vectors in clear groups, one label each, with a little of the others."""
+    rng = np.random.default_rng(seed)
+    vectors = np.eye(labels)[np.repeat(np.arange(len(sizes)), sizes)] + spread * rng.random((sum(sizes), labels))
+    return vectors / vectors.sum(1, keepdims=True)
+
+
+def partition_of(cluster):
+    """Give clusters as sets, whatever their numbers."""
+    return {frozenset(np.flatnonzero(cluster == c).tolist()) for c in np.unique(cluster)}
+
+
+# ---- clusters
+
+
+@pytest.mark.parametrize(("cluster", "expected"), [([0, 0, 1, 1, 2], 0.111111), ([0, 0, 1, 1, 0], 0.333333)])
+def test_davies_bouldin(cluster, expected):
+    assert davies_bouldin(POINTS, np.array(cluster)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_davies_bouldin_is_that_of_scikit_learn():
+    from sklearn.metrics import davies_bouldin_score  # noqa: PLC0415
+
+    rng = np.random.default_rng(0)
+    vectors, cluster = rng.random((60, 5)), rng.integers(0, 7, 60)
+    assert davies_bouldin(vectors, cluster) == pytest.approx(davies_bouldin_score(vectors, cluster), rel=1e-9)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("curvature", 4), ("eq3", 5), ("min", 5)])
+def test_elbow(rule, expected):
+    assert elbow(CURVE, rule) == expected
+
+
+def test_curvature_gives_two_where_the_curve_is_lowest_there():
+    assert elbow({2: 0.1, 3: 0.9, 4: 0.5, 5: 0.6}) == 2
+
+
+@pytest.mark.parametrize("rule", ["curvature", "min", "eq3"])
+@pytest.mark.parametrize(("curve", "allowed"), [({2: 0.4}, {2}), ({2: 0.4, 3: 0.3}, {3}), ({2: 0.4, 3: 0.0}, {3})])
+def test_elbow_of_a_short_curve(rule, curve, allowed):
+    assert elbow(curve, rule) in allowed
+
+
+@pytest.mark.parametrize(("shape", "most"), [((200, 10), 20), ((200, 3), 12), ((5, 10), 4), ((2, 10), 1)])
+def test_most_clusters_to_try(shape, most):
+    assert most_clusters(*shape) == most
+
+
+@pytest.mark.parametrize("many", [2, 3, 4])
+@pytest.mark.parametrize("rule", ["curvature", "min"])
+@pytest.mark.parametrize("seed", range(3))
+def test_clear_groups_are_found(many, rule, seed):
+    vectors = groups([9, 7, 8, 6][:many], seed=seed)
+    clusters = found(vectors, rule=rule, seed=seed)
+    assert len(clusters.centres) == many
+    assert partition_of(nearest(vectors, clusters.centres)) == partition_of(vectors.argmax(1))
+
+
+def test_identical_members_make_as_many_clusters_as_there_are_different_ones():
+    events = []
+    clusters = found(np.repeat(np.eye(3), 4, axis=0), note=lambda kind, **what: events.append((kind, what)))
+    assert len(clusters.centres) == 3
+    assert not events
+
+
+def test_clusters_are_a_function_of_the_generator():
+    vectors = np.random.default_rng(3).dirichlet(np.ones(5), 80)
+    a, b, c = (found(vectors, 6, seed=seed).centres for seed in (1, 1, 2))
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+def test_centres_are_the_means_of_their_members():
+    vectors = np.random.default_rng(3).dirichlet(np.ones(5), 80)
+    centres = found(vectors, 6).centres
+    cluster = nearest(vectors, centres)
+    assert np.allclose(centres, [vectors[cluster == c].mean(0) for c in range(6)], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "k", "used"),
+    [
+        (np.ones((5, 3)), None, 1),  # all the same
+        (np.ones((5, 3)), 4, 1),
+        (np.repeat(np.eye(3), 2, axis=0), 5, 3),  # fewer different ones than clusters
+        (np.eye(4), 50, 4),  # more clusters than clients
+        (np.eye(2), None, 1),  # nothing to search
+        (np.ones((1, 3)), None, 1),
+    ],
+)
+def test_what_cannot_be_clustered_as_asked_falls_back_and_says_so(vectors, k, used):
+    events = []
+    clusters = found(vectors, k, note=lambda kind, **what: events.append((kind, what["used"], bool(what["why"]))))
+    assert len(clusters.centres) == used
+    assert events == [("fallback", used, True)]
+
+
+def test_many_vectors_are_searched_by_a_sample_and_assigned_in_full(monkeypatch):
+    monkeypatch.setattr("fedstrata.select.clusters.SEARCHED", 60)
+    monkeypatch.setattr("fedstrata.select.clusters.FITTED", 100)
+    monkeypatch.setattr("fedstrata.select.clusters.CHUNK", 64)
+    vectors = groups([200, 150, 250]).astype(np.float32)
+    clusters = found(vectors)
+    assert clusters.searched == 60
+    assert partition_of(nearest(vectors, clusters.centres)) == partition_of(vectors.argmax(1))
+
+
+# ---- turns
+
+
+def test_four_rounds_by_hand():
+    flips = Flips(clusters=3)
+    state = flips.init(view_of(PURE, 4))
+    rounds = [flips.select(state, view_of(PURE, 4, round)) for round in range(4)]
+    assert rounds == [[0, 3, 4, 1], [3, 5, 2, 4], [3, 0, 5, 1], [3, 4, 2, 5]]
+    assert [int(state.cluster_picks[state.cluster[i]]) for i in (0, 3, 4)] == [6, 4, 6]
+
+
+def test_ties_go_by_the_seeded_key():
+    flips = Flips(clusters=3)
+    view = view_of(PURE, 4, key=np.array([5, 4, 3, 2, 1, 0]))
+    assert flips.select(flips.init(view), view) == [5, 3, 2, 4]
+
+
+def test_fewer_turns_than_clusters_rotate():
+    flips, counts = Flips(clusters=4), np.repeat(np.eye(4, dtype=np.int64), 3, axis=0)
+    state = flips.init(view_of(counts, 1))
+    picked = [flips.select(state, view_of(counts, 1, round)) for round in range(12)]
+    for turn in range(3):
+        assert {p // 3 for (p,) in picked[4 * turn : 4 * turn + 4]} == {0, 1, 2, 3}
+    assert sorted(p for (p,) in picked) == list(range(12))
+
+
+def test_everybody_is_asked_where_as_many_are_wanted():
+    flips = Flips()
+    view = view_of(PURE, 99)
+    assert sorted(flips.select(flips.init(view), view)) == list(range(6))
+
+
+def test_only_eligible_clients_are_taken_and_the_empty_are_in_no_cluster():
+    counts = np.vstack([PURE, np.zeros((1, 3), dtype=np.int64)])
+    flips = Flips(clusters=3)
+    view = view_of(counts, 3, eligible=[1, 2, 4])
+    state = flips.init(view)
+    assert sorted(flips.select(state, view)) == [1, 2, 4]
+    assert state.cluster[6] == -1
+
+
+def test_clients_that_were_away_come_before_those_that_were_taken():
+    flips = Flips(clusters=3)
+    state = flips.init(view_of(PURE, 1))
+    assert flips.select(state, view_of(PURE, 2, eligible=[1, 2])) == [1, 2]
+    assert flips.select(state, view_of(PURE, 6, 1))[-1] in (1, 2)
+    assert state.picks.tolist() == [1, 2, 2, 1, 1, 1]
+
+
+def test_with_one_cluster_it_is_a_fair_round_robin():
+    flips, counts, events = Flips(), np.full((7, 3), 4), []
+    note = lambda kind, **what: events.append(kind)  # noqa: E731
+    state = flips.init(view_of(counts, 3))
+    for round in range(7):
+        flips.select(state, view_of(counts, 3, round, note=note))
+    assert state.picks.tolist() == [3] * 7
+    assert events == ["fallback", "clusters"]
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_picks_are_fair_among_clusters_and_within_them(k):
+    rng = np.random.default_rng(k)
+    counts = rng.multinomial(50, rng.dirichlet(np.full(4, 0.2)), 30) if k == 1 else rng.integers(1, 40, (30, 4))
+    flips = Flips(clusters=3)
+    state = flips.init(view_of(counts, k))
+    for round in range(40):
+        flips.select(state, view_of(counts, k, round))
+        for c in range(len(state.centres)):
+            assert np.ptp(state.picks[state.cluster == c]) <= 1
+    assert state.picks.sum() == 40 * k
+    roomy = np.bincount(state.cluster) >= k
+    assert np.ptp(state.cluster_picks[roomy]) <= 1
+
+
+def test_least_picked_members_are_those_of_a_full_sort():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 9, (200, 3)) + 1
+    flips = Flips(clusters=4)
+    key = rng.permutation(200)
+    view = view_of(counts, 30, key=key)
+    state = flips.init(view)
+    flips.select(state, view)
+    state.picks = rng.integers(0, 6, 200)
+    members = state.members
+    for count in (0, 1, 5, 20, 500):
+        for c in range(4):
+            own = np.flatnonzero(state.cluster == c)
+            best = own[np.lexsort((key[own], state.picks[own]))][:count]
+            assert members.least(c, count, state.picks) == best.tolist()
+
+
+# ---- stragglers
+
+HISTORY = [(10, 2), (12, 1), (11, 0)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected", "extras"),
+    [
+        ("mean", [0.2, 3 / 22, 3 / 33], [2, 1, 0]),
+        ("literal", [0.2, 0.5, 0.8], [2, 5, 8]),
+        ("reset", [0.2, 0.3, 0.3], [2, 3, 3]),
+    ],
+)
+def test_straggler_rate(rate, expected, extras):
+    counts = np.full((40, 3), 2)
+    flips = Flips(clusters=1, rate=rate)
+    view = view_of(counts, 10)
+    state = flips.init(view)
+    rates, more = [], []
+    for round, (selected, missing) in enumerate(HISTORY):
+        told(flips, state, view, range(selected), range(39, 39 - missing, -1))
+        rates.append(state.rate)
+        state.straggler[39] = True  # somebody is still away, or nobody more would be asked
+        more.append(len(flips.select(state, view_of(counts, 10, round))) - 10)
+    assert rates == pytest.approx(expected)
+    assert more == extras
+
+
+def test_the_literal_rate_is_clipped():
+    flips = Flips(rate="literal")
+    state = flips.init(view_of(PURE, 4))
+    for _ in range(5):
+        told(flips, state, view_of(PURE, 4), range(4), range(4))
+    assert state.rate == 1
+
+
+def test_missing_clients_straggle_until_they_report():
+    flips = Flips()
+    state = flips.init(view_of(PURE, 4))
+    told(flips, state, view_of(PURE, 4), [0, 1, 3], [1, 3])
+    assert np.flatnonzero(state.straggler).tolist() == [1, 3]
+    told(flips, state, view_of(PURE, 4), [1, 2], [2])
+    assert np.flatnonzero(state.straggler).tolist() == [2, 3]
+
+
+def test_a_probe_says_nothing_of_stragglers():
+    flips = Flips()
+    state = flips.init(view_of(PURE, 4))
+    probe = replace(outcome_of([0, 1], [1]), step=Step((Ask(0), Ask(1)), combine=False))
+    flips.feedback(state, view_of(PURE, 4), [probe], Scores())
+    assert (state.selected, state.missing, state.straggler.any()) == (0, 0, False)
+
+
+def lossy(of=(8, 8, 8), k=9, missing=(0, 1, 2, 8), **options):
+    """Play a round of clients with one label each in which some are missing; give what is needed for the next."""
+    counts = np.eye(len(of), dtype=np.int64)[np.repeat(np.arange(len(of)), of)] * 10
+    flips = Flips(clusters=len(of), **options)
+    state = flips.init(view_of(counts, k))
+    asked = flips.select(state, view_of(counts, k))
+    told(flips, state, view_of(counts, k), asked, [m for m in missing if m in asked])
+    return flips, state, counts
+
+
+def test_extras_come_from_the_clusters_that_lost_clients_most_losses_first():
+    flips, state, counts = lossy()  # 4 of 9 missing: 3 of the first cluster, 1 of the second
+    before = state.cluster_picks.copy()
+    chosen = flips.select(state, view_of(counts, 9, 1))
+    base, extras = chosen[:9], chosen[9:]
+    assert [e // 8 for e in extras] == [0, 1, 0, 1]
+    assert not set(extras) & (set(base) | set(np.flatnonzero(state.straggler).tolist()))
+    assert state.cluster_picks.sum() - before.sum() == 9
+    assert state.picks.sum() == 9 + 13
+
+
+def test_without_over_provision_nobody_more_is_asked():
+    flips, state, counts = lossy(over_provision=False)
+    assert len(flips.select(state, view_of(counts, 9, 1))) == 9
+
+
+def test_a_cluster_in_which_all_straggle_gives_no_extra():
+    flips, state, counts = lossy(of=(2, 9, 9), k=6, missing=(0, 1, 2))
+    extras = flips.select(state, view_of(counts, 6, 1))[6:]
+    assert len(extras) == 3
+    assert {2 <= e < 11 for e in extras} == {True}
+
+
+def test_extras_end_where_no_candidate_is_left():
+    flips, state, counts = lossy(of=(4, 4, 4), k=9, missing=range(9))
+    chosen = flips.select(state, view_of(counts, 9, 1))
+    assert len(set(chosen)) == len(chosen) <= 12
+
+
+def test_nobody_more_is_asked_once_all_stragglers_are_back():
+    flips, state, counts = lossy()
+    late = np.flatnonzero(state.straggler).tolist()
+    told(flips, state, view_of(counts, 9), late, [])
+    assert state.rate * 9 >= 1
+    assert len(flips.select(state, view_of(counts, 9, 1))) == 9
+
+
+# ---- clusters that follow the clients
+
+
+def test_only_changed_clients_change_their_cluster_and_picks_are_kept():
+    flips = Flips(clusters=3)
+    state = flips.init(view_of(PURE, 4))
+    flips.select(state, view_of(PURE, 4))
+    before, picks, centres = state.cluster.copy(), state.picks.copy(), state.centres.copy()
+    drifted = PURE.copy()
+    drifted[0] = [0, 1, 9]
+    drifted[5] = [0, 0, 20]  # more of the same
+    events = []
+    view = view_of(drifted, 1, 1, note=lambda kind, **what: events.append((kind, what)))
+    chosen = flips.select(state, view)
+    assert np.flatnonzero(state.cluster != before).tolist() == [0]
+    assert state.cluster[0] == before[4]
+    picks[chosen] += 1
+    assert state.picks.tolist() == picks.tolist()
+    assert np.array_equal(state.centres, centres)
+    assert events == [("clusters", {"round": 2, "changed": 2, "moved": 1})]
+
+
+def test_a_client_that_joins_is_in_the_nearest_cluster_and_need_not_catch_up():
+    counts = np.repeat(np.eye(3, dtype=np.int64), 4, axis=0) * 5
+    early = counts.copy()
+    early[3] = 0
+    flips = Flips(clusters=3)
+    state = flips.init(view_of(early, 9))
+    for round in range(4):
+        flips.select(state, view_of(early, 9, round))
+    assert state.cluster[3] == -1
+    least = state.picks[:3].min()
+    chosen = flips.select(state, view_of(counts, 1, 4, eligible=[3]))
+    assert chosen == [3]
+    assert state.cluster[3] == state.cluster[0]
+    assert state.picks[3] == least + 1
+
+
+def test_a_federation_may_grow():
+    flips = Flips(clusters=3)
+    state = flips.init(view_of(PURE, 4))
+    flips.select(state, view_of(PURE, 4))
+    more = np.vstack([PURE, [[0, 10, 0]]])
+    assert 6 in flips.select(state, view_of(more, 7, 1))
+    assert state.cluster[6] == state.cluster[3]
+
+
+def test_a_client_that_leaves_is_not_taken_and_comes_back_as_it_was():
+    flips = Flips(clusters=3)
+    state = flips.init(view_of(PURE, 4))
+    flips.select(state, view_of(PURE, 4))
+    without = PURE.copy()
+    without[3] = 0
+    assert 3 not in flips.select(state, view_of(without, 6, 1))
+    picks = state.picks[3]
+    assert 3 in flips.select(state, view_of(PURE, 6, 2))
+    assert state.picks[3] == picks + 1
+
+
+def test_drift_in_a_run_moves_clients_and_a_resumed_run_is_the_same():
+    fed = tiny_federation().moving(drift=Drift((3,), 1.0))
+    overrides = {"method.select": Flips(clusters=2)}
+    whole, outcomes = play(work_of(overrides, fed))
+    cut, _ = play(work_of(overrides, fed), cut=3)
+    still, _ = play(work_of(overrides))
+    assert whole.select.cluster.tolist() == cut.select.cluster.tolist() != still.select.cluster.tolist()
+    assert whole.select.picks.tolist() == cut.select.picks.tolist()
+    assert whole.select.picks.sum() == 3 * len(outcomes)
+
+
+# ---- the part in a plan
+
+
+@pytest.mark.parametrize(
+    "flips", [Flips(), Flips(clusters=50), Flips("counts", None, "eq3", 3, False), Flips(elbow="min", rate="literal")]
+)
+def test_conformance(flips):
+    check_selector(flips)
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedyogi", "scaffold"])
+def test_it_works_under_other_methods(method):
+    work = work_of({"method.name": method, "method.select": Flips(), "system.stragglers.rate": 0.4})
+    assert play(work)[0].participation.sum() > 0
+
+
+# ---- mechanism: rounds look more like the whole than random ones do
+
+
+LABELS = 8
+
+
+def skewed(seed, clients=40):
+    """Give clients that hold few labels each, Dirichlet 0.2, while all labels together are about equally common."""
+    rng = np.random.default_rng(seed)
+    mixes = rng.dirichlet(np.full(LABELS, 0.2), clients)
+    y = np.concatenate([rng.choice(LABELS, 20, p=mix) for mix in mixes])
+    x = rng.normal(size=(len(y), 2)).astype(np.float32)
+    return Federation.from_arrays(x, y, list(np.arange(len(y)).reshape(clients, 20)), test=0.1)
+
+
+def run_of(select, late, seed):
+    overrides = {
+        "method.select": select,
+        "train.seed": seed,
+        "train.rounds": 10,
+        "train.clients_per_round": 10,
+        "train.batch_size": 20,
+        "model.hidden": (2,),
+        "system.stragglers.rate": late,
+        "engine.lanes": 1,
+    }
+    return train(overrides=overrides, federation=skewed(seed), out=f"runs/{uuid4().hex}")
+
+
+def rounds_of(run):
+    return [event for event in run.events() if event["event"] == "round"]
+
+
+@pytest.mark.parametrize("late", [0.0, 0.1, 0.2])
+def test_rounds_diverge_less_from_the_label_mix_than_random_ones(late):
+    gains = []
+    for seed in range(4):
+        flips, random = (
+            np.mean([r["label_divergence"] for r in rounds_of(run_of(select, late, seed))])
+            for select in (Flips(repeats=5), Random())
+        )
+        gains.append(random - flips)
+    assert min(gains) > 0, gains
+
+
+@pytest.mark.parametrize("late", [0.1, 0.2])
+def test_in_a_run_extras_come_from_clusters_that_lost_clients(late, monkeypatch):
+    asked, select = [], Flips.select
+
+    def watched(self, state, view):
+        chosen = select(self, state, view)
+        lost = set(state.cluster[state.straggler].tolist())
+        asked.append((len(chosen) - view.k, set(state.cluster[chosen[view.k :]].tolist()) <= lost))
+        return chosen
+
+    monkeypatch.setattr(Flips, "select", watched)
+    run_of(Flips(clusters=LABELS), late, 0)
+    assert asked[0][0] == 0
+    assert sum(extras for extras, _ in asked) >= (5 if late == 0.2 else 1)  # whole numbers, rounded down
+    assert all(fits for _, fits in asked)
+
+
+def test_lost_labels_are_made_up_for():
+    """With extras, the reports that arrive are nearer to the mix than without: paired over seeds."""
+    means = {}
+    for extras in (True, False):
+        runs = [run_of(Flips(clusters=LABELS, over_provision=extras), 0.2, seed) for seed in range(4)]
+        means[extras] = [np.mean([r["label_divergence"] for r in rounds_of(run)]) for run in runs]
+    assert np.mean(means[True]) < np.mean(means[False]), means
+
+
+def test_the_number_of_clusters_is_an_event():
+    (event,) = [e for e in run_of(Flips(repeats=3), 0.0, 1).events() if e["event"] == "clusters"]
+    assert event["clusters"] >= 2
+    assert event["searched"] == 40
+    assert len(event["davies_bouldin"]) == most_clusters(40, LABELS) - 1

@@ -1,0 +1,44 @@
+"""Every selector and Terraform on real data at test scale; the figures are printed, the tables come later."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fedstrata import registry, train
+from fedstrata.data.mnist import FashionMnist
+
+PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
+ASKED = {
+    "data.name": "fashion-mnist",
+    "data.clients": 100,
+    "data.partition": {"kind": "dirichlet-class", "alpha": 0.3},
+    "model.name": "lenet5",
+    "train.clients_per_round": 0.2,
+    "train.rounds": 20,
+    "train.epochs": 1,
+    "train.batch_size": 32,
+    "train.lr": 0.05,
+    "system.speed.kind": "lognormal",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PACKS.is_dir(), reason=f"the data packs are not at {PACKS}")
+def test_balanced_accuracy_by_round_of_every_selector(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "data"))
+    FashionMnist().fetch(PACKS)
+    ways = {name: {"method.select": name} for name in sorted(registry.names("selectors")) if name != "everyone"}
+    for name, way in {**ways, "terraform": {"method.driver": "terraform"}}.items():
+        run = train(overrides={**ASKED, **way}, out=tmp_path / name)
+        curve, summary = run.curve("balanced_accuracy"), run.summary
+        assert len(curve) == 20
+        assert max(curve) > 0.2
+        with capsys.disabled():
+            said = " ".join(f"{value:.3f}" for value in curve[4::5])
+            print(
+                f"\n{name:16} rounds 5 10 15 20: {said}; updates {summary['client_updates']}, {summary['time']:.0f} s",
+                end="",
+            )
