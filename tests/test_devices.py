@@ -118,7 +118,9 @@ def test_the_server_may_wait_for_a_share_only():
 
 def test_more_clients_are_asked_than_are_waited_for():
     _, outcomes = play(work_of({"train.clients_per_round": 3, "system.over_select": 1.5}))
-    assert all(len(o.step.asks) == 5 and len(o.reports) == 4 for (o,) in outcomes)  # ceil(4.5), then ceil(5 / 1.5)
+    assert all(len(o.step.asks) == 5 and len(o.reports) == 3 for (o,) in outcomes)
+    _, outcomes = play(work_of({"train.clients_per_round": "all", "system.over_select": 1.5}))
+    assert all(len(o.step.asks) == len(o.reports) == 6 for (o,) in outcomes)  # nobody is in reserve
 
 
 # ---- who is there ----
@@ -206,3 +208,26 @@ def test_steps_played_as_one_take_as_long_as_the_single_ones(method):
         clocks.append(play(work)[0].clock)
     assert clocks[0] == pytest.approx(clocks[1], rel=1e-9)
     assert clocks[0] > 0
+
+
+def test_sticky_stragglers_are_never_everybody():
+    _, outcomes = play(work_of({"train.clients_per_round": 1, "system.stragglers": {"rate": 0.9, "mode": "sticky"}}))
+    assert all(outcome.reports for (outcome,) in outcomes)
+
+
+def test_probes_are_late_too_and_cost_time():
+    asked = {"method.select": "power-of-choice", "train.clients_per_round": 2, "system.seconds_per_sample": 1.0}
+    _, rounds = play(work_of(asked))
+    assert all(outcomes[0].seconds > 0 for outcomes in rounds)
+    _, rounds = play(work_of({**asked, "system.deadline": 3.0}))
+    assert any(outcomes[0].missing for outcomes in rounds)
+
+
+def test_fewer_clients_than_wanted_is_an_event(tmp_path):
+    asked = {
+        "train.rounds": 4,
+        "train.clients_per_round": 15,
+        "system.availability": {"kind": "independent", "rate": 0.3},
+    }
+    run = train(overrides=asked, out=tmp_path / "run")
+    assert [e["wanted"] for e in run.events() if e["event"] == "fewer_clients"] == [15] * 4

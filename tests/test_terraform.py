@@ -428,7 +428,7 @@ def test_sur_probe_is_the_variance_of_the_gradient_at_the_bias():
         cross_entropy((row + bias)[None], torch.tensor([label])).backward()
         gradients.append(bias.grad.numpy())
     peek = Peek(np.zeros(7), logits.softmax(1).numpy())
-    done = variance(SimpleNamespace(peek=lambda: peek, client=SimpleNamespace(labels=labels)))
+    done = variance(SimpleNamespace(peek=lambda: peek, client=SimpleNamespace(labels=labels, samples=7)))
     assert done.meta["gradient_variance"] == pytest.approx(gradient_variance(np.array(gradients)))
 
 

@@ -31,7 +31,7 @@ def selected(selector, state, view, seconds=None, silent=()):
     steps, profiled = selector.select(state, view), []
     try:
         step = next(steps)
-        assert (step.kind, step.model, step.combine) == ("profile", False, False)
+        assert (step.kind, step.model, step.combine) == ("profile", True, False)
         profiled = [a.client for a in step.asks]
         reports = tuple(Report(i, 1, seconds=seconds[i]) for i in profiled if i not in silent)
         steps.send(Outcome(step, 0, reports, tuple(silent)))
@@ -252,7 +252,7 @@ def test_conforms(selector):
     testing.check_selector(selector)
 
 
-def test_profile_is_a_round_of_work_and_costs_no_bytes():
+def test_profile_is_a_round_of_work_and_costs_a_download_each():
     overrides = {"method.select": Tifl(), "system.speed.kind": "lognormal", "system.speed.sigma": 1.0}
     work = work_of(overrides)
     _, rounds = play(work)
@@ -263,8 +263,9 @@ def test_profile_is_a_round_of_work_and_costs_no_bytes():
     for outcomes in rounds:
         for report in outcomes[-1].reports:
             assert report.seconds == pytest.approx(profiled[report.client])
-    plain = work_of({**overrides, "method.select": "random"})
-    assert play(work)[0].traffic == play(plain)[0].traffic
+    own, plain = (play(w)[0].traffic for w in (work, work_of({**overrides, "method.select": "random"})))
+    assert own.bytes_down - plain.bytes_down == 6 * 8 * work.plan.space.P
+    assert own.bytes_up == plain.bytes_up
 
 
 def round_lengths(selector, seed):

@@ -61,7 +61,7 @@ class Devices(System):
             drawn = view.rng("available").random(view.roster.clients)[ids]
             return np.asarray(ids[drawn < self.available_rate])
         if self.availability == "labels" and view.roster.world is not None:
-            # Clients whose commonest label is l are awake during a share of the day that begins at l / classes.
+            # Clients whose commonest label is l are awake during a share of the day that begins at 1 - l / classes.
             world = view.roster.world
             hour: np.ndarray = (view.round / self.period + world.stock.argmax(1)[ids] / world.classes) % 1
             return ids[hour < self.available_rate]
@@ -97,7 +97,7 @@ class Devices(System):
         longest = max(arrived, default=0.0)
         if not self.deadline:
             return longest
-        awaited = any(r.client in lost for r in reports) and not self._enough(step, len(arrived))
+        awaited = any(r.client in lost for r in reports) and not self._enough(view, step, len(arrived))
         return self.deadline if awaited else min(longest, self.deadline)
 
     def _joint(self, view: View, joint: Joint, size: int, clients: Sequence[int], reports: Sequence[Report]) -> float:
@@ -135,23 +135,25 @@ class Devices(System):
 
     def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Say who is too late: stragglers, those behind the deadline, and those after enough have come."""
-        if not step.combine or not reports:
-            return set()
-        clients = [r.client for r in reports]
-        late = set() if self.mode == "partial" else set(self._stragglers(view, turn, step, clients, reports))
-        if self.deadline:
-            late |= {r.client for r in reports if r.seconds > self.deadline}
+        late = {r.client for r in reports if self.deadline and r.seconds > self.deadline}
+        if not step.combine or not reports or step.joint is not None:
+            return late
+        if self.mode != "partial":
+            late |= set(self._stragglers(view, turn, step, [r.client for r in reports], reports))
         if step.source == "server" and step.sink == "server":
-            need = self._need(step)
-            first = sorted((r for r in reports if r.client not in late), key=lambda r: (r.seconds, r.client))
-            late |= {r.client for r in first[need:]}
+            key = view.roster.key
+            first = sorted((r for r in reports if r.client not in late), key=lambda r: (r.seconds, key[r.client]))
+            late |= {r.client for r in first[self._need(view, step) :]}
         return late
 
-    def _need(self, step: Step) -> int:
-        return max(1, ceil(self.wait_for * len(step.asks) / self.over_select - 1e-9))
+    def _need(self, view: View, step: Step) -> int:
+        """Give how many reports end the wait; where more clients were asked than are wanted, they are in reserve."""
+        asked = len(step.asks)
+        wanted = min(asked, view.needed) if self.over_select > 1 and view.needed else asked
+        return max(1, ceil(self.wait_for * wanted - 1e-9))
 
-    def _enough(self, step: Step, arrived: int) -> bool:
-        return (self.wait_for < 1 or self.over_select > 1) and arrived >= self._need(step)
+    def _enough(self, view: View, step: Step, arrived: int) -> bool:
+        return (self.wait_for < 1 or self.over_select > 1) and arrived >= self._need(view, step)
 
     def _stragglers(
         self, view: View, turn: int, step: Step, clients: Sequence[int], reports: Sequence[Report] = ()
@@ -162,17 +164,19 @@ class Devices(System):
         if self.mode == "sticky":  # the same slow clients in every round
             drawn = view.rng("sticky", round=-1).permutation(view.roster.clients)
             slow = set(drawn[: round(self.rate * len(drawn))].tolist())
-            return [client for client in clients if client in slow]
+            late = [client for client in clients if client in slow]
+            return late[:-1] if len(late) == len(clients) and self.rate < 1 else late  # never everybody
         if step.part[1] > 1:  # a round of many steps: who is late is drawn once, out of everybody
             everybody = view.eligible.tolist()
-            late = set(view.rng("stragglers").choice(everybody, self._count(len(everybody)), replace=False).tolist())
-            return [client for client in clients if client in late]
+            these = set(view.rng("stragglers").choice(everybody, self._count(len(everybody)), replace=False).tolist())
+            return [client for client in clients if client in these]
         rng = view.rng("stragglers", step=turn)
         if "peer" in (step.source, step.sink):  # a chain asks one client at a time: each is late by itself
             return clients if rng.random() < self.rate else ()
         count = self._count(len(clients))
         if self.mode == "slowest" and reports:
-            return [r.client for r in sorted(reports, key=lambda r: (-r.seconds, r.client))[:count]]
+            key = view.roster.key
+            return [r.client for r in sorted(reports, key=lambda r: (-r.seconds, key[r.client]))[:count]]
         return rng.choice(list(clients), count, replace=False).tolist()  # type: ignore[no-any-return]
 
     def _count(self, clients: int) -> int:

@@ -14,23 +14,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedstrata.messages import Report, Sums, Tag, Task, prefixed, tensor_bytes, value_bytes
+from fedstrata.messages import Report, Sums, Tag, Task, prefixed, tensor_bytes
 from fedstrata.metrics import round_figures
 from fedstrata.plan import Plan
 from fedstrata.roster import Roster
 from fedstrata.serverside import Engine, Outcome, Scores, Step, Steps, View
 from fedstrata.space import Model
 from fedstrata.stopping import Progress, Stopping
-
-
-@dataclass
-class Traffic:
-    """Bytes that crossed a border, by direction, and visits that trained."""
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    bytes_p2p: int = 0
-    client_updates: int = 0
+from fedstrata.traffic import Traffic, cost_of
 
 
 @dataclass
@@ -73,6 +64,8 @@ def run(
     """Play rounds until the last one or until a reason to stop; log and save after each."""
     while state.round < plan.rounds and state.stopped is None:
         view = plan.view(roster, state.round, log, state.clock)
+        if len(view.eligible) < view.needed < roster.clients:
+            log("fewer_clients", round=view.round + 1, wanted=view.needed, there=len(view.eligible))
         outcomes = play_round(plan, state, view, engine)
         state.round += 1
         scores = judge(scored(plan, state), view)
@@ -119,7 +112,7 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
     reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
     lost = plan.system.lost(view, turn, step, reports)
-    state.clock += plan.system.took(view, step, size, reports, lost)
+    state.clock += (took := plan.system.took(view, step, size, reports, lost))
     arrived = _arrived(view, at, step, reports, lost)
     gathered = Gathered(engine, step, arrived, plan.combine.individual)
 
@@ -130,13 +123,16 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
 
     here = [r.client for r in arrived]
-    seen = [replace(r, summed=engine.each()[r.client].summed) for r in arrived] if plan.select.individual else arrived
+    whole = engine.each() if plan.select.individual else {}
+    seen = [replace(r, summed=whole[r.client].summed) if whole else r for r in arrived]
     engine.settle(here, (view.round, at))
     state.accepted |= dict.fromkeys(here, (view.round, at))
     if step.combine:
         state.participation[here] += np.array(step.visits(here), dtype=np.int64)
-    _charge(state.traffic, step, size, tasks, [r for r in reports if r.client not in lost])
-    return Outcome(step, at, tuple(seen), tuple(a.client for a in step.asks if a.client not in here))
+    cost = cost_of(step, size, tasks, [r for r in reports if r.client not in lost])
+    state.traffic.add(cost)
+    missing = tuple(a.client for a in step.asks if a.client not in here)
+    return Outcome(step, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down)
 
 
 def outgoing(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
@@ -202,29 +198,6 @@ def _arrived(view: View, at: int, step: Step, reports: Sequence[Report], lost: s
         if clients and step.joint is None:
             view.note("dropped", round=view.round + 1, step=at, clients=sorted(clients), why=why)
     return [r for r in reports if r.client not in lost | broken]
-
-
-def _charge(traffic: Traffic, step: Step, size: int, tasks: Sequence[Task], received: Sequence[Report]) -> None:
-    """Charge a step whose model message has a size; a joint step as if its single steps had been played."""
-    if step.joint is not None and tasks and not all(r.finite for r in received):
-        return  # it came to nothing, and its single steps will be played instead
-    visits = step.visits([r.client for r in received])
-    traffic.bytes_down += sum(r.received * n for r, n in zip(received, visits, strict=True))
-    if step.combine:
-        traffic.client_updates += sum(step.visits([task.client for task in tasks]))
-    if step.joint is not None:
-        down, up, across = (size * models for models in step.joint.handed)
-        traffic.bytes_down += down + step.joint.told[0]
-        traffic.bytes_up += up + step.joint.told[1] + sum(r.nbytes * n for r, n in zip(received, visits, strict=True))
-        traffic.bytes_p2p += across
-        return
-    if step.source == "server":
-        traffic.bytes_down += size * len(tasks)
-    else:
-        traffic.bytes_p2p += size * len(tasks)
-    traffic.bytes_down += sum(value_bytes(task.config) for task in tasks)
-    # A model handed to a peer is charged when the peer receives it; only the numbers go to the server.
-    traffic.bytes_up += sum(r.nbytes if step.sink == "server" else value_bytes(r.meta) for r in received)
 
 
 def _next(steps: Steps, outcomes: Sequence[Outcome]) -> Step | None:

@@ -88,7 +88,7 @@ def _selecting(kind: str, summary: str, paper: str) -> Recipe:
 
 
 OORT = Recipe(
-    "Clients with useful losses and fast devices train, and new ones are explored.",
+    "Clients with useful losses and fast devices train; new ones are explored (paper: system.over_select = 1.3).",
     "Lai et al., OSDI 2021",
     {"select": {"kind": "oort"}},
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.messages import WHOLE
+from fedstrata.roster import World
 from fedstrata.serverside import Outcome, View
 
 LISTED = 50  # most steps of a round that are written down one by one
@@ -63,14 +64,23 @@ def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray, view: 
     trained = [r for o in outcomes if o.step.combine for r in o.reports]
     world = None if view is None else view.roster.world
     clients = sorted({r.client for r in trained})
+    asked = sorted({a.client for o in outcomes if o.step.combine for a in o.step.asks})
     whole = [r for o in outcomes if o.step.combine and o.step.part == WHOLE for r in o.reports]  # not one step of many
     return {
-        **({} if world is None else {"label_divergence": label_divergence(world.counts(clients), world.mix)}),
+        **({} if world is None else _divergences(world, clients, asked)),
         "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
         "drift": _mean([float(r.drift) for r in whole]),
         "jain": jain(participation),
         "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }
+
+
+def _divergences(world: World, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, float | None]:
+    """Say how far the labels of those whose reports counted, and of all who were selected, are from those of all."""
+    own = {"label_divergence": label_divergence(world.counts(arrived), world.mix)}
+    if arrived == selected:
+        return own
+    return own | {"label_divergence_selected": label_divergence(world.counts(selected), world.mix)}
 
 
 def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -49,11 +49,12 @@ class Plan:
 
     def view(self, roster: Roster, round: int, note: Callable[..., None], clock: float = 0.0) -> View:
         """Give what the server's parts see of a round."""
-        k = self.system.wanted(per_round(self.clients_per_round, roster.clients))
+        needed = per_round(self.clients_per_round, roster.clients)
+        k = self.system.wanted(needed)
         rng, roster = partial(self.streams, round=round), roster.at(round)
         apart = "the clients live at sites of their own" if roster.world is None else self.apart
         known = round, self.rounds, k, roster.holders, roster, self.space, rng, note
-        view = View(*known, self.local.batch_size, self.local.epochs, clock, apart)
+        view = View(*known, self.local.batch_size, self.local.epochs, needed, clock, apart)
         eligible = self.system.available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
 

@@ -66,6 +66,8 @@ class Replay:
 
 def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: float = 0.0, seed: int = 0) -> Replay:
     """Let a selector choose k clients a round; a share of them is lost each time."""
+    if not 0 <= lost <= 1 or k < 1 or rounds < 1:
+        raise RequestError(f"lost = {lost}, k = {k}, rounds = {rounds}: a share from 0 to 1, and at least one of each")
     if selector.individual:
         raise RequestError(f"{type(selector).__name__} looks at whole updates, which a record does not hold")
     streams, sizes = Streams(seed), record.counts.sum(1)
@@ -75,7 +77,7 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
         "counts": record.counts,
         "labels": record.counts > 0,
         "totals": record.counts.sum(0),
-        "speeds": 1.0 / record.latency(0),
+        "speeds": 1.0 / np.maximum(record.latency(0), 1e-12),
     }
     roster = Roster(len(sizes), record.counts.shape[1], holders, streams("tiebreak").permutation(len(sizes)), known)
     events: list[dict[str, Any]] = []
@@ -95,7 +97,7 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
         view = view_of(round)
         asks = _chosen(selector, state, view, record)
         ids = [ask.client for ask in asks]
-        late = set(view.rng("stragglers").choice(ids, int(lost * len(ids)), replace=False).tolist()) if lost else set()
+        late = set(view.rng("stragglers").choice(ids, int(lost * len(ids) + 0.5), replace=False).tolist())
         reports = [r for r in _reports(selector, record, round, ids) if r.client not in late]
         outcome = Outcome(Step(tuple(asks)), 0, tuple(reports), tuple(sorted(late)))
         try:
@@ -105,10 +107,11 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
             raise RequestError(f"{name} reads {missing} of every report, which a record does not hold") from None
         participation[ids] += 1
         loss = record.loss(round)
-        worst = np.sort(np.nan_to_num(loss[holders], nan=-np.inf))[::-1][: len(ids)]
+        finite = loss[holders][np.isfinite(loss[holders])]
+        worst, own = np.sort(finite)[::-1][: len(ids)], loss[ids][np.isfinite(loss[ids])]
         selected.append(sorted(ids))
         divergence.append(label_divergence(record.counts[ids].sum(0), mix) or 0.0)
-        regret.append(float(worst.mean() - np.nanmean(loss[ids])))
+        regret.append(float(worst.mean() - own.mean()) if len(own) else 0.0)
         seconds.append(float(max((r.seconds for r in reports), default=0.0)))
     return Replay(selected, float((participation > 0).mean()), jain(participation), divergence, regret, seconds, events)
 

@@ -37,6 +37,7 @@ class View:
     note: Callable[..., None]  # note(kind, **fields): make an event; every fallback is one
     batch_size: int = 1
     epochs: int = 1
+    needed: int = 0  # clients wanted in this round before some were asked in reserve
     clock: float = 0.0  # virtual seconds since the run began
     apart: str | None = None  # why visits cannot be executed as one (`Joint`), or None
     part: Fragment = WHOLE  # where in the round the present step is
@@ -113,6 +114,9 @@ class Outcome:
     at: int
     reports: tuple[Report, ...]
     missing: tuple[int, ...]
+    seconds: float = 0.0  # on the virtual clock
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 Steps = Generator[Step, Outcome, None]

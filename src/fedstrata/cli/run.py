@@ -25,6 +25,7 @@ SHOWN = (
     "bytes_p2p",
     "client_updates",
     "seconds",
+    "time",
     "run_dir",
 )
 
@@ -64,7 +65,8 @@ def run(
         raise typer.Exit(130) from None
     finally:
         progress.close()
-    shown = {key: done.summary[key] for key in SHOWN}
+    targets = [key for key in ("rounds_to_target", "time_to_target") if key in done.summary]
+    shown = {key: done.summary.get(key) for key in (*SHOWN, *targets)}
     if progress.run_dir is None:
         print(f"{done.path} was finished already", file=sys.stderr)
     for remark in done.summary["remarks"]:

@@ -48,13 +48,15 @@ class GlobalBatches(Scheduled):
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse what acts on local steps, of which there are none."""
+        if reason := super().conflicts(plan):
+            return reason
         if plan.local.parts:
             return f"{next(iter(plan.local.parts))} works on local steps, and a global batch has none"
         if any(norm.momentum == 0 for norm in plan.space.norms):
             return "a batch norm with momentum = None (or 0) cannot be synchronised; give it a momentum"
         if plan.combine == Uniform():
             return 'the mean of client means is not the gradient of a batch; use method.combine = "size"'
-        return super().conflicts(plan)
+        return None
 
     def multiple(self, view: View) -> int:
         """A round ends with a whole batch."""

@@ -223,5 +223,7 @@ def _account(outcome: Outcome, magnitudes: np.ndarray) -> dict[str, Any]:
         "magnitudes": dict(zip(("least", "q1", "median", "q3", "most"), quantiles, strict=False)),
         "client_updates": len(outcome.step.asks),
         "samples": sum(r.work for r in outcome.reports),
-        "bytes_up": sum(r.nbytes for r in outcome.reports),
+        "bytes_up": outcome.bytes_up,
+        "bytes_down": outcome.bytes_down,
+        "seconds": outcome.seconds,
     }

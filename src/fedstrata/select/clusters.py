@@ -65,7 +65,9 @@ def _found(
         for tried in range(2, last + 1):
             runs = [lloyd(sample, k_means_plus_plus(sample, tried, rng)) for _ in range(repeats)]
             curve[tried] = float(np.mean([davies_bouldin(sample, nearest(sample, centres)) for centres, _ in runs]))
-        k = elbow(curve, rule)
+        if not curve:
+            note("fallback", what="clusters", used=2, why="nearly all clients have the same label vector")
+        k = elbow(curve, rule) if curve else 2
     k = min(k, distinct)
     runs = [lloyd(fitted, k_means_plus_plus(fitted, k, rng)) for _ in range(repeats)]
     return Clusters(min(runs, key=lambda run: run[1])[0], curve, searched)

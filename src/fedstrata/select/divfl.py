@@ -21,7 +21,7 @@ from fedstrata.errors import RequestError
 from fedstrata.messages import Report
 from fedstrata.options import Fraction, Natural
 from fedstrata.rng import Rng
-from fedstrata.select.remembered import SAME, Remembered, lengths, refuse_beyond, sketched
+from fedstrata.select.remembered import SAME, Remembered, bounded, lengths, refuse_beyond, sketched
 from fedstrata.serverside import Ask, Outcome, Scores, Selector, Step, View
 
 
@@ -57,7 +57,7 @@ class DivFl(Selector):
                 f"and is limited to {self.LIMIT**2:,} pairs; "
                 "use a smaller method.select.stochastic or train.clients_per_round"
             )
-        return Remembered.nothing(self.sketch or view.space.P)
+        return Remembered.nothing(bounded(self.sketch or view.space.P, view))
 
     def select(self, state: Remembered, view: View) -> Generator[Step, Outcome, list[int]]:
         """Refresh what is remembered, if asked to; pick."""

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.options import Natural
-from fedstrata.select.remembered import Remembered, angles, blocks, lengths, refuse_beyond, sketched
+from fedstrata.select.remembered import Remembered, angles, blocks, bounded, lengths, refuse_beyond, sketched
 from fedstrata.select.urns import by_group, by_size, counted, everyone
 from fedstrata.select.ward import On, ward
 from fedstrata.serverside import Ask, Outcome, Scores, Selector, View
@@ -48,7 +48,7 @@ class GradClus(Selector):
         if not self.sketch:
             instead = "Set method.select.sketch, such as 64: a sample of clients is then compared with all others"
             refuse_beyond(self.LIMIT, view, "GradClus", instead)
-        return Remembered.nothing(self.sketch or view.space.P)
+        return Remembered.nothing(bounded(self.sketch or view.space.P, view))
 
     def select(self, state: Remembered, view: View) -> list[Ask]:
         """Group clients by their last updates, fill the urns, and draw."""

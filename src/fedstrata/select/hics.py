@@ -24,7 +24,7 @@ from fedstrata.messages import Tensors
 from fedstrata.options import Count, Natural, NonNegative, Positive
 from fedstrata.plan import Plan
 from fedstrata.rng import Rng
-from fedstrata.select.remembered import Remembered, angles, refuse_beyond, sketched
+from fedstrata.select.remembered import Remembered, angles, bounded, refuse_beyond, sketched
 from fedstrata.select.urns import by_group
 from fedstrata.select.ward import On, ward
 from fedstrata.serverside import Ask, Outcome, Scores, Selector, View
@@ -84,7 +84,7 @@ class Hics(Selector):
             refuse_beyond(self.LIMIT, view, "Hics", instead)
         numbers = self.sketch or view.space.head.stop - view.space.head.start
         entropy = np.full(view.roster.clients, np.log(view.roster.classes))
-        return Heads(Remembered.nothing(numbers), entropy, np.zeros(view.roster.clients, dtype=bool))
+        return Heads(Remembered.nothing(bounded(numbers, view)), entropy, np.zeros(view.roster.clients, dtype=bool))
 
     def select(self, state: Heads, view: View) -> list[Ask]:
         """Ask everybody once; then draw clusters, and members of them."""

@@ -195,7 +195,8 @@ class Oort(Selector):
         np.add.at(state.count, ids, 1)
 
         missing = np.setdiff1d(np.array([i for o in trained for i in o.missing], dtype=np.int64), ids)
-        state.duration[missing] = self.timeout or np.fmax.reduce(state.duration, initial=0.0)
+        if self.timeout or np.isfinite(state.duration).any():  # before anybody reported, too long is no number yet
+            state.duration[missing] = self.timeout or np.nanmax(state.duration)
         if len(ids):  # an empty round says nothing about progress
             self._pace(state, np.intersect1d(state.exploited, ids))
 

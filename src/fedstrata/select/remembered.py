@@ -16,6 +16,7 @@ from fedstrata.errors import RequestError
 from fedstrata.serverside import View
 
 CHUNK = 8192  # numbers of each vector that are compared at a time
+MEMORY = 4 * 2**30  # most bytes that are kept of all clients' updates
 SAME = 1e-12  # what is nearer than rounding can tell counts as equal, so that ties are ties
 
 
@@ -50,6 +51,16 @@ class Remembered:
             places, rows = np.array(here).T
             vectors[places] = self.rows[rows]
         return vectors
+
+
+def bounded(numbers: int, view: View) -> int:
+    """Refuse to keep so many numbers of everybody where that could take too much room."""
+    if (most := 4 * numbers * view.roster.clients) > MEMORY:
+        raise RequestError(
+            f"method.select would keep up to {most / 2**30:.1f} GB of updates, and is limited to "
+            f"{MEMORY / 2**30:.0f} GB; set method.select.sketch, such as 64, to keep so many numbers of each"
+        )
+    return numbers
 
 
 def sketched(vectors: dict[int, Tensor], cells: int, view: View) -> dict[int, np.ndarray]:

@@ -73,7 +73,7 @@ class Tifl(Selector):
         strangers = view.eligible[np.isnan(state.latency[view.eligible])]
         if len(strangers):
             asks = tuple(Ask(i) for i in strangers.tolist())
-            probe = yield Step(asks, kind="profile", model=False, combine=False)
+            probe = yield Step(asks, kind="profile", combine=False)  # with the model: downloads take time too
             for report in probe.reports:
                 state.latency[report.client] = report.seconds
             self.sort(state, view)
