@@ -41,6 +41,13 @@ def test_the_combined_experiment_runs_and_reaches_its_target(tmp_path):
     assert json.loads(done.stdout)["accuracy"] > 0.9
 
 
+def test_the_experiment_on_devices_runs_and_tells_the_time(tmp_path):
+    command = [sys.executable, "-m", "fedstrata", "run", "-q", "--json", str(ROOT / "examples/devices.toml")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert answer["time"] >= answer["time_to_target"] > 0
+
+
 def test_every_key_of_an_experiment_is_documented():
     text = (ROOT / "docs/experiment.md").read_text()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ RECORD = Record(
     losses=RNG.random((5, 12)),
     latencies=np.linspace(1, 12, 12),
 )
+
+UPDATES = RNG.normal(size=(12, 9)).astype(np.float32)
 
 
 def test_whom_it_takes_and_what_follows_from_it():
@@ -31,13 +35,13 @@ def test_whom_it_takes_and_what_follows_from_it():
 
 @pytest.mark.parametrize("lost", [0.0, 0.5])
 @pytest.mark.parametrize("name", sorted(registry.names("selectors")))
-def test_every_selector_that_needs_no_updates_can_be_replayed(name, lost):
+def test_every_selector_can_be_replayed_on_what_it_reads(name, lost):
     selector = registry.build("selectors", name, {}, "method.select")
     if selector.individual or name == "hics":
-        with pytest.raises(RequestError, match="a record does not hold"):
+        with pytest.raises(RequestError, match="this record does not hold"):
             replay(selector, RECORD, rounds=8, k=4, lost=lost)
-        return
-    one, again = (replay(selector, RECORD, rounds=8, k=4, lost=lost) for _ in range(2))
+    known = replace(RECORD, updates=UPDATES)
+    one, again = (replay(selector, known, rounds=8, k=4, lost=lost) for _ in range(2))
     assert one == again
     assert all(len(set(ids)) == len(ids) and len(ids) >= 1 for ids in one.selected)
     assert 0 < one.coverage <= 1
@@ -65,6 +69,7 @@ def test_a_client_without_samples_is_never_taken():
         {"losses": np.zeros((3, 11))},
         {"latencies": np.ones(5)},
         {"counts": np.ones(12)},
+        {"updates": np.ones((11, 3))},
     ],
 )
 def test_a_record_of_the_wrong_shape_is_refused(wrong):

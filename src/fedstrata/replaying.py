@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedstrata.errors import RequestError
 from fedstrata.messages import Report
@@ -19,7 +21,7 @@ from fedstrata.metrics import jain, label_divergence
 from fedstrata.rng import Streams
 from fedstrata.roster import Roster
 from fedstrata.serverside import Ask, Outcome, Scores, Selector, Step, View
-from fedstrata.space import Space
+from fedstrata.space import Place, Space
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Record:
     counts: np.ndarray  # label counts [N, C]
     losses: np.ndarray  # [R, N]
     latencies: np.ndarray | None = None  # seconds of a visit [N] or [R, N]; None: all take one second
+    updates: np.ndarray | None = None  # of the last layer [N, D], its bias last, for selectors that look at updates
 
     def __post_init__(self) -> None:
         clients = len(self.counts)
@@ -36,6 +39,8 @@ class Record:
             raise RequestError(f"counts must be [clients, labels] and losses [rounds, clients]; {clients} clients")
         if self.latencies is not None and self.latencies.shape[-1] != clients:
             raise RequestError(f"latencies must hold one number for each of the {clients} clients")
+        if self.updates is not None and (self.updates.ndim != 2 or len(self.updates) != clients):
+            raise RequestError(f"updates must be [clients, numbers]; {clients} clients")
 
     def loss(self, round: int) -> np.ndarray:
         """Give every client's loss in a round."""
@@ -68,8 +73,8 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
     """Let a selector choose k clients a round; a share of them is lost each time."""
     if not 0 <= lost <= 1 or k < 1 or rounds < 1:
         raise RequestError(f"lost = {lost}, k = {k}, rounds = {rounds}: a share from 0 to 1, and at least one of each")
-    if selector.individual:
-        raise RequestError(f"{type(selector).__name__} looks at whole updates, which a record does not hold")
+    if selector.individual and record.updates is None:
+        raise RequestError(f"{type(selector).__name__} looks at updates, which this record does not hold")
     streams, sizes = Streams(seed), record.counts.sum(1)
     holders = np.flatnonzero(sizes)
     known = {
@@ -81,13 +86,16 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
     }
     roster = Roster(len(sizes), record.counts.shape[1], holders, streams("tiebreak").permutation(len(sizes)), known)
     events: list[dict[str, Any]] = []
+    numbers = 0 if record.updates is None else record.updates.shape[1]
+    bias = max(numbers - record.counts.shape[1], 0)
+    layer = Place("update", (numbers,), 0)
+    space = Space((layer,), (), slice(0, numbers), slice(0, bias), slice(bias, numbers))
 
     def view_of(round: int) -> View:
         def note(kind: str, **fields: Any) -> None:
             events.append({"event": kind, **fields})
 
         rng = partial(streams, round=round)
-        space = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0))
         return View(round, rounds, min(k, len(holders)), holders, roster, space, rng, note)
 
     state, participation = selector.init(view_of(0)), np.zeros(len(sizes))
@@ -104,7 +112,7 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
             selector.feedback(state, view, [outcome], Scores())
         except KeyError as missing:
             name = type(selector).__name__
-            raise RequestError(f"{name} reads {missing} of every report, which a record does not hold") from None
+            raise RequestError(f"{name} reads {missing} of every report, which this record does not hold") from None
         participation[ids] += 1
         loss = record.loss(round)
         finite = loss[holders][np.isfinite(loss[holders])]
@@ -133,6 +141,10 @@ def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[
 def _reports(selector: Selector, record: Record, round: int, clients: Sequence[int]) -> list[Report]:
     """Give what clients would report: whatever number a selector asks for by name, it gets the recorded loss."""
     loss, latency, sizes = record.loss(round), record.latency(round), record.counts.sum(1)
+
+    def update(client: int, name: str) -> dict[str, Tensor]:
+        return {} if record.updates is None else {name: torch.from_numpy(record.updates[client])}
+
     return [
         Report(
             client=c,
@@ -141,6 +153,8 @@ def _reports(selector: Selector, record: Record, round: int, clients: Sequence[i
             loss=float(loss[c]),
             meta=_Losses(float(loss[c]), int(sizes[c])),
             seconds=float(latency[c]),
+            summed=update(c, "update"),
+            shown=update(c, "HeadUpdate/head"),
         )
         for c in clients
     ]
