@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedstrata import testing
+from fedstrata import testing, train
 from fedstrata.clientside import Peek
 from fedstrata.correct.prox import Prox
 from fedstrata.correct.scaffold import Scaffold
@@ -480,3 +480,14 @@ def test_sur_falls_back_on_who_told_nothing_with_an_event():
 @pytest.mark.parametrize("sur", [Sur(), Sur(importance="size", candidates=4)])
 def test_sur_conforms(sur):
     testing.check_selector(sur)
+
+
+def test_what_every_iteration_cost_is_told(tmp_path):
+    asked = {"train.rounds": 2, "train.clients_per_round": 12, "system.stragglers.rate": 0.1}
+    run = train(method="terraform", overrides=asked, out=tmp_path / "run")
+    told = [event for event in run.events() if event["event"] == "terraform"]
+    rounds = [event for event in run.events() if event["event"] == "round"]
+    for name in ("bytes_up", "bytes_down", "client_updates"):
+        assert sum(event[name] for event in told) == rounds[-1][name]
+    assert sum(event["seconds"] for event in told) == pytest.approx(rounds[-1]["time"])
+    assert len(told) > 2

@@ -552,7 +552,7 @@ def test_fedtan_costs_the_statistics_of_one_step_beside_the_models():
 
 
 def test_fedtan_is_refused_without_batch_norm():
-    with pytest.raises(RequestError, match="the model has none; use a model with batch norm"):
+    with pytest.raises(RequestError, match="the model has none; use one that has"):
         work_of(dense(nn.LayerNorm(6)), "fedtan")
 
 

@@ -30,7 +30,7 @@ from fedstrata.optimize.at_server import AtServer, Carried
 from fedstrata.plan import Plan
 from fedstrata.rates import Scheduled
 from fedstrata.rng import Streams, torch_seeded
-from fedstrata.serverside import Driver, ServerPart, ServerSide
+from fedstrata.serverside import BY_CHOICE, Driver, ServerPart, ServerSide
 from fedstrata.space import Model, Space
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -161,7 +161,7 @@ def _apart(experiment: Experiment, plan: Plan) -> str | None:
     if experiment.method.schedule["kind"] == "none":
         return "nothing is scheduled"
     if asked == "messages":
-        return 'engine.execution = "messages"'
+        return BY_CHOICE
     reasons = [
         (plan.combine != Size(), f"{type(plan.combine).__name__} weighs what each client sends"),
         (

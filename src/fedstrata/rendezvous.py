@@ -17,6 +17,10 @@ from fedstrata.space import Space
 T = TypeVar("T")
 
 
+class AbandonedError(RuntimeError):
+    """A member waits for one that failed."""
+
+
 class Rendezvous:
     """Collects one contribution a member, averages in the order of members, and remembers norm statistics.
 
@@ -46,7 +50,7 @@ class Rendezvous:
             self._go_on()
             self._changed.wait_for(lambda: (self._exchanges > before and self._turn == member) or self._broken)
             if self._broken or self._agreed is None:
-                raise RuntimeError("another client of this step failed")
+                raise AbandonedError("another client of this step failed")
             average, total = self._agreed
             return average.clone(), total
 
@@ -120,6 +124,6 @@ def in_lockstep(visits: Sequence[Callable[[Meeting], T]], by: By) -> tuple[list[
             place.leave(-1, failed=True)
             raise
     errors = [w.exception() for w in waiting if w.exception() is not None]
-    for error in sorted(errors, key=lambda e: "another client" in str(e)):  # the cause before its consequences
+    for error in sorted(errors, key=lambda e: isinstance(e, AbandonedError)):  # the cause before its consequences
         raise error  # type: ignore[misc]
     return [w.result() for w in waiting], place

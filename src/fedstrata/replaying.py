@@ -6,7 +6,8 @@ and outcomes as in a real run; nobody computes anything.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ class Record:
     losses: np.ndarray  # [R, N]
     latencies: np.ndarray | None = None  # seconds of a visit [N] or [R, N]; None: all take one second
     updates: np.ndarray | None = None  # of the last layer [N, D], its bias last, for selectors that look at updates
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # what else clients report, by name, [R, N]
 
     def __post_init__(self) -> None:
         clients = len(self.counts)
@@ -103,16 +105,14 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
     selected, divergence, regret, seconds = [], [], [], []
     for round in range(rounds):
         view = view_of(round)
-        asks = _chosen(selector, state, view, record)
+        with _holding(selector):
+            asks = _chosen(selector, state, view, record)
         ids = [ask.client for ask in asks]
         late = set(view.rng("stragglers").choice(ids, int(lost * len(ids) + 0.5), replace=False).tolist())
         reports = [r for r in _reports(selector, record, round, ids) if r.client not in late]
         outcome = Outcome(Step(tuple(asks)), 0, tuple(reports), tuple(sorted(late)))
-        try:
+        with _holding(selector):
             selector.feedback(state, view, [outcome], Scores())
-        except KeyError as missing:
-            name = type(selector).__name__
-            raise RequestError(f"{name} reads {missing} of every report, which this record does not hold") from None
         participation[ids] += 1
         loss = record.loss(round)
         finite = loss[holders][np.isfinite(loss[holders])]
@@ -122,6 +122,16 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
         regret.append(float(worst.mean() - own.mean()) if len(own) else 0.0)
         seconds.append(float(max((r.seconds for r in reports), default=0.0)))
     return Replay(selected, float((participation > 0).mean()), jain(participation), divergence, regret, seconds, events)
+
+
+@contextmanager
+def _holding(selector: Selector) -> Iterator[None]:
+    """Say so if a selector reads what the record does not hold."""
+    try:
+        yield
+    except KeyError as missing:
+        name = type(selector).__name__
+        raise RequestError(f"{name} reads {missing} of every report, which this record does not hold") from None
 
 
 def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[Ask]:
@@ -139,8 +149,10 @@ def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[
 
 
 def _reports(selector: Selector, record: Record, round: int, clients: Sequence[int]) -> list[Report]:
-    """Give what clients would report: whatever number a selector asks for by name, it gets the recorded loss."""
+    """Give what clients would report; Oort's utility is that of samples which all have the recorded loss."""
     loss, latency, sizes = record.loss(round), record.latency(round), record.counts.sum(1)
+    numbers = {"probed_loss": loss, "utility": sizes * loss}
+    numbers |= {name: table[min(round, len(table) - 1)] for name, table in record.numbers.items()}
 
     def update(client: int, name: str) -> dict[str, Tensor]:
         return {} if record.updates is None else {name: torch.from_numpy(record.updates[client])}
@@ -151,20 +163,10 @@ def _reports(selector: Selector, record: Record, round: int, clients: Sequence[i
             samples=int(sizes[c]),
             steps=1,
             loss=float(loss[c]),
-            meta=_Losses(float(loss[c]), int(sizes[c])),
+            meta={name: float(row[c]) for name, row in numbers.items()},
             seconds=float(latency[c]),
             summed=update(c, "update"),
             shown=update(c, "HeadUpdate/head"),
         )
         for c in clients
     ]
-
-
-class _Losses(dict[str, Any]):
-    """Numbers that local parts would add: a loss, or one that grows with loss and samples where a meter sums."""
-
-    def __init__(self, loss: float, samples: int):
-        super().__init__(probed_loss=loss, utility=samples * loss)
-
-    def __missing__(self, name: str) -> float:
-        return float(self["probed_loss"])

@@ -22,6 +22,8 @@ from fedstrata.rng import Rng
 from fedstrata.roster import Roster
 from fedstrata.space import Model, Space
 
+BY_CHOICE = 'engine.execution = "messages"'  # why visits are not executed as one: the user said so
+
 
 @dataclass(frozen=True)
 class View:
@@ -184,7 +186,9 @@ class Driver(ServerSide):
 
     def following(self, schedule: LabelSchedule) -> Driver:
         """Give the driver that takes its steps from a schedule of labels."""
-        raise RequestError(f'{type(self).__name__} follows no method.schedule; use method.driver = "chain" or "sync"')
+        raise RequestError(
+            'method.schedule is not followed by this method.driver; use method.driver = "chain" or "sync"'
+        )
 
     def init(self, view: View) -> Any:
         """Make the state."""

@@ -31,7 +31,7 @@ class Passing(Scheduled):
         if plan.local.optimizer.slots(plan.space) and plan.local.optimizer.state != "carried":
             return 'an optimizer with memory must carry it from hop to hop: train.optimizer.state = "carried"'
         if plan.space.normed:
-            return "single samples have no batch statistics; use a model with group norm or without norms"
+            return "single samples have no batch statistics; choose a model without batch norm (model.name, model.norm)"
         return super().conflicts(plan)
 
     def by_messages(self, view: View, now: Slice) -> Played:

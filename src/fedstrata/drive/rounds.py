@@ -27,7 +27,8 @@ class Rounds(Driver):
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse to average the statistics of norms that are not there."""
         if self.norms != "own" and not plan.space.normed:
-            return f'norms = "{self.norms}" averages batch norms, and the model has none; use a model with batch norm'
+            fit = 'use one that has, such as mlp with model.norm = "batch"'
+            return f'norms = "{self.norms}" averages batch norms, and the model has none; {fit}'
         return None
 
     @property

@@ -18,7 +18,7 @@ from fedstrata.schedule.epoch import Epoch
 from fedstrata.schedule.stratified import Stratified
 from fedstrata.schedule.supply import Pools
 from fedstrata.select.random import Random
-from fedstrata.serverside import Ask, Choice, Driver, Joint, LabelSchedule, Outcome, Step, Steps, View
+from fedstrata.serverside import BY_CHOICE, Ask, Choice, Driver, Joint, LabelSchedule, Outcome, Step, Steps, View
 
 Move = TypeVar("Move")
 Answer = TypeVar("Answer")
@@ -269,7 +269,7 @@ def refusals(meta: Any) -> list[int]:
 
 def _remark(schedule: Stratified, view: View) -> None:
     """Say once what a user should know of the way this schedule is played."""
-    if view.apart is not None and not view.apart.startswith("engine.execution"):  # the user asked for that
+    if view.apart not in (None, BY_CHOICE):
         view.note("fallback", what="steps are not played as one", used="message by message", why=view.apart)
     if schedule.strata == "labels" and np.count_nonzero(schedule.totals(view.roster)) == 1:
         view.note("warning", what="method.schedule", why="all clients hold one and the same label")

@@ -56,16 +56,7 @@ def split(
 ) -> Cut | None:
     """Cut finite values in two with the least variance inside the parts; None where no index is allowed.
 
-    Parameters
-    ----------
-    magnitudes, sizes
-        Of each client: how large its update is, and how many samples it holds.
-    keys
-        Of each client: what decides between equal magnitudes; the position where there are none.
-    within
-        Where to cut, in quartiles of the samples: "iqr" (Q1, Q3), "all" (0, 1), "low" (0, Q3), "high" (Q1, 1).
-    weight
-        What a part's variance counts for: its share of the samples ("size") or of the clients ("count").
+    `keys` decide between equal magnitudes; without them, positions do. `within` and `weight` are Terraform's options.
     """
     order = np.lexsort((np.arange(len(magnitudes)) if keys is None else keys, magnitudes))
     values, samples = np.asarray(magnitudes, np.float64)[order], np.asarray(sizes, np.float64)[order]
