@@ -15,6 +15,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks partitions
 	$(BIN)/python -m benchmarks stratify
 	$(BIN)/python -m benchmarks selection
+	$(BIN)/python -m benchmarks local
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

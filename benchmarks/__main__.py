@@ -20,4 +20,5 @@ if asked.json:
 else:
     for row in rows:
         verdict = "met" if row["met"] else "missed"
-        print(f"{row['name']:<40} {row['value']:>10.2f} {row['unit']:<8} goal {row['goal']:g}: {verdict}")
+        goal = "" if row["goal"] is None else f"goal {row['goal']:g}: {verdict}"  # some are for information only
+        print(f"{row['name']:<40} {row['value']:>10.2f} {row['unit']:<9} {goal}".rstrip())

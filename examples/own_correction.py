@@ -13,34 +13,34 @@ from torch import Tensor
 import fedstrata
 from fedstrata.clientside import Buffers, Done, LocalPart, Visit
 from fedstrata.messages import Slot, Tensors
-from fedstrata.options import Positive
+from fedstrata.options import Count
 from fedstrata.space import Space
 from fedstrata.testing import check_local_part
 
 
 @dataclass(frozen=True)
-class ClipGradient(LocalPart):
-    """A gradient longer than `norm` is cut to that length; clients tell how often that happened."""
+class SmallTrainHead(LocalPart):
+    """Clients with few samples train the last layer only: they cannot spoil features that others learn."""
 
-    norm: Positive = 1.0
+    least: Count = 40  # samples of a client that trains everything
 
     def lane(self, space: Space) -> Mapping[str, Slot]:
-        return {"cuts": Slot()}
+        return {"moves": Slot((space.P,))}  # of each weight: 1 if it is trained, 0 if not
 
     def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
-        own["cuts"].zero_()
+        # Here one client may be told from another; the step below must be the same for all.
+        own["moves"].fill_(1.0 if visit.client.samples >= self.least else 0.0)
+        own["moves"][buf.head] = 1.0
 
     def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
-        length = buf.g.norm()
-        own["cuts"].add_((length > self.norm).to(buf.g.dtype))
-        buf.g.mul_((self.norm / (length + 1e-12)).clamp(max=1.0))
+        buf.g.mul_(own["moves"])
 
     def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
-        return Done(meta={"cut_steps": own["cuts"].clone()})
+        return Done(meta={"trained_share": own["moves"].mean()})  # in events.jsonl, by client
 
 
 if __name__ == "__main__":
-    check_local_part(ClipGradient())  # one trace, no host read, nothing leaks from client to client
-    for correct in ([], [ClipGradient(norm=0.5)], [ClipGradient(norm=0.5), {"kind": "prox", "mu": 0.1}]):
-        run = fedstrata.train(overrides={"method.correct": correct, "train.lr": 0.5})
+    check_local_part(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
+    for correct in ([], [SmallTrainHead()], [{"kind": "prox", "mu": 0.1}, SmallTrainHead()]):
+        run = fedstrata.train(overrides={"method.correct": correct, "train.rounds": 30})
         print(f"{run.summary['accuracy']:.4f} accuracy with {correct}: {run.path}")

@@ -16,12 +16,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstrata import registry
+from fedstrata.correct.clip import Clip
+from fedstrata.correct.feddyn import FedDyn
+from fedstrata.correct.fedrs import FedRs
 from fedstrata.correct.prox import Prox
 from fedstrata.correct.scaffold import Scaffold
 from fedstrata.engines.local.in_process import one_thread
 from fedstrata.errors import FedstrataError
 from fedstrata.loop import play_round
 from fedstrata.runs import Checkpoints
+from fedstrata.split import Split
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import alike, play, same, work_of
 from fedstrata.training import described
@@ -29,6 +33,7 @@ from fedstrata.work import Work
 
 METHODS = sorted(registry.names("methods"))
 UNIFORM = {"method.combine": {"kind": "uniform"}}
+EVERYBODY = {"train.clients_per_round": "all"}
 both_precisions = pytest.mark.parametrize("precision", ["fp64", "fp32"])
 
 
@@ -81,6 +86,43 @@ SPECIAL_CASES = {
         {"method.select": "everyone"},
     ),
     "sgd with momentum = 0 is sgd": ({"train.optimizer": {"kind": "sgd", "momentum": 0.0}}, {}),
+    "fedbss with one epoch is fedavg with uniform weights": (
+        {"method.name": "fedbss", "method.sample.warmup": 0, "train.epochs": 1},
+        {"train.epochs": 1, **UNIFORM},
+    ),
+    "fedbss that is still warming up is fedavg with uniform weights": (
+        {"method.name": "fedbss", "method.sample.warmup": 99},
+        UNIFORM,
+    ),
+    "inco without stages is fedavg": ({"method.name": "inco"}, {}),
+    "moon with mu = 0 is fedavg": ({"method.name": "moon", "method.correct.0.mu": 0.0}, {}),
+    "fedrs with a = 1 is fedavg": ({"method.name": "fedrs", "method.correct.0.alpha": 1.0}, {}),
+    "soft fedrs with a = 1 is fedavg": ({"method.correct": [FedRs(alpha=1.0, soft=True)]}, {}),
+    "fedlc with T = 0 is fedavg": ({"method.name": "fedlc", "method.correct.0.temperature": 0.0}, {}),
+    "frozen feddyn is fedprox with mu = a": (
+        {"method.correct": [FedDyn(alpha=0.3, frozen=True)]},
+        {"method.correct": [Prox(mu=0.3)]},
+    ),
+    "soft weights with tau = 0 are uniform": ({"method.combine": {"kind": "soft", "tau": 0.0}}, UNIFORM),
+    "inverse probability of equal chances is fedavg": ({"method.combine": "inverse-probability"}, {}),
+    "fedpbs of stable clients is fedavg with uniform weights": (
+        {"method.name": "fedpbs", "method.correct.0.v_th": 1e9, "method.correct.0.b_th": 1, "method.sample.least": 4},
+        UNIFORM,
+    ),
+    "fedpbs of unstable clients is fedprox with uniform weights": (
+        {"method.name": "fedpbs", "method.correct.0.v_th": 0.0, "method.sample.least": 4},
+        {"method.correct": [Prox(mu=0.01)], **UNIFORM},
+    ),
+    "fedga without samples at the server is fedavg": ({"method.name": "fedga-greedy"}, {}),
+    "clipping far above every gradient is no clipping": ({"method.correct": [Clip(norm=1e6)]}, {}),
+    "a trimmed mean of one client is its update": (
+        {"method.combine": "trimmed-mean", "train.clients_per_round": 1},
+        {"train.clients_per_round": 1},
+    ),
+    "fedexp of one client is fedavg": (
+        {"method.name": "fedexp", "train.clients_per_round": 1},
+        {"train.clients_per_round": 1},
+    ),
 }
 
 
@@ -101,10 +143,52 @@ def test_special_case(case, precision):
         ({"method.name": "power-of-choice", "method.select.candidates": 6}, {"method.select": "size", **UNIFORM}),
         (UNIFORM, {}),
         ({"train.seed": 1}, {}),
+        ({"method.name": "fednova"}, {}),
+        ({"method.name": "fedbss", "method.sample.warmup": 0}, UNIFORM),
+        ({"method.name": "moon"}, {}),
+        ({"method.name": "fedrs"}, {}),
+        ({"method.name": "fedlc"}, {}),
+        ({"method.correct": [FedDyn(alpha=0.3)]}, {"method.correct": [Prox(mu=0.3)]}),
+        ({"method.correct": [FedDyn(alpha=0.3, frozen=True)]}, {"method.correct": [Prox(mu=0.2)]}),
+        ({"method.combine": "soft"}, UNIFORM),
+        ({"method.name": "fedcda", **EVERYBODY}, {**UNIFORM, **EVERYBODY}),
+        ({"method.name": "fedpbs", "method.sample.least": 4}, UNIFORM),
+        ({"method.select": "size", "method.combine": "inverse-probability"}, {"method.select": "size"}),
+        ({"method.correct": [Clip(norm=0.1)]}, {}),
+        ({"method.name": "fedexp"}, UNIFORM),
+        *(({"method.combine": kind}, {}) for kind in ("median", "trimmed-mean", "norm-clip")),
     ],
 )
 def test_outside_the_special_case_methods_differ(one, other, precision):
     assert not same(run(precision, one), run(precision, other))
+
+
+@pytest.mark.parametrize(("precision", "gap"), [("fp64", 1e-12), ("fp32", 1e-5)])
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_fedcda_that_keeps_one_model_of_everybody_is_fedavg_with_uniform_weights(precision, gap, warmup):
+    combine = {"kind": "fedcda", "models": 1, "warmup": warmup}
+    one, other = run(precision, {"method.combine": combine, **EVERYBODY}), run(precision, {**UNIFORM, **EVERYBODY})
+    torch.testing.assert_close(one.model.params, other.model.params, rtol=0, atol=gap)
+
+
+@both_precisions
+def test_fednova_of_clients_that_take_equally_many_steps_is_fedavg(precision):
+    """Five to eight samples are two batches of four."""
+    rows = np.split(np.arange(26), [5, 11, 18])
+    federation = replace(tiny_federation(4), train_split=Split.of(rows))
+    asked = {"train.clients_per_round": 3, "engine.precision": precision}
+    one, other = (play(work_of({**asked, "method.name": m}, federation))[0] for m in ("fednova", "fedavg"))
+    assert same(one, other)
+
+
+@both_precisions
+def test_flips_with_one_cluster_is_a_fair_rotation(precision):
+    """Everybody takes part once before anybody takes part twice, in the order of the seeded key."""
+    work = work_of({"method.select": {"kind": "flips", "clusters": 1}, "engine.precision": precision})
+    turns = [[a.client for a in outcome.step.asks] for (outcome,) in play(work)[1]]
+    key = work.roster.key
+    order = sorted(range(6), key=lambda client: key[client])
+    assert turns == [sorted(order[:3]), sorted(order[3:])] * 2
 
 
 @both_precisions

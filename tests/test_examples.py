@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from fedstrata import Run, registry, visits
 from fedstrata.experiment import Experiment, Section
 from fedstrata.testing import check_local_part, check_selector
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["own_selector", "own_correction", "own_data", "hybrid"])
+@pytest.mark.parametrize("name", ["own_selector", "own_correction", "own_data", "hybrid", "noisy_samples"])
 def test_an_example_runs(name, tmp_path):
     done = subprocess.run(
         [sys.executable, str(ROOT / f"examples/{name}.py")], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -30,7 +31,7 @@ def test_own_parts_conform(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     for name, part, check in (
         ("own_selector", "LongestWait", check_selector),
-        ("own_correction", "ClipGradient", check_local_part),
+        ("own_correction", "SmallTrainHead", check_local_part),
     ):
         check(getattr(importlib.import_module(name), part)())
 
@@ -48,6 +49,18 @@ def test_the_experiment_on_devices_runs_and_tells_the_time(tmp_path):
     assert answer["time"] >= answer["time_to_target"] > 0
 
 
+@pytest.mark.parametrize(("name", "kind"), [("label_noise", "label-noise"), ("feature_noise", "feature-noise")])
+def test_the_noise_experiments_compare_methods_that_rank_samples(name, kind, tmp_path):
+    command = [sys.executable, "-m", "fedstrata", "compare", "-q", "--json", str(ROOT / f"examples/{name}.toml")]
+    command += ["--methods", "fedavg,fedbss", "--set", "train.rounds=4", "--out", "runs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["method"] for row in rows] == ["fedavg", "fedbss"]
+    run = Run(tmp_path / rows[1]["run_dirs"][0])
+    assert [noise["kind"] for noise in Experiment.of(run.path / "experiment.toml").data.noise] == [kind]
+    assert {visit.round for visit in visits(run) if visit.cut is not None} == {2, 3, 4}
+
+
 def test_every_key_of_an_experiment_is_documented():
     text = (ROOT / "docs/experiment.md").read_text()
 
@@ -61,6 +74,26 @@ def test_every_key_of_an_experiment_is_documented():
 
     missing = [key for key in keys(Experiment, "") if f"`{key}`" not in text]
     assert not missing
+
+
+@pytest.mark.parametrize("stage", ["samplers", "corrections", "combiners", "servers"])
+def test_every_option_inside_the_client_and_at_the_server_is_documented(stage):
+    rows = [
+        line.split("|") for line in (ROOT / "docs/experiment.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    for name in registry.names(stage):
+        told = " ".join(row[2] for row in rows if f"`{name}`" in row[1])
+        missing = [option for option in registry.options(stage, name, "") if f"`{option}`" not in told]
+        assert told, name
+        assert not missing, name
+
+
+def test_the_readme_names_every_method_and_every_part_of_a_stage():
+    text = (ROOT / "README.md").read_text()
+    methods = set(re.findall(r"[\w-]+", text[text.index("Named methods:") : text.index("`fedstrata list methods`")]))
+    assert set(registry.names("methods")) <= methods
+    for stage in ("drivers", "selectors", "samplers", "corrections", "combiners", "servers"):
+        assert not [name for name in registry.names(stage) if f"`{name}`" not in text], stage
 
 
 def test_readme_and_docs_name_only_files_that_exist():

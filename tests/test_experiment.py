@@ -23,7 +23,16 @@ from fedstrata.serverside import Selector
 from fedstrata.tables import assignment, put
 from fedstrata.testing.worlds import play, work_of
 
-PROX = {"kind": "prox", "mu": 0.01}
+PROX = {
+    "kind": "prox",
+    "mu": 0.01,
+    "when": "always",
+    "adaptive": False,
+    "gate": "loss",
+    "v_th": "quantile",
+    "quantile": 0.5,
+    "b_th": 0,
+}
 SGD = {"kind": "sgd", "lr": 1.0, "momentum": 0.0}
 YOGI = {"kind": "yogi", "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
 
@@ -125,7 +134,7 @@ def test_the_default_is_the_one_of_the_contract():
         "schedule": {"kind": "none"},
         "driver": {"kind": "rounds", "norms": "own"},
         "select": {"kind": "random"},
-        "sample": {"kind": "shuffle"},
+        "sample": {"kind": "shuffle", "batch": "fixed", "least": 8},
         "correct": [],
         "combine": {"kind": "size", "server": SGD},
     }

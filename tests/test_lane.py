@@ -320,8 +320,12 @@ def test_a_visit_leaves_the_callers_generator_alone(build):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     visit(lane, work)
-    lane.peek(work.federation.client(0))
+    looking(lane, work).peek()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def looking(lane, work):
+    return lane.visiting(work.federation.client(0), Task(0, 0, 0, down=work.fresh().model.wire()), {})
 
 
 # ---- looking without training ----------------------------------------------------------------------------------------
@@ -334,7 +338,7 @@ def test_at_is_the_modules_own_forward_pass_in_eval_mode(build):
     visit(lane, work, 2)  # whatever was trained before
     model = work.fresh().model
     params, buffers = model.params + 0.1, model.buffers + 0.2
-    features, logits = lane.at(params, buffers, x)
+    features, logits = lane.buf.at(params, buffers, x)
     module, inputs = work.plan.local.build().double().eval(), []
     work.plan.space.bind(module, params, buffers)
     module.get_submodule("head").register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
@@ -346,12 +350,12 @@ def test_at_is_the_modules_own_forward_pass_in_eval_mode(build):
 
 @pytest.mark.parametrize("chunk", [2, 1024])
 def test_peek_tells_loss_and_probabilities_of_the_received_model(monkeypatch, chunk):
-    monkeypatch.setattr("fedstrata.lane.CHUNK", chunk)
+    monkeypatch.setattr("fedstrata.look.CHUNK", chunk)
     work = work_of(normed())
     lane = lane_of(work)
     visit(lane, work, 2)
     visit(lane, work, 1)  # training moved the lane's weights; the received model is what counts
-    losses, probabilities = lane.peek(work.federation.client(0))
+    losses, probabilities = looking(lane, work).peek()
     module, data = work.plan.local.build().double().eval(), work.federation.train
     with torch.no_grad():
         logits = module(data.x[:9].double())
@@ -399,7 +403,7 @@ def test_tied_weights_are_one_tensor_and_train_as_one():
     assert lane.network.module.first.weight is lane.network.module.second.weight
     x = torch.randn(3, 4, dtype=torch.float64)
     moved = work.fresh().model.params + report.summed["update"]
-    close(lane.at(moved, work.fresh().model.buffers, x)[1], by_hand(x).detach())
+    close(lane.buf.at(moved, work.fresh().model.buffers, x)[1], by_hand(x).detach())
 
 
 class Scaled(nn.Module):

@@ -12,7 +12,7 @@ ROOT = Path(fedstrata.__file__).parent
 STAGES = ("schedule", "drive", "select", "sample", "correct", "combine", "optimize")
 STAGES += ("data", "models", "rates", "devices")
 HEIGHT = (
-    {"cli": 5, "__main__": 5, "testing": 4, "training": 3, "comparing": 3, "work": 3}
+    {"cli": 5, "__main__": 5, "testing": 4, "training": 3, "comparing": 3, "following": 3, "work": 3}
     | dict.fromkeys(("engines", "methods", "assemble"), 2)
     | dict.fromkeys(STAGES, 1)
 )
@@ -62,7 +62,7 @@ def test_imports_have_no_cycle():
 
 def test_the_core_names_no_method():
     methods = ("prox", "scaffold", "yogi", "adagrad", "power_of_choice", "flips", "terraform", "stratify", "fedbss")
-    for module in ("loop", "lane", "messages", "clientside", "serverside", "plan", "site", "wire", "judge"):
+    for module in ("loop", "lane", "look", "messages", "clientside", "serverside", "plan", "site", "wire", "judge"):
         code = ast.parse((ROOT / f"{module}.py").read_text())
         names = {n.id.lower() for n in ast.walk(code) if isinstance(n, ast.Name)}
         names |= {

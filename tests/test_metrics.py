@@ -95,7 +95,7 @@ def test_figures_of_a_round_count_training_and_not_probes():
     assert figures["jain"] == 0.75
     assert figures["steps"] == [
         {"kind": "probe-loss", "clients": [3], "meta": {"3": {"probed_loss": 2.5}}},
-        {"kind": "train", "clients": [0, 1], "missing": [4]},
+        {"kind": "train", "clients": [0, 1], "missing": [4], "drift": {"0": 1.0, "1": math.sqrt(5)}},
     ]
 
 

@@ -1,7 +1,6 @@
 """Numbers worked out by hand, from the papers' own rules, against the real parts in the real loop.
 
-`Given` replaces a client's gradient by `curve * (w - target) + slope`, so that a visit of the real lane follows a
-quadratic whose steps can be computed on paper. The model has two weights, [P = 2].
+Clients follow quadratics (`quadratic.py`), whose steps can be computed on paper.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from quadratic import Given, f64, given_work, play_from, start
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata.clientside import LocalPart
 from fedstrata.combine.server.adaptive import Adagrad, Adam, Yogi
 from fedstrata.combine.server.sgd import Sgd
 from fedstrata.correct.prox import Prox
 from fedstrata.correct.scaffold import Control, Scaffold
-from fedstrata.federation import Federation
 from fedstrata.loop import play_round
-from fedstrata.messages import Report, Slot, Sums
+from fedstrata.messages import Report, Sums
 from fedstrata.optimize.sgd import Sgd as LocalSgd
 from fedstrata.plan import per_round
 from fedstrata.rng import Streams
@@ -41,25 +39,6 @@ close = partial(torch.testing.assert_close, rtol=0)
 
 
 @dataclass(frozen=True)
-class Given(LocalPart):
-    """Replaces the gradient by that of a quadratic of the client's own."""
-
-    targets: tuple[tuple[float, float], ...] = ()
-    curve: float = 1.0
-    slope: tuple[float, float] = (0.0, 0.0)
-
-    def lane(self, space):
-        return {"target": Slot((space.P,)), "slope": Slot((space.P,))}
-
-    def fill(self, own, buf, visit):
-        own["target"].copy_(torch.tensor(self.targets[visit.client.id] if self.targets else (0.0, 0.0)))
-        own["slope"].copy_(torch.tensor(self.slope, dtype=torch.float64))
-
-    def grad(self, own, buf, rate):
-        buf.g.copy_(self.curve * (buf.w - own["target"]) + own["slope"])
-
-
-@dataclass(frozen=True)
 class Loses(System):
     """Loses the reports of one client."""
 
@@ -67,31 +46,6 @@ class Loses(System):
 
     def lost(self, view, at, step, reports):
         return {self.client}
-
-
-def given_work(sizes, overrides):
-    """Give a run of one local step a client, all clients in every round, unless told otherwise."""
-    stops = np.cumsum(sizes)
-    rows = [np.arange(stop - n, stop) for stop, n in zip(stops, sizes, strict=True)]
-    y = np.arange(stops[-1]) % 2
-    federation = Federation.from_arrays(np.ones((len(y), 1)), y, rows, test=(np.ones((2, 1)), np.arange(2)))
-    module = nn.Sequential(OrderedDict(head=nn.Linear(1, 2, bias=False)))
-    usual = {"engine.precision": "fp64", "train.epochs": 1, "train.clients_per_round": "all", "train.lr": 1.0}
-    return Work(described(None, None, {**usual, **overrides}, federation, module), federation, module)
-
-
-def start(work, *weights):
-    return replace(work.fresh(), model=Model(f64(*weights), torch.zeros(0, dtype=torch.float64)))
-
-
-def play_from(work, state, engine=None):
-    """Play one more round from a state of one's own."""
-    shown = SimpleNamespace(plan=work.plan, roster=work.roster, fresh=lambda: state)
-    return play(shown, 1, lambda _: engine or in_process(work))[1]
-
-
-def f64(*values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def view_of(sizes, k, round=0, key=None):
@@ -340,7 +294,8 @@ def test_selection_by_size_draws_in_proportion():
     """Sizes 1, 2, 0, 1. Of one: 1/4, 1/2, 0, 1/4. Of two: 7/12, 5/6, 0, 7/12 (draws one after another)."""
     draws, exact = 4000, {1: (1 / 4, 1 / 2, 0, 1 / 4), 2: (7 / 12, 5 / 6, 0, 7 / 12)}
     for k, expected in exact.items():
-        drawn = [i for r in range(draws) for i in BySize().select(None, view_of((1, 2, 0, 1), k, round=r))]
+        asks = [ask for r in range(draws) for ask in BySize().select(None, view_of((1, 2, 0, 1), k, round=r))]
+        drawn = [ask.client for ask in asks]
         share = np.bincount(drawn, minlength=4) / draws
         assert np.abs(share - expected).max() < 4 * np.sqrt(0.25 / draws)  # four standard errors
         assert share[2] == 0

@@ -329,3 +329,14 @@ def test_the_final_model_holds_frozen_parameters_and_loads_into_the_network(tmp_
     other = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     other.load_state_dict(run.model())
     assert torch.equal(other[0].weight, net[0].weight)
+
+
+def test_where_a_run_is_executed_may_change_on_the_way(tmp_path):
+    asked = {**SMALL, "method.name": "scaffold", "engine.device": "cpu"}
+    whole = train(overrides=asked, out=tmp_path / "whole")
+    interrupted(tmp_path / "run", 2, overrides=asked)
+    file = tmp_path / "run/experiment.toml"
+    changed = file.read_text().replace('client_state = "memory"', 'client_state = "disk"')
+    file.write_text(changed.replace('lanes = "auto"', "lanes = 1"))
+    run = resume(tmp_path / "run")
+    assert all(torch.equal(t, run.model()[name]) for name, t in whole.model().items())

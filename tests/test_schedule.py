@@ -458,7 +458,7 @@ class Desk:
         config = {"labels": tuple(labels), "epoch": epoch, "batch": batch}
         client, streams = Client(0, np.arange(5), self.labels, 2), Streams(0)
         rng = lambda purpose, **where: streams(purpose, **({"round": epoch, "client": 0} | where))  # noqa: E731
-        return Visit(client, Task(0, epoch, 0, config=config), self.keep, {}, 1, 4, 0.1, rng, None, self.learn)
+        return Visit(client, Task(0, epoch, 0, config=config), self.keep, {}, 1, 4, 0.1, rng, None, self.learn, None)
 
     def learn(self, positions):
         self.trained += positions.tolist()

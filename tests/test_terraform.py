@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstrata import testing, train
-from fedstrata.clientside import Peek
 from fedstrata.correct.prox import Prox
 from fedstrata.correct.scaffold import Scaffold
 from fedstrata.drive.rounds import Rounds
@@ -22,7 +21,7 @@ from fedstrata.federation import Federation
 from fedstrata.loop import play_round
 from fedstrata.messages import Report
 from fedstrata.select.power_of_choice import PowerOfChoice
-from fedstrata.select.sur import Known, Sur, gradient_variance, smallest, variance
+from fedstrata.select.sur import Known, Sur, smallest
 from fedstrata.serverside import Outcome
 from fedstrata.testing.worlds import in_process, play, same, tiny_federation, work_of
 from fedstrata.training import described
@@ -412,24 +411,10 @@ def test_sur_oracle():
     sur = np.array([1, 3, 0.5]) * np.array([0.5, 1, 4])
     assert sur.tolist() == [0.5, 3, 2]
     assert smallest(sur, np.arange(3), 2).tolist() == [0, 2]
-    assert gradient_variance(np.array([(1, 0), (3, 0), (1, 2), (3, 2)])) == 2.0
 
 
 def test_sur_ties_fall_to_the_key_and_nan_comes_last():
     assert smallest(np.array([1.0, np.nan, 1.0, 0.0]), np.array([2, 0, 1, 3]), 4).tolist() == [3, 2, 0, 1]
-
-
-def test_sur_probe_is_the_variance_of_the_gradient_at_the_bias():
-    torch.manual_seed(0)
-    logits, labels = torch.randn(7, 3, dtype=torch.float64), np.array([0, 1, 2, 2, 1, 0, 0])
-    gradients = []
-    for row, label in zip(logits, labels, strict=True):
-        bias = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-        cross_entropy((row + bias)[None], torch.tensor([label])).backward()
-        gradients.append(bias.grad.numpy())
-    peek = Peek(np.zeros(7), logits.softmax(1).numpy())
-    done = variance(SimpleNamespace(peek=lambda: peek, client=SimpleNamespace(labels=labels, samples=7)))
-    assert done.meta["gradient_variance"] == pytest.approx(gradient_variance(np.array(gradients)))
 
 
 def select(sur, answers, k=3):
@@ -477,7 +462,7 @@ def test_sur_falls_back_on_who_told_nothing_with_an_event():
     assert len(set(picked)) == 3
 
 
-@pytest.mark.parametrize("sur", [Sur(), Sur(importance="size", candidates=4)])
+@pytest.mark.parametrize("sur", [Sur(), Sur(importance="size", candidates=4, layers="last")])
 def test_sur_conforms(sur):
     testing.check_selector(sur)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedstrata.errors import FedstrataError, RequestError
     from fedstrata.experiment import Experiment
     from fedstrata.federation import Federation
+    from fedstrata.following import Followed, follow, visits
     from fedstrata.replaying import Record, Replay, replay
     from fedstrata.runs import Run
     from fedstrata.training import resume, train
@@ -20,29 +21,35 @@ _HOME = {  # imported when first used: torch takes seconds
     "Experiment": "experiment",
     "Federation": "federation",
     "FedstrataError": "errors",
+    "Followed": "following",
     "Record": "replaying",
     "Replay": "replaying",
     "RequestError": "errors",
     "Run": "runs",
     "compare": "comparing",
+    "follow": "following",
     "replay": "replaying",
     "resume": "training",
     "train": "training",
+    "visits": "following",
 }
 
 __all__ = [
     "Experiment",
     "Federation",
     "FedstrataError",
+    "Followed",
     "Record",
     "Replay",
     "RequestError",
     "Run",
     "__version__",
     "compare",
+    "follow",
     "replay",
     "resume",
     "train",
+    "visits",
 ]
 
 

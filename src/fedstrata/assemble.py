@@ -25,7 +25,7 @@ from fedstrata.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.federation import Federation
 from fedstrata.inputs import Inputs
 from fedstrata.moving import Drift, Stream
-from fedstrata.network import find_head
+from fedstrata.network import find_head, projected
 from fedstrata.optimize.at_server import AtServer, Carried
 from fedstrata.plan import Plan
 from fedstrata.rates import Scheduled
@@ -53,6 +53,7 @@ def federation_of(experiment: Experiment) -> Federation:
         test=arrays.test,
         groups=arrays.groups,
         inputs=Inputs(scale=255.0 if arrays.x.dtype == np.uint8 else 1.0, mean=mean, std=std),
+        proxy=data.proxy,
         seed=experiment.train.seed,
         name=data.name,
     )
@@ -99,7 +100,7 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
         head=head,
         inputs=inputs,
         sampler=schedule.sampler or sampler,
-        parts=_with_meters(corrections, [meter for part in at_server for meter in part.meters]),
+        parts=_with_meters(corrections, optimizer, at_server),
         optimizer=optimizer,
         programs={
             kind: program
@@ -111,6 +112,7 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
         rate=rate,
         streams=streams,
         dtype=dtype,
+        rounds=train.rounds,
     )
     plan = Plan(
         driver=driver,
@@ -209,11 +211,13 @@ def _corrections(specs: Any) -> dict[str, LocalPart]:
     return parts
 
 
-def _with_meters(corrections: dict[str, LocalPart], meters: Sequence[LocalPart]) -> dict[str, LocalPart]:
-    """Add what other stages want measured, under its class name; the same meter twice is one meter."""
-    parts = dict(corrections)
-    for meter in meters:
-        name = type(meter).__name__
+def _with_meters(
+    corrections: dict[str, LocalPart], optimizer: Optimizer, at_server: Sequence[ServerSide]
+) -> dict[str, LocalPart]:
+    """Add what other stages want measured, under its name or its class's; the same meter twice is one meter."""
+    parts, beside = dict(corrections), [*corrections.values(), optimizer]
+    for meter in [meter for part in at_server for meter in part.meters(beside)]:
+        name = getattr(meter, "name", type(meter).__name__)
         if parts.setdefault(name, meter) != meter:
             raise RequestError(f"two stages want {name} with different options; they do not fit together")
     return parts
@@ -221,6 +225,8 @@ def _with_meters(corrections: dict[str, LocalPart], meters: Sequence[LocalPart])
 
 def _builder(choice: ModelChoice, federation: Federation, streams: Streams, module: nn.Module | None) -> Any:
     """Give a function that builds the network, always with the same first weights."""
+    if choice.projection and (module is not None or choice.name == GIVEN):
+        raise RequestError("model.projection is for models by name; put one into your own before its last layer")
     if module is not None:
         return partial(copy.deepcopy, copy.deepcopy(module))
     if choice.name == GIVEN:
@@ -229,10 +235,13 @@ def _builder(choice: ModelChoice, federation: Federation, streams: Streams, modu
         )
     architecture = _named("models", choice, "model")
     shape: Sequence[int] = federation.train.x.shape[1:]
-    return partial(_seeded, architecture, tuple(shape), len(federation.classes), streams.torch_seed("model"))
+    seed = streams.torch_seed("model")
+    return partial(_seeded, architecture, tuple(shape), len(federation.classes), seed, choice.projection)
 
 
-def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int) -> nn.Module:
     with torch_seeded(seed):
         module: nn.Module = architecture.build(shape, classes)
+        if projection:
+            module.head = projected(module.get_submodule("head"), projection, classes)
         return module

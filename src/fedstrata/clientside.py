@@ -39,6 +39,9 @@ class Client:
         return len(self.rows)
 
 
+Of = Literal["loss", "gradient", "head-gradient"]  # in what samples may differ: gradients of all layers, or of the last
+
+
 class Peek(NamedTuple):
     """How the received model does on a client's own samples, in eval mode."""
 
@@ -72,10 +75,23 @@ class Visit:
     batch_size: int
     rate: float  # step size of this round
     rng: Draw
-    peek: Callable[[], Peek]
+    peek: Callable[..., Peek]  # peek(positions=None): all samples, or those at some positions
     gradient: Callable[[np.ndarray], Gradient]  # of the samples at some positions, in training mode
-    steps: int = 0  # known once the sampler has planned
+    spread: Callable[[Of, np.ndarray | None], float]  # how much samples differ under the received model
+    rounds: int = 1
+    planned: int = 0  # size of its batches, known once the sampler has planned
+    steps: int = 0  # likewise
     rate_sum: float = 0.0
+
+    def batch(self) -> np.ndarray:
+        """Draw one batch to look at; of equal size, it is the same in a probe and in the training that follows."""
+        samples = self.client.samples
+        size = min(self.planned or self.batch_size, samples)
+        return np.sort(self.rng("probe").choice(samples, size, replace=False))
+
+    def variance(self, of: Of) -> float:
+        """Tell how much the samples of one batch differ under the received model, in eval mode."""
+        return self.spread(of, self.batch())
 
     def scoped(self, part: str) -> Visit:
         """Show a part its own state and broadcast under its own names."""
@@ -103,7 +119,7 @@ class Done:
     keep: Tensors = field(default_factory=dict)  # this client's new state
     samples: int | None = None  # that the report stands for; None: all of the client's
     loss: Tensor | float = 0.0  # their mean loss
-    work: float = 0.0  # samples that went through the model, forward and back
+    work: float = 0.0  # samples that went through the model, forward and back, beside those that were looked at
 
 
 @dataclass
@@ -184,8 +200,8 @@ class LocalPart(Part):
 class Sampler(Part):
     """Which of a client's samples, in which order."""
 
-    def width(self, batch_size: int, largest: int) -> int:
-        """Largest batch this sampler may ask for, when the largest client has that many samples."""
+    def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
+        """Largest batch this sampler may ask for, from the largest client's samples and the fastest one's speed."""
         return min(batch_size, largest)
 
     def plan(self, visit: Visit) -> Order:
@@ -274,6 +290,7 @@ class Local:
     rate: Rate
     streams: Streams
     dtype: torch.dtype
+    rounds: int = 1
 
     @property
     def chain(self) -> dict[str, LocalPart]:

@@ -57,6 +57,7 @@ class Data(Section):
     name: str = "digits"
     clients: Count | None = None  # 20, unless the partition counts them itself
     partition: Spec = None
+    proxy: Natural = 0  # training samples that the server holds, for methods that rank models
     noise: Any = None  # wrong labels, disturbed features: {labels = 0.3}, or a list of parts
     drift: DriftChoice | None = None
     stream: StreamChoice | None = None
@@ -70,6 +71,7 @@ class ModelChoice(Section):
     name: str = "mlp"
     init: str | None = None  # a model.safetensors to start from
     head: str | None = None  # name of the last layer, where it cannot be found
+    projection: Natural = 0  # width of a projection of two layers that is put before the last one, as in MOON
 
 
 class Method(Section):
@@ -183,6 +185,12 @@ class EngineChoice(Section):
     precision: Literal["fp32", "fp64"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "fused", "messages"] = "auto"  # of methods whose clients compute one batch together
+    client_state: Literal["memory", "disk"] = "memory"  # where what clients keep lies between their visits
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Options of the engine itself."""
+        return {"lanes": self.lanes, "device": self.device, "client_state": self.client_state}
 
 
 class Experiment(Section):
@@ -228,8 +236,7 @@ class Experiment(Section):
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:
             raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
-        engine = self.engine
-        registry.build("engines", engine.kind, {"lanes": engine.lanes, "device": engine.device}, "engine")
+        registry.build("engines", self.engine.kind, self.engine.place, "engine")
         return self.model_copy(
             update={
                 "data": _complete_named("datasets", self.data, "data"),

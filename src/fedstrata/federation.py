@@ -52,6 +52,7 @@ class Federation:
     inputs: Inputs = field(default_factory=Inputs)  # from stored samples to what a network sees
     moves: Moves | None = None  # how who holds what changes by round
     true_labels: np.ndarray | None = None  # class indices before label noise
+    proxy: Samples | None = None  # training samples that the server holds
     _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class Federation:
         """Hash of the data, of who holds what, and of what is known of them."""
         traits = [None if t is None else t.tolist() for t in (self.speeds, self.bandwidths)]
         digest = sha256(repr((self.classes, traits, self.inputs, self.moves)).encode())
-        for samples in (self.train, self.test):
+        for samples in (self.train, self.test, *([] if self.proxy is None else [self.proxy])):
             digest.update(samples.x.contiguous().numpy().data)
             digest.update(samples.y.contiguous().numpy().data)
             digest.update(repr(None if samples.groups is None else samples.groups.tolist()).encode())
@@ -163,6 +164,7 @@ class Federation:
         groups: Any = None,
         speeds: Any = None,
         inputs: Inputs | None = None,
+        proxy: int = 0,
         seed: int = 0,
         name: str = "given",
     ) -> Federation:
@@ -172,7 +174,8 @@ class Federation:
         one owner a sample. `test` is (x, y), (x, y, groups) or the fraction to hold out. A partition deals test samples
         out too; for other clients, `test_clients` gives each one's rows of `test`, and without it they have none of
         their own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client;
-        `inputs` says how samples are normalised (uint8 is divided by 255 without it).
+        `inputs` says how samples are normalised (uint8 is divided by 255 without it). `proxy` is a number of training
+        samples that the server gets and no client holds, evenly over the labels.
         """
         if not isinstance(test, tuple | float | int):
             raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
@@ -187,16 +190,17 @@ class Federation:
             test_samples, codes = samples, samples.y.numpy()
             train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
 
+        train_rows, held = _for_server(proxy, train_rows, samples.y.numpy(), streams)
         if clients is None or isinstance(clients, int | Integral):
             deal = _dealt(partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams)
             parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
         else:
-            deal = _held(
-                clients, train_rows, len(samples), test_clients, None if test_samples is samples else test_rows
-            )
+            own_test = test_samples is samples
+            deal = _held(clients, train_rows, len(samples), test_clients, test_rows, own_test)
             parts, test_parts = list(deal.train), list(deal.test)
         if test_samples is samples:
             test_samples, test_parts = _kept(samples, test_rows, test_parts)
+        at_server = _kept(samples, held, [])[0] if len(held) else None
         left_out = len(train_rows) - sum(map(len, parts))
         if not sum(map(len, parts)):
             raise RequestError("no client has any training samples")
@@ -211,6 +215,7 @@ class Federation:
             left_out=left_out,
             notes=tuple(deal.notes),
             inputs=inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0),
+            proxy=at_server,
         )
 
     @classmethod
@@ -238,18 +243,39 @@ def _dealt(partition: Any, clients: Any, train: Labelled, test: Labelled, stream
     return partition.deal(train, test, None if clients is None else int(clients), streams("partition"))
 
 
-def _held(clients: Any, train_rows: np.ndarray, samples: int, test_clients: Any, test_rows: np.ndarray | None) -> Deal:
-    """Read who holds which rows; without `test_rows`, what was held out is tested by those who hold it."""
+def _held(
+    clients: Any, train_rows: np.ndarray, samples: int, test_clients: Any, test_rows: np.ndarray, own_test: bool
+) -> Deal:
+    """Read who holds which rows; with `own_test`, what was held out is tested by those who hold it."""
     given = [_rows(rows) for rows in _each_clients_rows(clients, samples)]
     _check_rows(given, samples)
     trained = np.zeros(samples, dtype=bool)
     trained[train_rows] = True
     parts = [rows[trained[rows]] for rows in given]
-    if test_rows is None:
-        return Deal(parts, [rows[~trained[rows]] for rows in given])
+    if own_test:
+        tested = np.zeros(samples, dtype=bool)
+        tested[test_rows] = True
+        return Deal(parts, [rows[tested[rows]] for rows in given])
     test_parts = [_rows(rows) for rows in ([[]] * len(parts) if test_clients is None else test_clients)]
     _check_rows(test_parts, len(test_rows))
     return Deal(parts, test_parts)
+
+
+def _for_server(proxy: int, rows: np.ndarray, labels: np.ndarray, streams: Streams) -> tuple[np.ndarray, np.ndarray]:
+    """Take samples for the server, as evenly over the labels as there are any."""
+    if not proxy:
+        return rows, rows[:0]
+    if not 0 < proxy < len(rows):
+        raise RequestError(
+            f"data.proxy = {proxy}: there are {len(rows)} training samples, and clients need some of them"
+        )
+    order = streams("proxy").permutation(rows)
+    rank = np.zeros(len(order), dtype=np.int64)  # of each sample among those of its label
+    for label in np.unique(labels[order]):
+        own = labels[order] == label
+        rank[own] = np.arange(own.sum())
+    held = np.sort(order[np.argsort(rank, kind="stable")[:proxy]])
+    return np.setdiff1d(rows, held), held
 
 
 def _kept(samples: Samples, kept: np.ndarray, test_parts: Sequence[np.ndarray]) -> tuple[Samples, list[np.ndarray]]:

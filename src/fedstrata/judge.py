@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from fedstrata.clientside import Local
 from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
-from fedstrata.lane import CHUNK
+from fedstrata.intake import Samples
+from fedstrata.look import CHUNK
 from fedstrata.metrics import accuracy, balanced, recalls, worst
 from fedstrata.network import Network
 from fedstrata.serverside import Scores, View
@@ -50,7 +51,8 @@ class Judge:
     def score(self, model: Model, round: int = 0) -> Scores:
         """Score a model, on what clients hold in a round."""
         test, split = self.federation.test, self.federation.at(round).test_split
-        hits, losses = self._answers(model)
+        self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
+        hits, losses = answers(self._network, self.local, test, self.device)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
         own = {int(i): float(hits[rows].mean()) for i in self._asked if len(rows := split[int(i)])}
         figures: dict[str, Any] = {
@@ -68,15 +70,33 @@ class Judge:
             figures["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
         return Scores(figures, own)
 
-    def _answers(self, model: Model) -> tuple[np.ndarray, np.ndarray]:
-        test = self.federation.test
-        self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
-        hits, losses = [], []
-        with torch.no_grad():
-            for start in range(0, len(test), CHUNK):
-                x = self.local.inputs(test.x[start : start + CHUNK].to(self.device), self.local.dtype)
-                y = test.y[start : start + CHUNK].to(self.device)
-                logits = self._network(x)[1]
-                hits.append((logits.argmax(1) == y).cpu())
-                losses.append(cross_entropy(logits, y, reduction="none").cpu())
-        return torch.cat(hits).numpy(), torch.cat(losses).double().numpy()
+
+@dataclass
+class ProxyLoss:
+    """A model's mean loss on samples that the server holds."""
+
+    local: Local
+    samples: Samples
+    _network: Network = field(init=False)
+
+    def __post_init__(self) -> None:
+        module = self.local.build().to(self.local.dtype)
+        self._space, self._network = Space.of(module, self.local.head), Network(module, self.local.head).eval()
+
+    def __call__(self, model: Model) -> float:
+        """Score a model."""
+        self._space.bind(self._network.module, model.params, model.buffers)
+        return float(answers(self._network, self.local, self.samples)[1].mean())
+
+
+def answers(network: Network, local: Local, samples: Samples, device: str = "cpu") -> tuple[np.ndarray, np.ndarray]:
+    """Give which samples a network gets right, and its loss on each."""
+    hits, losses = [], []
+    with torch.no_grad():
+        for start in range(0, len(samples), CHUNK):
+            x = local.inputs(samples.x[start : start + CHUNK].to(device), local.dtype)
+            y = samples.y[start : start + CHUNK].to(device)
+            logits = network(x)[1]
+            hits.append((logits.argmax(1) == y).cpu())
+            losses.append(cross_entropy(logits, y, reduction="none").cpu())
+    return torch.cat(hits).numpy(), torch.cat(losses).double().numpy()

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedstrata.clientside import Batch, Buffers, Client, Done, Gradient, Local, Order, Peek, Visit
+from fedstrata.clientside import Batch, Buffers, Client, Done, Gradient, Local, Order, Visit
 from fedstrata.counter import Clock, sample_keys
+from fedstrata.look import Look, under
 from fedstrata.messages import Report, Task, Tensors, Value, prefixed, tensor_bytes, value_bytes
 from fedstrata.network import Network, key_dropout
 from fedstrata.norms import Meeting, Norms, Tally
@@ -28,7 +28,6 @@ from fedstrata.serverside import Step
 from fedstrata.space import Space
 
 RING = 64  # batches filled ahead of the step
-CHUNK = 1024  # samples in one evaluation pass
 
 
 class Lane:
@@ -38,11 +37,20 @@ class Lane:
     leave them out; eager lanes take each batch at its own width.
     """
 
-    def __init__(self, local: Local, x: Tensor, y: Tensor, largest: int, device: str = "cpu", pad: bool = False):
+    def __init__(
+        self,
+        local: Local,
+        x: Tensor,
+        y: Tensor,
+        largest: int,
+        device: str = "cpu",
+        pad: bool = False,
+        fastest: float = 1.0,
+    ):
         self.local, self.pad = local, pad
         module = local.build().to(device, local.dtype)
         self.space = space = Space.of(module, local.head)
-        width = local.sampler.width(local.batch_size, max(largest, 1))
+        width = local.sampler.width(local.batch_size, max(largest, 1), fastest)
 
         def zeros(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
             return torch.zeros(shape, dtype=dtype or local.dtype, device=device)
@@ -62,7 +70,7 @@ class Lane:
             t=zeros(1, dtype=torch.int64),
             loss=zeros(),
             head=space.head,
-            at=self.at,
+            at=lambda params, buffers, x: under(self.network, self.space, params, buffers, x),
         )
         self.own = {
             name: {slot: zeros(*s.shape, dtype=s.dtype) for slot, s in part.lane(space).items()}
@@ -99,6 +107,7 @@ class Lane:
             else:
                 done = self.local.programs[task.kind](visit)
                 report, new = _report(visit, done), {**keep, **_copies(done.keep)} if done.keep else keep
+        report = replace(report, work=report.work + self._look.work)
         if meeting is not None:
             report = replace(report, nbytes=report.nbytes + meeting.up, received=meeting.down)
         return report, new
@@ -108,6 +117,7 @@ class Lane:
         local = self.local
         where = {"round": task.round, "step": task.turn, "client": client.id}
         sees = "params" in task.down
+        self._look = look = Look(self.network, self.space, local.inputs, self.buf, client)
         return Visit(
             client=client,
             task=task,
@@ -117,8 +127,10 @@ class Lane:
             batch_size=local.batch_size,
             rate=local.rate.at(task.round, task.part),
             rng=lambda purpose, **other: local.streams(purpose, **(where | other)),
-            peek=partial(self.peek, client) if sees else _no_model,
+            peek=look.peek if sees else _no_model,
             gradient=partial(self._gradient, client, self._key(task, client.id), meeting) if sees else _no_model,
+            spread=look.variance if sees else _no_model,
+            rounds=local.rounds,
         )
 
     def joint_keys(self, step: Step, tasks: Sequence[Task]) -> np.ndarray:
@@ -169,6 +181,7 @@ class Lane:
         visit = replace(
             visit,
             keep={**self._first_keep(), **visit.keep},
+            planned=max(map(len, batches), default=0),
             steps=len(batches),
             rate_sum=float(rates.sum()),
         )
@@ -200,6 +213,7 @@ class Lane:
         self.norms.train(meeting is not None or len(positions) > 1)
         self.backward(self.buf.index.shape[1] if self.pad else len(positions))
         self.norms.meeting = None
+        self._look.work += len(positions)
         return Gradient(self.buf.g.clone(), self.buf.loss / max(len(positions), 1))
 
     def _key(self, task: Task, client: int) -> int:
@@ -255,6 +269,7 @@ class Lane:
         slot = np.repeat(np.arange(len(sizes)), sizes)
         place = np.arange(len(slot)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         index = np.zeros(self.buf.index.shape, dtype=np.int64)
+        index[: len(batches)] = [[rows[0]] for rows in batches]  # padding repeats a sample: no stranger's may overflow
         weight = np.zeros(index.shape)
         index[slot, place] = np.concatenate(batches)
         weight[slot, place] = 1.0 / sizes[slot]
@@ -309,30 +324,6 @@ class Lane:
             buf.loss.add_((each * (weight > 0)).sum())
             for name, part in parts.items():
                 part.observe(self.own[name], buf, batch)
-
-    # ---- looking at data without training ---------------------------------------------------------------------
-
-    def at(self, params: Tensor, buffers: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Give features and logits under other flat weights, in eval mode, without a gradient."""
-        space, was = self.space, self.network.training
-        tensors = {f"module.{p.name}": p.of(params) for p in space.params}
-        tensors |= {f"module.{p.name}": p.of(buffers) for p in space.buffers}
-        self.network.eval()
-        with torch.no_grad():
-            features, logits = functional_call(self.network, tensors, (x,))
-        self.network.train(was)
-        return features, logits
-
-    def peek(self, client: Client) -> Peek:
-        """Give losses and probabilities of a client's samples under the received model."""
-        buf, losses, probabilities = self.buf, [], []
-        for start in range(0, client.samples, CHUNK):
-            rows = torch.from_numpy(client.rows[start : start + CHUNK]).to(buf.x.device)
-            x, y = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype), buf.y.index_select(0, rows)
-            logits = self.at(buf.w0, buf.b0, x)[1]
-            losses.append(cross_entropy(logits, y, reduction="none"))
-            probabilities.append(logits.softmax(1))
-        return Peek(torch.cat(losses).cpu().numpy(), torch.cat(probabilities).cpu().numpy())
 
 
 def _no_model(*_: object) -> Any:

@@ -177,6 +177,12 @@ class Gathered:
         asked = {ask.client: ask.weight for ask in self.step.asks}
         return np.array([asked[r.client] for r in self.reports], dtype=np.float64)
 
+    @property
+    def chances(self) -> np.ndarray:
+        """How likely each client was to be asked."""
+        asked = {ask.client: ask.chance for ask in self.step.asks}
+        return np.array([asked[r.client] for r in self.reports], dtype=np.float64)  # None becomes NaN
+
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
         """Give the weighted sum, one weight a report."""
         clients = [r.client for r in self.reports]

@@ -98,6 +98,7 @@ class Sums:
     weight: float
     count: int
     reports: Sequence[Report] = ()  # open halves of the reports that were summed
+    shares: Mapping[int, float] = field(default_factory=dict)  # weight of each client, where there are any
     joint: bool = False  # many steps were played as one: this is the outcome of all of them
 
     def mean(self, name: str) -> Tensor:
@@ -118,7 +119,7 @@ def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) ->
                 total[name].add_(tensor, alpha=weight)
             else:
                 total[name] = tensor * weight
-    return Sums(total, float(sum(weights.values())), len(weights))
+    return Sums(total, float(sum(weights.values())), len(weights), shares=dict(weights))
 
 
 def scoped(tensors: Tensors, part: str) -> dict[str, Tensor]:

@@ -87,6 +87,71 @@ def _selecting(kind: str, summary: str, paper: str) -> Recipe:
     return Recipe(summary, paper, {"select": {"kind": kind}, "combine": {"kind": "uniform", "server": {"kind": "sgd"}}})
 
 
+PLAIN = {"kind": "uniform", "server": {"kind": "sgd"}}
+FEDPBS = Recipe(
+    "FedAvg whose clients are held back by a proximal term only where their samples' losses vary much.",
+    "FedPBS, arXiv 2603.13909",
+    {
+        "sample": {"kind": "shuffle", "batch": "capacity"},
+        "correct": [{"kind": "prox", "when": "unstable"}],
+        "combine": PLAIN,
+    },
+)
+FEDBS = Recipe(
+    "Clients whose samples' gradients differ least train; the less they differ, the more an update counts.",
+    "FedPBS, arXiv 2603.13909",
+    {"select": {"kind": "sur"}, "combine": {"kind": "soft", "server": {"kind": "sgd"}}},
+)
+FEDBSS = Recipe(
+    "Clients train on samples of small loss first, and from epoch to epoch on more of the others.",
+    "FedBSS, AAAI 2025",
+    {"sample": {"kind": "bias-aware"}, "combine": PLAIN},
+)
+FEDDYN = Recipe(
+    "A linear term learned at each client makes local optima agree with the global one.",
+    "Acar et al., ICLR 2021",
+    {"correct": [{"kind": "feddyn"}, {"kind": "clip", "norm": 10.0}], "combine": PLAIN},
+)
+FEDNOVA = Recipe(
+    "Updates are divided by their clients' numbers of steps before they are averaged.",
+    "Wang et al., NeurIPS 2020",
+    {"combine": {"kind": "fednova", "server": {"kind": "sgd"}}},
+)
+MOON = Recipe(
+    "Features are drawn to those of the received model, and away from those of the client's last one.",
+    "Li et al., CVPR 2021",
+    {"correct": [{"kind": "moon"}]},
+)
+FEDLC = Recipe(
+    "Logits of labels that are rare at the client are lowered in training.",
+    "Zhang et al., ICML 2022",
+    {"correct": [{"kind": "fedlc"}]},
+)
+FEDRS = Recipe(
+    "Logits of labels that the client does not hold are scaled down in training.",
+    "Li and Zhan, KDD 2021",
+    {"correct": [{"kind": "fedrs"}]},
+)
+FEDEXP = Recipe(
+    "The server takes a longer step where clients' updates point in different directions.",
+    "Jhunjhunwala et al., ICLR 2023",
+    {"combine": {"kind": "uniform", "server": {"kind": "fedexp"}}},
+)
+FEDCDA = Recipe(
+    "Of each client's last models, those that fit their data and lie close together are averaged.",
+    "Wang et al., ICLR 2024",
+    {"combine": {"kind": "fedcda", "server": {"kind": "sgd"}}},
+)
+INCO = Recipe(
+    "FedAvg in which deeper residual blocks also learn from the first block of their stage.",
+    "Chan et al., ICLR 2024",
+    {"combine": {"kind": "inco", "server": {"kind": "sgd"}}},
+)
+FEDGA_GREEDY = Recipe(
+    "Models are taken into the mean, best first, while that lowers the loss at the server (needs data.proxy).",
+    "stand-in for Cong et al., KBS 2024",
+    {"combine": {"kind": "fedga-greedy", "server": {"kind": "sgd"}}},
+)
 OORT = Recipe(
     "Clients with useful losses and fast devices train; new ones are explored (paper: system.over_select = 1.3).",
     "Lai et al., OSDI 2021",
@@ -126,6 +191,18 @@ PARTS = {
     "stratify-batch": "fedstrata.methods:STRATIFY_BATCH",
     "fedtan": "fedstrata.methods:FEDTAN",
     "flips": "fedstrata.methods:FLIPS",
+    "fedpbs": "fedstrata.methods:FEDPBS",
+    "fedbs": "fedstrata.methods:FEDBS",
+    "fedbss": "fedstrata.methods:FEDBSS",
+    "feddyn": "fedstrata.methods:FEDDYN",
+    "fednova": "fedstrata.methods:FEDNOVA",
+    "moon": "fedstrata.methods:MOON",
+    "fedlc": "fedstrata.methods:FEDLC",
+    "fedrs": "fedstrata.methods:FEDRS",
+    "fedexp": "fedstrata.methods:FEDEXP",
+    "fedcda": "fedstrata.methods:FEDCDA",
+    "inco": "fedstrata.methods:INCO",
+    "fedga-greedy": "fedstrata.methods:FEDGA_GREEDY",
     "terraform": "fedstrata.methods:TERRAFORM",
     "power-of-choice": "fedstrata.methods:POWER_OF_CHOICE",
     "oort": "fedstrata.methods:OORT",

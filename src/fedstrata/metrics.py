@@ -90,6 +90,7 @@ def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "clients": [r.client for r in o.reports],
             **({"times": len(o.step.joint.sizes)} if o.step.joint is not None else {}),
             **({"missing": list(o.missing)} if o.missing else {}),
+            **({"drift": {str(r.client): float(r.drift) for r in o.reports}} if o.step.combine else {}),
             **({"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}),
         }
         for o in outcomes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -16,9 +17,14 @@ class Network(nn.Module):
 
     def __init__(self, module: nn.Module, head: str):
         super().__init__()
-        self.module = module
+        self.module, self._head = module, head
         self._features: Tensor | None = None
-        module.get_submodule(head).register_forward_pre_hook(self._remember)
+        self.head.register_forward_pre_hook(self._remember)
+
+    @property
+    def head(self) -> nn.Module:
+        """The last layer."""
+        return self.module.get_submodule(self._head)
 
     def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0].flatten(1)
@@ -73,6 +79,15 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     if not candidates:
         raise RequestError("the model's last layer could not be found; name it with model.head")
     return candidates[-1]
+
+
+def projected(head: nn.Module, width: int, classes: int) -> nn.Module:
+    """Put a projection of two layers before the last one, as MOON's authors do."""
+    if not isinstance(head, nn.Linear):
+        raise RequestError(f"model.projection needs a model that ends in a linear layer, not in {type(head).__name__}")
+    inputs = head.in_features
+    first, second = nn.Linear(inputs, inputs), nn.Linear(inputs, width)
+    return nn.Sequential(OrderedDict(first=first, relu=nn.ReLU(), second=second, last=nn.Linear(width, classes)))
 
 
 class KeyedDropout(nn.Module):

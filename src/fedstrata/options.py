@@ -12,5 +12,13 @@ NonNegative = Annotated[float, AllowInfNan(False), Ge(0), "a number >= 0"]
 Fraction = Annotated[float, AllowInfNan(False), Interval(ge=0, le=1), "a number from 0 to 1"]
 AtLeastOne = Annotated[float, AllowInfNan(False), Ge(1), "a number >= 1"]
 BelowOne = Annotated[float, AllowInfNan(False), Interval(ge=0, lt=1), "a number from 0 to below 1"]
+HalfOpen = Annotated[float, AllowInfNan(False), Interval(ge=0, lt=0.5), "a number from 0 to below 0.5"]
 Count = Annotated[int, Ge(1), "a whole number >= 1"]
 Natural = Annotated[int, Ge(0), "a whole number >= 0"]
+Share = Annotated[float, AllowInfNan(False), Interval(gt=0, lt=1), "a number between 0 and 1"]
+Rounds = Natural | Share  # so many rounds, or a share of all of them
+
+
+def in_rounds(asked: int | float, rounds: int) -> int:
+    """Give a number of rounds from a number or a share of all."""
+    return asked if isinstance(asked, int) else int(asked * rounds + 1e-9)

@@ -54,7 +54,8 @@ class Plan:
         rng, roster = partial(self.streams, round=round), roster.at(round)
         apart = "the clients live at sites of their own" if roster.world is None else self.apart
         known = round, self.rounds, k, roster.holders, roster, self.space, rng, note
-        view = View(*known, self.local.batch_size, self.local.epochs, needed, clock, apart)
+        decay = self.local.rate.at(round) / self.local.rate.at(0)
+        view = View(*known, self.local.batch_size, self.local.epochs, needed, clock, decay, apart)
         eligible = self.system.available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fedstrata.errors import RequestError
+from fedstrata.space import Model
 from fedstrata.split import Split
 
 
@@ -51,10 +52,11 @@ class Roster:
     _known: dict[str, np.ndarray | None] = field(default_factory=dict)
     world: World | None = None  # what is true of clients that live here; for engines and devices, not for methods
     later: Callable[[int], Roster] | None = None  # where data move: what is known in a round
+    proxy: Callable[[Model], float] | None = None  # a model's loss on samples that the server holds, if it holds any
 
     def at(self, round: int) -> Roster:
         """Give what is known in a round."""
-        return self if self.later is None else self.later(round)
+        return self if self.later is None else replace(self.later(round), proxy=self.proxy)
 
     @property
     def sizes(self) -> np.ndarray:

@@ -205,12 +205,19 @@ class Checkpoints:
                 with suppress(FileNotFoundError):
                     path.unlink()
 
-    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, dict[int, tuple[Tag, Tensors]]]:
+    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, Keeps]:
         """Read a checkpoint into a state shaped like `like`."""
         state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
         self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
-        keeps: dict[int, tuple[Tag, Tensors]] = {c: (tag, load(self._get(f))) for c, (tag, f) in self._clients.items()}
-        return state, keeps
+        return state, self.keeps()
+
+    def keeps(self) -> Keeps:
+        """Give the clients' state as the newest checkpoint holds it; each client's is read when it is asked for."""
+        return _Stored(self, self._clients)
+
+    def client(self, entry: Mapping[str, str]) -> Tensors:
+        """Read one client's state."""
+        return load(self._get(entry))
 
     def manifest(self) -> dict[str, Any] | None:
         """Read what the newest checkpoint says about itself."""
@@ -236,6 +243,26 @@ class Checkpoints:
         if sha256(content).hexdigest() != entry["sha256"]:
             raise RequestError(f"{path} is damaged: its checksum does not match")
         return content
+
+
+class _Stored(Mapping[int, tuple[Tag, Tensors]]):
+    """Client state in files."""
+
+    def __init__(self, checkpoints: Checkpoints, clients: Mapping[int, tuple[Tag, dict[str, str]]]):
+        self._checkpoints, self._clients = checkpoints, clients
+
+    def __getitem__(self, client: int) -> tuple[Tag, Tensors]:
+        tag, entry = self._clients[client]
+        return tag, self._checkpoints.client(entry)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

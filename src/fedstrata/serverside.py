@@ -41,6 +41,7 @@ class View:
     epochs: int = 1
     needed: int = 0  # clients wanted in this round before some were asked in reserve
     clock: float = 0.0  # virtual seconds since the run began
+    decay: float = 1.0  # this round's step size at the clients, over that of the first
     apart: str | None = None  # why visits cannot be executed as one (`Joint`), or None
     part: Fragment = WHOLE  # where in the round the present step is
 
@@ -59,7 +60,8 @@ class Ask:
 
     client: int
     config: Mapping[str, Value] = field(default_factory=dict)  # travels to it; "epochs" changes how long it trains
-    weight: float = 1.0  # how often its report counts, for combiners; stays at the server
+    weight: float = 1.0  # how often its report counts, for combiners; stays at the server, like
+    chance: float | None = None  # how likely it was to be asked
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,15 @@ class ServerSide(Part):
         """What this part reads of the roster: "sizes", "labels", "totals", "counts", "speeds"."""
         return frozenset()
 
-    @property
-    def meters(self) -> Sequence[LocalPart]:
-        """Local parts this part wants at the clients, to report what it reads."""
+    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+        """Local parts this part wants at the clients, beside what is there, to report what it reads."""
         return ()
 
 
 class Selector(ServerSide):
     """Which clients train."""
+
+    tells_chances: ClassVar[bool] = False  # True: every `Ask` says how likely it was
 
     def init(self, view: View) -> Any:
         """Make the state: a dataclass of arrays and plain values, mutated in place, saved with every checkpoint."""
@@ -178,6 +181,7 @@ class Driver(ServerSide):
     """The shape of a round: which steps, in which order."""
 
     steps_at_server: ClassVar[bool] = False  # True: reports are gradients, and the optimizer's steps happen here
+    side_by_side: ClassVar[bool] = True  # whether a step's reports are those of selected clients, from one model
 
     @property
     def together(self) -> bool:
@@ -209,6 +213,10 @@ class Arrived(Protocol):
     @property
     def weights(self) -> np.ndarray:
         """How often each report counts: 1, unless the selector said otherwise."""
+
+    @property
+    def chances(self) -> np.ndarray:
+        """How likely each client was to be asked; NaN where the selector does not say."""
 
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
         """Give the weighted sum of what the clients sent, one weight a report."""

@@ -58,6 +58,16 @@ class Space:
         return self.params[-1].stop if self.params else 0
 
     @property
+    def classes(self) -> int:
+        """Rows of the last layer; 0 where it has no weights that are trained."""
+        return next((p.shape[0] for p in self.params if p.start == self.head_weight.start < self.head_weight.stop), 0)
+
+    @property
+    def featureless(self) -> bool:
+        """Whether nothing is trained before the last layer."""
+        return bool(self.head.stop - self.head.start == self.P)
+
+    @property
     def Q(self) -> int:
         """Buffer numbers."""
         return self.buffers[-1].stop if self.buffers else 0

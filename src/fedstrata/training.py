@@ -104,8 +104,7 @@ def resume(
     with Run.open(Path(path)).locked() as folder:
         experiment = Experiment.of(folder.path / "experiment.toml")
         manifest = folder.checkpoints.manifest()
-        if manifest is not None and manifest["experiment"] != experiment.dump():
-            edits = _differences(manifest["experiment"], experiment.dump())
+        if manifest is not None and (edits := _differences(_fixed(manifest["experiment"]), _fixed(experiment.dump()))):
             raise RequestError(
                 f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
                 "undo that, or start a new run from its model with model.init"
@@ -125,6 +124,12 @@ def resume(
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
         return work.go_on(folder, state, watch, manifest["seconds"], keeps)
+
+
+def _fixed(experiment: dict[str, Any]) -> dict[str, Any]:
+    """Leave out where a run is executed: that may change on the way."""
+    engine = {k: v for k, v in experiment["engine"].items() if k not in ("lanes", "device", "client_state")}
+    return {**experiment, "engine": engine}
 
 
 def _differences(before: Any, after: Any, key: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedstrata.devices import equipped
 from fedstrata.engines.local.in_process import one_thread
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
-from fedstrata.judge import Judge
+from fedstrata.judge import Judge, ProxyLoss
 from fedstrata.loop import State, run, scored
 from fedstrata.metrics import first_round
 from fedstrata.plan import Plan, per_round
@@ -39,7 +39,10 @@ class Work:
             federation, system.speed.kind, system.speed.sigma, system.bandwidth.mean, system.bandwidth.sigma, seed
         )
         self.plan: Plan = assemble(experiment, federation, model)
-        self.roster = federation.roster(self.plan.needs, self.plan.streams)
+        roster = federation.roster(self.plan.needs, self.plan.streams)
+        if "proxy" in self.plan.needs and federation.proxy is not None:
+            roster = replace(roster, proxy=ProxyLoss(self.plan.local, federation.proxy))
+        self.roster = roster
 
     @property
     def identity(self) -> dict[str, str]:
@@ -79,6 +82,8 @@ class Work:
                 "seconds": time.perf_counter() - began,
             }
             folder.checkpoints.write(state.round, state, engine.keeps(), about)
+            if self.experiment.engine.client_state == "disk":
+                engine.restore(folder.checkpoints.keeps())  # from here on it lies in the checkpoint's files
 
         name, at = self.experiment.method.name, str(folder.path)
         tell({"event": "begin", "method": name, "rounds": train.rounds, "round": state.round, "run_dir": at})
@@ -101,7 +106,7 @@ class Work:
 
     def _engine(self, log: Callable[..., None]) -> Any:
         choice, train = self.experiment.engine, self.experiment.train
-        place = registry.build("engines", choice.kind, {"lanes": choice.lanes, "device": choice.device}, "engine")
+        place = registry.build("engines", choice.kind, choice.place, "engine")
         visits = train.rounds * min(per_round(train.clients_per_round, len(self.federation)), len(self.federation))
         if self.plan.driver.together:
             visits = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,9 +17,12 @@ class Reporter:
     """Shows the events of a run as they come; this one shows nothing."""
 
     run_dir: str | None = None  # once the run has begun
+    asked_to_stop: ClassVar[bool] = False  # by a signal, whose exception a library's callback may have swallowed
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
+        if Reporter.asked_to_stop:
+            raise KeyboardInterrupt
         if event["event"] == "begin":
             self.run_dir = event["run_dir"]
 

@@ -79,12 +79,18 @@ def run(
 
 
 def stop_cleanly() -> None:
-    """Treat a polite kill like Ctrl-C."""
+    """Treat a polite kill like Ctrl-C, and let neither be lost."""
+    from fedstrata.cli.progress import Reporter
+
+    Reporter.asked_to_stop = False
 
     def stop(*_: object) -> None:
-        raise KeyboardInterrupt  # not raise_signal: scripts start background jobs with SIGINT ignored
+        Reporter.asked_to_stop = True
+        raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # scripts start background jobs with SIGINT ignored
+        signal.signal(signal.SIGINT, stop)
 
 
 def _said(value: Any) -> str:

@@ -18,9 +18,14 @@ class Size(Combiner):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
-        """Weigh by n_k / sum n."""
+    def weights(self, arrived: Arrived) -> np.ndarray:
+        """Give n_k / sum n."""
         sizes = arrived.weights * np.array([r.samples for r in arrived.reports], dtype=np.float64)
         if not sizes.sum():  # nobody had a sample to train on: their updates are zero, whatever they weigh
             sizes = np.ones(len(sizes))
-        return arrived.sum(sizes / sizes.sum())
+        shares: np.ndarray = sizes / sizes.sum()
+        return shares
+
+    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+        """Weigh."""
+        return arrived.sum(self.weights(arrived))

@@ -2,14 +2,15 @@
 
 Client step: w <- w - eta (g - c_k + c). After tau steps: c_k' = c_k - c - Delta_k / (tau eta). Server:
 c <- c + |S|/N mean_S(c_k' - c_k). The mean is the configured combiner's; the paper's, and the recipe's, is plain.
-Where the step size changes, tau eta is the sum of step sizes.
+Where the step size changes, tau eta is the sum of step sizes. With momentum or Adam, Delta_k is not the mean gradient:
+`gradients = "raw"` adds the gradients up as they come, before any correction that stands after this one in the list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,19 +36,22 @@ class Scaffold(LocalPart, ServerPart):
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
 
+    gradients: Literal["update", "raw"] = "update"  # read the mean gradient off the update, or add gradients up
     frozen: bool = False  # keep all controls at zero: plain local steps, for tests and ablations
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse optimizers under which Delta / (tau eta) is not the mean gradient."""
-        if not (isinstance(plan.local.optimizer, Sgd) and plan.local.optimizer.momentum == 0):
-            return "its controls read the mean gradient off the update; use sgd without momentum"
+        plain = isinstance(plan.local.optimizer, Sgd) and plan.local.optimizer.momentum == 0
+        if self.gradients == "update" and not plain:
+            return 'its controls read the mean gradient off the update; use sgd without momentum, or gradients = "raw"'
         return None
 
     # ---- client half
 
     def lane(self, space: Space) -> Mapping[str, Slot]:
-        """Hold the correction c - c_k."""
-        return {"shift": Slot((space.P,))}
+        """Hold the correction c - c_k, and the sum of gradients where they are added up."""
+        slots = {"shift": Slot((space.P,))}
+        return slots | ({"sum": Slot((space.P,))} if self.gradients == "raw" else {})
 
     def keep(self, space: Space) -> Mapping[str, Slot]:
         """Keep c_k, zero at first."""
@@ -60,16 +64,23 @@ class Scaffold(LocalPart, ServerPart):
     def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
         """Set the correction."""
         own["shift"].copy_(visit.down["c"] - visit.keep["c"])
+        if self.gradients == "raw":
+            own["sum"].zero_()
 
     def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Add c - c_k."""
+        if self.gradients == "raw":
+            own["sum"].add_(buf.g)
         buf.g.add_(own["shift"])
 
     def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
         """Compute the new control; a client that could not move keeps its old one."""
         if self.frozen or visit.rate_sum == 0:
             return Done(summed={"dc": torch.zeros_like(buf.w)})
-        dc = (buf.w0 - buf.w) / visit.rate_sum - visit.down["c"].to(buf.w)
+        if self.gradients == "raw":
+            dc = own["sum"] / visit.steps - visit.keep["c"].to(buf.w)
+        else:
+            dc = (buf.w0 - buf.w) / visit.rate_sum - visit.down["c"].to(buf.w)
         return Done(summed={"dc": dc}, keep={"c": visit.keep["c"].to(buf.w) + dc})
 
     # ---- server half

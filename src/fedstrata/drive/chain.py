@@ -22,6 +22,7 @@ class Chain(Driver):
     """The model travels from client to client; each trains from its predecessor's model."""
 
     paper: ClassVar[str] = "Li and Lyu, NeurIPS 2023"
+    side_by_side: ClassVar[bool] = False
 
     def following(self, schedule: LabelSchedule) -> Driver:
         """Let the model travel along a schedule of labels."""

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -60,6 +60,8 @@ class Slice:
 @dataclass(frozen=True)
 class Scheduled(Driver):
     """A driver whose steps come from a schedule of labels."""
+
+    side_by_side: ClassVar[bool] = False
 
     schedule: Stratified
 

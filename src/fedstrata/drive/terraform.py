@@ -157,8 +157,7 @@ class Terraform(Driver):
     depth: Count = 10  # I_max: steps of a round, the first among them
     baseline: bool = False
 
-    @property
-    def meters(self) -> Sequence[LocalPart]:
+    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """The final layer's change."""
         return () if self.signal == "loss" else (Magnitude(self.signal),)
 

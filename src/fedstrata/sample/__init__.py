@@ -3,4 +3,5 @@
 PARTS = {
     "shuffle": "fedstrata.sample.shuffle:Shuffle",
     "full-batch": "fedstrata.sample.full_batch:FullBatch",
+    "bias-aware": "fedstrata.sample.bias_aware:BiasAware",
 }

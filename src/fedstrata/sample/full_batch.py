@@ -16,7 +16,7 @@ class FullBatch(Sampler):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
-    def width(self, batch_size: int, largest: int) -> int:
+    def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
         """All samples of the largest client."""
         return largest
 

@@ -26,7 +26,7 @@ class Take(Sampler):
     strata: Literal["labels", "none"] = "labels"
     replacement: bool = False
 
-    def width(self, batch_size: int, largest: int) -> int:
+    def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
         """One client may have to fill a global batch."""
         return batch_size
 
@@ -69,7 +69,6 @@ class Take(Sampler):
             keep={"used": visit.keep["ahead"], "batch": torch.tensor(-1)},
             samples=len(held),
             loss=g.loss,
-            work=len(held),
         )
 
     def _take(self, visit: Visit, cursor: np.ndarray) -> tuple[np.ndarray, list[int]]:

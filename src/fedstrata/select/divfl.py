@@ -29,7 +29,7 @@ def whole_gradient(visit: Visit) -> Done:
     """Give the mean gradient of the received model over this client's samples."""
     places = np.array_split(np.arange(visit.client.samples), -(-visit.client.samples // visit.batch_size))
     parts = [visit.gradient(batch).sum for batch in places]
-    return Done(summed={"update": sum(parts[1:], parts[0]) / visit.client.samples}, work=visit.client.samples)
+    return Done(summed={"update": sum(parts[1:], parts[0]) / visit.client.samples})
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedstrata.serverside import Selector, View
+from fedstrata.serverside import Ask, Selector, View
 
 
 @dataclass(frozen=True)
 class Everyone(Selector):
     """Every available client trains, whatever `train.clients_per_round` says."""
 
-    def select(self, state: None, view: View) -> list[int]:
+    tells_chances: ClassVar[bool] = True
+
+    def select(self, state: None, view: View) -> list[Ask]:
         """Take all."""
-        everyone: list[int] = view.eligible.tolist()
-        return everyone
+        return [Ask(client, chance=1.0) for client in view.eligible.tolist()]

@@ -54,7 +54,6 @@ class Hics(Selector):
     """Clusters of clients whose labels seem even train first; combine with uniform weights."""
 
     paper: ClassVar[str] = "Chen and Vikalo, NeurIPS 2024"
-    meters: ClassVar[Sequence[LocalPart]] = (HeadUpdate(),)
     LIMIT: ClassVar[int] = 5_000
 
     clusters: Count = 10  # M
@@ -65,6 +64,10 @@ class Hics(Selector):
     switch_var: NonNegative | None = None  # variance of entropies from which urns are drawn from, as in GradClus
     ward_on: On = "rows"
     sketch: Natural = 0  # numbers kept of a head update; 0 keeps all
+
+    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+        """Clients show how their heads moved."""
+        return (HeadUpdate(),)
 
     @property
     def needs(self) -> frozenset[str]:

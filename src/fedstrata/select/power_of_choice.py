@@ -24,15 +24,12 @@ from fedstrata.serverside import Ask, Outcome, Scores, Selector, Step, View
 
 def mean_loss(visit: Visit) -> Done:
     """Tell the loss of the received model on this client's samples."""
-    forward = visit.client.samples / 3  # a forward pass is about a third of a training step
-    return Done(meta={"probed_loss": float(visit.peek().losses.mean())}, work=forward)
+    return Done(meta={"probed_loss": float(visit.peek().losses.mean())})
 
 
 def batch_loss(visit: Visit) -> Done:
     """Tell the loss of the received model on one mini-batch."""
-    samples = visit.client.samples
-    batch = visit.rng("probe").choice(samples, min(visit.batch_size, samples), replace=False)
-    return Done(meta={"probed_loss": float(visit.peek().losses[batch].mean())})
+    return Done(meta={"probed_loss": float(visit.peek(visit.batch()).losses.mean())})
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.serverside import Selector, View
+from fedstrata.serverside import Ask, Selector, View
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,9 @@ class Random(Selector):
     """Every client is equally likely, without replacement."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    tells_chances: ClassVar[bool] = True
 
-    def select(self, state: None, view: View) -> list[int]:
+    def select(self, state: None, view: View) -> list[Ask]:
         """Draw k clients."""
-        drawn: list[int] = view.rng("select").choice(view.eligible, view.k, replace=False).tolist()
-        return drawn
+        drawn = view.rng("select").choice(view.eligible, view.k, replace=False)
+        return [Ask(client, chance=view.k / len(view.eligible)) for client in drawn.tolist()]

@@ -3,36 +3,28 @@
 Asks clients how much their samples' gradients differ under the current model, and trains the k of the smallest
 SUR = importance * variance: the subset of k clients with the least sum. The probe costs a model download each.
 
-The variance is the mean over all of a client's samples of ||g_i - mean g||^2, in eval mode, where g_i is the gradient
-of sample i's cross-entropy with respect to the bias of the final layer. That is exactly p_i - onehot(y_i), so the probe
-is one forward pass. It is one summand of the paper's variance over all parameters, and not that variance itself.
+The variance is the mean over one batch of ||g_i - mean g||^2 (Eq. 8), in eval mode, where g_i is the exact gradient of
+sample i's cross-entropy with respect to all parameters, or with respect to the last layer alone: a forward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.clientside import Done, Program, Visit
+from fedstrata.clientside import Done, Of, Program, Visit
 from fedstrata.options import Natural
 from fedstrata.serverside import Ask, Outcome, Selector, Step, View
 
 
-def gradient_variance(gradients: np.ndarray) -> float:
-    """Give the mean squared distance of gradients, one a row, from their mean (Eq. 8)."""
-    return float(((gradients - gradients.mean(0)) ** 2).sum(1).mean())
-
-
-def variance(visit: Visit) -> Done:
-    """Tell how much the gradients of this client's samples differ, at the bias of the final layer."""
-    gradients = visit.peek().probabilities.astype(np.float64)
-    gradients[np.arange(len(gradients)), visit.client.labels] -= 1
-    forward = visit.client.samples / 3  # a forward pass is about a third of a training step
-    return Done(meta={"gradient_variance": gradient_variance(gradients)}, work=forward)
+def tell(visit: Visit, of: Of) -> Done:
+    """Tell how much the gradients of this client's samples differ."""
+    return Done(meta={"gradient_variance": visit.variance(of)})
 
 
 def smallest(sur: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
@@ -52,8 +44,14 @@ class Sur(Selector):
     """The k clients whose samples' gradients differ least train."""
 
     paper: ClassVar[str] = "FedPBS, arXiv 2603.13909"
-    programs: ClassVar[Mapping[str, Program]] = MappingProxyType({"probe-variance": variance})
+    programs: ClassVar[Mapping[str, Program]] = MappingProxyType(
+        {
+            "probe-gradient-variance": partial(tell, of="gradient"),
+            "probe-head-variance": partial(tell, of="head-gradient"),
+        }
+    )
 
+    layers: Literal["all", "last"] = "all"  # whose gradients
     # a_q: all alike, or a client's number of samples. The formula disfavours clients of large importance.
     importance: Literal["equal", "size"] = "equal"
     candidates: Natural = 0  # clients drawn at random to be probed; 0 means all
@@ -71,7 +69,8 @@ class Sur(Selector):
         """Probe, and keep the k smallest scores; who told nothing usable comes after them, by its last answer."""
         d = min(max(self.candidates or len(view.eligible), view.k), len(view.eligible))
         drawn = np.sort(view.rng("select").choice(view.eligible, d, replace=False))
-        probe = yield Step(tuple(Ask(int(i)) for i in drawn), kind="probe-variance", combine=False)
+        kind = "probe-gradient-variance" if self.layers == "all" else "probe-head-variance"
+        probe = yield Step(tuple(Ask(int(i)) for i in drawn), kind=kind, combine=False)
         told = {r.client: float(r.meta["gradient_variance"]) for r in probe.reports}  # type: ignore[arg-type]
         state.variance[list(told)] = list(told.values())
         stable = self.ranked(state, view, [client for client, value in told.items() if np.isfinite(value)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,7 @@ def check_sampler(sampler: Sampler) -> None:
     class Watched(type(sampler)):  # type: ignore[misc]
         def plan(self, visit: Any) -> Any:
             order, samples = super().plan(visit), visit.client.samples
-            width = sampler.width(work.plan.local.batch_size, samples)
+            width = sampler.width(work.plan.local.batch_size, samples, visit.client.speed)
             assert order.batch_size >= 1, f"batch size {order.batch_size}"
             for epoch in order.epochs:
                 assert len(epoch) == 0 or (epoch.min() >= 0 and epoch.max() < samples), "a position is out of range"
@@ -163,13 +164,20 @@ def check_run(overrides: Mapping[str, Any]) -> Work:
     return work_of(overrides)
 
 
+class _Ones(defaultdict[str, float]):
+    """Whatever a meter may have told: the same of every client."""
+
+    def __missing__(self, key: str) -> float:
+        return 1.0
+
+
 class _Equal:
     """Three reports with the same update, of ones."""
 
     def __init__(self, size: int):
         self._size = size
-        self.reports = [Report(i, n, 1, 1.0, 1.0) for i, n in enumerate((1, 2, 5))]
-        self.weights = np.ones(3)
+        self.reports = [Report(i, n, 1, 1.0, 1.0, _Ones()) for i, n in enumerate((1, 2, 5))]
+        self.weights, self.chances = np.ones(3), np.full(3, 0.5)
 
     def sum(self, weights: Any) -> Sums:
         whole = {r.client: r for r in self.each()}

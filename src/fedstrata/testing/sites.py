@@ -39,7 +39,8 @@ class Sites:
         if client not in self._sites or self._federation.moves is not None:
             own, train = now.client(client), now.train
             x, y = train.x[torch.from_numpy(own.rows)], train.y[torch.from_numpy(own.rows)]
-            here, lane = replace(own, rows=np.arange(own.samples)), Lane(self._local, x, y, own.samples)
+            here = replace(own, rows=np.arange(own.samples))
+            lane = Lane(self._local, x, y, own.samples, fastest=own.speed)
             site = self._sites.setdefault(client, Site(here, lane))
             site.client, site.lane = here, lane  # data may have moved; what the site keeps stays
         return self._sites[client]

@@ -89,7 +89,8 @@ def _saved_and_read(work: Work, state: State, engine: Engine) -> tuple[State, An
         checkpoints = Checkpoints(Path(folder))
         manifest = checkpoints.manifest()
         assert manifest is not None
-        return checkpoints.read(manifest, like=work.fresh())
+        read, keeps = checkpoints.read(manifest, like=work.fresh())
+        return read, dict(keeps)  # before the folder is gone
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -5,4 +5,5 @@ PARTS = {
     "adagrad": "fedstrata.combine.server.adaptive:Adagrad",
     "adam": "fedstrata.combine.server.adaptive:Adam",
     "yogi": "fedstrata.combine.server.adaptive:Yogi",
+    "fedexp": "fedstrata.combine.server.fedexp:FedExp",
 }

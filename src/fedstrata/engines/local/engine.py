@@ -1,13 +1,13 @@
 """The local engine: no server, no serialisation with one lane; a breakpoint in a part stops there.
 
-Client state lives here, one dictionary a client, for clients that have any. New state is pending until the server
-accepts the report it came with.
+Client state lives here, one dictionary a client, for clients that have any: in memory, or, once a checkpoint holds it,
+in the checkpoint's files. New state is pending until the server accepts the report it came with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -46,10 +46,17 @@ class LocalEngine:
 
     joins = True
 
-    def __init__(self, crew: Crew, device: str = "cpu", here: Callable[[], InProcess] | None = None):
-        self._crew, self.device = crew, device
+    def __init__(
+        self,
+        crew: Crew,
+        device: str = "cpu",
+        here: Callable[[], InProcess] | None = None,
+        client_state: Literal["memory", "disk"] = "memory",
+    ):
+        self._crew, self.device, self._on_disk = crew, device, client_state == "disk"
         self._make_here, self._here = here, crew if isinstance(crew, InProcess) else None
         self._keeps: dict[int, tuple[Tag, Tensors]] = {}
+        self._stored: Mapping[int, tuple[Tag, Tensors]] = {}  # read when it is needed
         self._pending: dict[int, Tensors] = {}
         self._reports: dict[int, Report] = {}
         self._outcome: Tensors | None = None  # of a joint step
@@ -57,7 +64,8 @@ class LocalEngine:
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report."""
-        keeps = {t.client: self._keeps[t.client][1] for t in tasks if t.client in self._keeps}
+        places = [(t.client, self._keeps if t.client in self._keeps else self._stored) for t in tasks]
+        keeps = {client: place[client][1] for client, place in places if client in place}
         self._outcome = self._statistics = None
         if step.joint is not None:
             answers, self._outcome = self._in_this_process().joint(step, tasks, keeps)
@@ -77,7 +85,7 @@ class LocalEngine:
         total = {name: t.cpu() for name, t in sums.total.items()}
         if self._statistics is not None:
             total["statistics"] = self._statistics
-        return Sums(total, sums.weight, sums.count)
+        return replace(sums, total=total)
 
     def each(self) -> Mapping[int, Report]:
         """Give the last step's reports whole."""
@@ -91,12 +99,12 @@ class LocalEngine:
         self._pending, self._reports = {}, {}
 
     def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
-        """Give the state of every client that has any."""
+        """Give the state of every client that has any, but for what a checkpoint holds already."""
         return self._keeps
 
     def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
         """Take client state back from a checkpoint."""
-        self._keeps = dict(keeps)
+        self._keeps, self._stored = ({}, keeps) if self._on_disk else (dict(keeps), {})
 
     def close(self) -> None:
         """End the lanes."""
@@ -115,6 +123,7 @@ class OnThisMachine(Part):
 
     lanes: Count | Literal["auto"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    client_state: Literal["memory", "disk"] = "memory"
 
     def start(self, local: Local, federation: Federation, visits: int, note: Callable[..., None]) -> LocalEngine:
         """Start the lanes for a run of about so many visits."""
@@ -126,7 +135,8 @@ class OnThisMachine(Part):
         # All of this may differ between equal runs, so it stands under `wall`.
         note("engine", wall={"lanes": lanes, "device": device, "torch": torch.__version__, "remark": remark})
         here = partial(InProcess, local, federation, device)
-        return LocalEngine(here() if lanes == 1 else Processes(local, federation, lanes), device, here)
+        crew = here() if lanes == 1 else Processes(local, federation, lanes)
+        return LocalEngine(crew, device, here, self.client_state)
 
     def _lanes(self, local: Local, seconds: Callable[[], float], device: str) -> tuple[int, str | None]:
         """Give the number of lanes, and what the user should know about it."""

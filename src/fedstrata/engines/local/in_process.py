@@ -34,8 +34,12 @@ class InProcess:
     def __init__(self, local: Local, federation: Federation, device: str = "cpu"):
         self._local, self._federation, self._device = local, federation, device
         self._largest = int(federation.train_split.sizes.max())
-        self._lane = Lane(local, federation.train.x, federation.train.y, self._largest, device)
+        self._fastest = 1.0 if federation.speeds is None else float(federation.speeds.max())
+        self._lane = self._make_lane(federation.train.x, federation.train.y)
         self._lanes = [self._lane]  # more where clients meet
+
+    def _make_lane(self, x: Tensor, y: Tensor) -> Lane:
+        return Lane(self._local, x, y, self._largest, self._device, fastest=self._fastest)
 
     def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors | None]]:
         """Make all visits in order."""
@@ -51,7 +55,7 @@ class InProcess:
         """Make all visits side by side; also give the norm statistics that the clients agreed on."""
         buf = self._lane.buf
         while len(self._lanes) < len(tasks):
-            self._lanes.append(Lane(self._local, buf.x, buf.y, self._largest, self._device))
+            self._lanes.append(self._make_lane(buf.x, buf.y))
         seed = self._local.streams.torch_seed("module", round=tasks[0].round, step=tasks[0].turn)
         with one_thread(), torch_seeded(seed):
             pairs = zip(self._lanes, tasks, strict=False)

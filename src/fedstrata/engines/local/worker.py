@@ -29,7 +29,8 @@ def main(socket: int, data: int) -> None:
     local: Local = pickle.loads(plan)
     arrays = {name: _mapped(data, *where) for name, where in layout.items()}
     split = Split(arrays["rows"], arrays["starts"])
-    lane = Lane(local, torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"]), int(split.sizes.max()))
+    samples, fastest = (torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])), float(arrays["speeds"].max())
+    lane = Lane(local, *samples, int(split.sizes.max()), fastest=fastest)
     connection.send_bytes(pickle.dumps(("ready",)))
     while True:
         try:

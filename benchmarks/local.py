@@ -1,0 +1,179 @@
+"""What corrections cost inside a client, and robust combination at the server.
+
+A corrected local step is measured against a plain one: LeNet-5, images of 28 x 28, batches of 32, one thread, as in a
+lane. All of them take turns, and the median of the ratios counts. Ranking samples by loss, as FedBSS does, is measured
+against a forward pass by plain PyTorch over the same samples. Robust combiners get 100 updates of a million numbers,
+each combiner in a process of its own, so that its peak of memory can be told.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata import registry
+from fedstrata.clientside import Visit
+from fedstrata.engines.local.engine import LocalEngine
+from fedstrata.engines.local.in_process import one_thread
+from fedstrata.federation import Federation
+from fedstrata.lane import RING, Lane
+from fedstrata.look import CHUNK
+from fedstrata.loop import Gathered
+from fedstrata.messages import Report, Task, prefixed
+from fedstrata.serverside import Ask, Step
+from fedstrata.training import described
+from fedstrata.work import Work
+
+BATCH, CLASSES, STEPS, REPEATS = 32, 10, 8, 21
+CLIENTS, NUMBERS = 100, 1_000_000
+ALL = CLIENTS * NUMBERS * 4 / 1e6  # MB of all updates
+STEP_GOALS: dict[str, float | None] = {  # by correction; the last two are for information
+    "prox": 1.15,
+    "scaffold": 1.2,
+    "feddyn": 1.2,
+    "fedlc": 1.1,
+    "fedrs": 1.1,
+    "moon": 3.2,
+    "clip": None,
+    "fednova": None,
+}
+
+
+def measure() -> list[dict[str, Any]]:
+    """Give ratios of local steps and of looks at samples, and seconds and memory of robust combiners."""
+    rows = _robust()  # first: a child's peak of memory is at least its parent's present size
+    with one_thread():
+        return [*_steps(), *_looks(), *rows]
+
+
+def _row(name: str, value: float, unit: str, goal: float | None) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": goal is None or value <= goal}
+
+
+def _ratios(plain: Callable[[], None], ways: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    """Time all ways in turn, again and again; give the median of each one's ratio to the plain way beside it."""
+    ratios: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(REPEATS + 1):
+        for name, way in ways.items():
+            beside, seconds = (_seconds(each, process_time) for each in (plain, way))  # whatever else is running
+            if repeat:  # the first is for warming up
+                ratios[name].append(seconds / beside)
+    return {name: median(values) for name, values in ratios.items()}
+
+
+def _seconds(way: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
+    start = clock()
+    way()
+    return clock() - start
+
+
+# ---- inside a client --------------------------------------------------------------------------------------------
+
+
+def _lane(**asked: Any) -> tuple[Lane, Callable[[], Visit]]:
+    """Give a lane that has just made a client's second visit, its ring full of batches, and a way to look anew."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(RING * BATCH, 1, 28, 28)).astype(np.float32), np.arange(RING * BATCH) % (CLASSES - 1)
+    y[-1] = CLASSES - 1  # a label that only the second client holds
+    federation = Federation.from_arrays(x, y, [np.arange(len(x) - 1), [len(x) - 1]], test=(x[:10], y[:10]))
+    fixed = {"model.name": "lenet5", "train.batch_size": BATCH, "train.epochs": 1, "train.lr": 0.01}
+    work = Work(described(None, None, {**fixed, **asked}, federation, None), federation, None)
+    lane, state = Lane(work.plan.local, federation.train.x, federation.train.y, len(x)), work.fresh()
+    down = state.model.wire()
+    for name, part in work.plan.servers.items():
+        down |= prefixed(part.broadcast(state.servers[name]), name)
+    client, task = federation.client(0), Task(0, 0, 0, down=down)
+    _, keep = lane.visit(client, task, {})
+    lane.visit(client, task, keep)
+    return lane, partial(lane.visiting, client, task, keep)
+
+
+def _steps() -> list[dict[str, Any]]:
+    ways = {}
+    for name in STEP_GOALS:
+        asked = {"method.combine": name} if name == "fednova" else {"method.correct": [{"kind": name}]}
+        ways[name] = partial(_take_steps, _lane(**asked)[0])
+    ratios = _ratios(partial(_take_steps, _lane()[0]), ways)
+    return [_row(f"local step, {name}", ratios[name], "x plain", goal) for name, goal in STEP_GOALS.items()]
+
+
+def _take_steps(lane: Lane, steps: int = STEPS) -> None:
+    for _ in range(steps):
+        lane.step(BATCH)
+
+
+def _looks() -> list[dict[str, Any]]:
+    lane, look = _lane()
+    rows, x, module = look().client.rows, lane.buf.x, lane.local.build().eval()
+
+    @torch.no_grad()
+    def forward() -> None:
+        for start in range(0, len(rows), CHUNK):
+            module(x.index_select(0, torch.from_numpy(rows[start : start + CHUNK])))
+
+    ranking = _ratios(forward, {"ranking": lambda: look().peek()})["ranking"]
+    batch = np.arange(BATCH)
+    kinds = {"gradient": "all layers", "head-gradient": "last layer"}
+    probes = _ratios(partial(_take_steps, lane, 1), {of: lambda of=of: look().spread(of, batch) for of in kinds})
+    return [
+        _row("ranking all samples by loss", ranking, "x forward", 1.1),
+        *(_row(f"gradient variance of a batch, {kinds[of]}", value, "x step", None) for of, value in probes.items()),
+    ]
+
+
+# ---- at the server ----------------------------------------------------------------------------------------------
+
+
+def _robust() -> list[dict[str, Any]]:
+    rows = []
+    for name in ("median", "trimmed-mean", "norm-clip"):
+        with ProcessPoolExecutor(1, get_context("spawn")) as child:
+            seconds, memory = child.submit(_combine, name).result()
+        rows.append(_row(f"{name} of {CLIENTS} updates", seconds, "s", 2.0))
+        rows.append(_row(f"{name}, memory beside the updates", memory, "MB", ALL / 4))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Stands for lanes whose clients all sent an update."""
+
+    updates: Sequence[torch.Tensor]
+
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Any]) -> list[tuple[Report, None]]:
+        """Give the reports."""
+        summed = [{"update": self.updates[task.client]} for task in tasks]
+        return [
+            (Report(t.client, 10 + t.client, 1, 1.0, 1.0, summed=s), None) for t, s in zip(tasks, summed, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _combine(name: str) -> tuple[float, float]:
+    """Give seconds of a combination, the median of three, and by how many MB it raised the peak of memory."""
+    random = torch.Generator().manual_seed(0)
+    engine = LocalEngine(_Sent([torch.empty(NUMBERS).normal_(generator=random) for _ in range(CLIENTS)]))
+    step = Step(tuple(Ask(k) for k in range(CLIENTS)))
+    arrived = Gathered(engine, step, engine.ask(step, [Task(k, 0, 0) for k in range(CLIENTS)]), individual=True)
+    combiner, before = registry.build("combiners", name, {}, "method.combine"), _peak()
+    with one_thread():  # as in a run
+        seconds = [
+            _seconds(lambda: combiner.combine(None, None, None, arrived)) for _ in range(3)
+        ]  # that is all it reads
+    return median(seconds), _peak() - before
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

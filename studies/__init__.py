@@ -1,0 +1,1 @@
+"""Studies: questions that are answered by running many experiments. `python -m studies NAME`."""

@@ -1,0 +1,339 @@
+"""How much a client's samples differ under the model it received: in their losses, in their gradients."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedstrata import look
+from fedstrata.correct.prox import Prox
+from fedstrata.engines.local.in_process import one_thread
+from fedstrata.federation import Federation
+from fedstrata.lane import Lane
+from fedstrata.messages import Task
+from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.training import described
+from fedstrata.work import Work
+
+OF = ["loss", "gradient", "head-gradient"]
+ALL = {"train.clients_per_round": "all"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+def work_with(module, x, y, rows=None, **overrides):
+    """Prepare a run of one's own network on one's own samples; one client holds them all, unless told otherwise."""
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y)
+    rows = [np.arange(len(y))] if rows is None else rows
+    federation = Federation.from_arrays(x, y, rows, test=(x[:1], y[:1]))
+    asked = {"engine.precision": "fp64", "train.batch_size": 4, "train.epochs": 2, **ALL, **overrides}
+    return Work(described(None, None, asked, federation, module), federation, module)
+
+
+def looking(work, client=0, down=None):
+    """Let a client look at its samples with the received model, as a visit does."""
+    data, local = work.federation.train, work.plan.local
+    lane = Lane(local, data.x, data.y, int(work.federation.train_split.sizes.max()))
+    task = Task(client, 0, 0, down=down or work.fresh().model.wire())
+    visit = lane.visiting(work.federation.client(client), task, {})
+    lane._load(task.down)
+    return lane, visit
+
+
+# ---- oracles ---------------------------------------------------------------------------------------------------------
+
+
+def bare(weight, inputs=1):
+    """Give a network that is a last layer and nothing else."""
+    module = nn.Sequential(OrderedDict(head=nn.Linear(inputs, 2, bias=False)))
+    module.head.weight.data = torch.tensor(weight)
+    return module
+
+
+def test_variance_of_four_losses():
+    """With logits (x, 0) and label 0, a loss l is log(1 + e^-x)."""
+    losses = np.array([0.2, 0.4, 1.4, 2.0])
+    x = -np.log(np.expm1(losses))
+    work = work_with(bare([[1.0], [0.0]]), np.append(x, 5.0)[:, None], [0, 0, 0, 0, 1], [np.arange(4), [4]])
+    _, visit = looking(work)
+    assert visit.peek().losses == pytest.approx(losses, abs=1e-12)
+    assert visit.spread("loss", None) == pytest.approx(0.54, abs=1e-12)
+    assert visit.variance("loss") == pytest.approx(0.54, abs=1e-12)  # one batch of four is everything
+
+
+@pytest.mark.parametrize("of", ["gradient", "head-gradient"])
+def test_variance_of_four_gradients(of):
+    """Of gradients (1, 0), (3, 0), (1, 2), (3, 2): mean (2, 1), variance 2.
+
+    At weights 0 a sample's gradient is (-x/2, x/2) in the rows of both labels: as long as u for x = sqrt(2) u.
+    """
+    u = np.array([(1, 0), (3, 0), (1, 2), (3, 2), (7, 7)])
+    work = work_with(bare([[0.0, 0.0], [0.0, 0.0]], 2), np.sqrt(2) * u, [0, 0, 0, 0, 1], [np.arange(4), [4]])
+    _, visit = looking(work)
+    assert visit.spread(of, None) == pytest.approx(2.0, abs=1e-12)
+
+
+# ---- against a plain loop of autograd --------------------------------------------------------------------------------
+
+
+def conv():
+    layers = OrderedDict(
+        conv=nn.Conv2d(1, 3, 3), act=nn.ReLU(), pool=nn.MaxPool2d(2), flat=nn.Flatten(), fc=nn.Linear(12, 5)
+    )
+    return nn.Sequential(layers | {"tanh": nn.Tanh(), "head": nn.Linear(5, 3)})
+
+
+def normed():
+    norm = nn.BatchNorm2d(3)
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    layers = OrderedDict(conv=nn.Conv2d(1, 3, 3), norm=norm, act=nn.PReLU(), flat=nn.Flatten())
+    return nn.Sequential(layers | {"head": nn.Linear(48, 3, bias=False)})
+
+
+def dropping():
+    layers = OrderedDict(flat=nn.Flatten(), fc=nn.Linear(36, 6), act=nn.ReLU(inplace=True), drop=nn.Dropout(0.5))
+    return nn.Sequential(layers | {"head": nn.Linear(6, 3)})
+
+
+def layered_head():
+    """A last layer that is not linear: a norm and what comes before it."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            return self.scale * torch.tanh(x @ self.weight.T)
+
+    return nn.Sequential(OrderedDict(flat=nn.Flatten(), fc=nn.Linear(36, 6), head=Scaled()))
+
+
+def frozen_below():
+    module = dropping()
+    module.fc.requires_grad_(False)
+    return module
+
+
+def frozen_in_the_head():
+    module = dropping()
+    module.head.weight.requires_grad_(False)
+    return module
+
+
+NETWORKS = {f.__name__: f for f in (conv, normed, dropping, layered_head, frozen_below, frozen_in_the_head)}
+
+
+def images(network, **overrides):
+    torch.manual_seed(5)
+    rng = np.random.default_rng(6)
+    module = NETWORKS[network]()
+    return work_with(module, rng.normal(size=(11, 1, 6, 6)), np.arange(11) * 2 % 3, **overrides)
+
+
+def gradients_by_hand(work, head_only):
+    """Give one gradient a sample, in eval mode, by plain autograd."""
+    module, data = work.plan.local.build().double().eval(), work.federation.train
+    params = list((module.head if head_only else module).parameters())
+    params = [p for p in params if p.requires_grad]
+    each = []
+    for x, y in zip(data.x.double(), data.y, strict=True):
+        grads = torch.autograd.grad(cross_entropy(module(x[None]), y[None]), params)
+        each.append(torch.cat([g.flatten() for g in grads]))
+    return torch.stack(each)
+
+
+def mean_square_distance(gradients):
+    return (gradients - gradients.mean(0)).square().sum(1).mean().item()
+
+
+@pytest.mark.parametrize("of", ["gradient", "head-gradient"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_gradients_are_those_of_single_samples_in_eval_mode(network, of):
+    work = images(network)
+    expected = mean_square_distance(gradients_by_hand(work, of == "head-gradient"))
+    _, visit = looking(work)
+    assert expected > 1e-3
+    assert visit.spread(of, None) == pytest.approx(expected, rel=1e-10)
+    some = np.array([0, 3, 4, 9])
+    expected = mean_square_distance(gradients_by_hand(work, of == "head-gradient")[some])
+    assert visit.spread(of, some) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("of", OF)
+@pytest.mark.parametrize("network", ["conv", "normed"])
+def test_samples_that_do_not_fit_at_once_are_taken_some_at_a_time(network, of, monkeypatch):
+    work = images(network)
+    whole = looking(work)[1].spread(of, None)
+    monkeypatch.setattr(look, "CHUNK", 4)
+    monkeypatch.setattr(look, "GRADIENTS", 3 * work.plan.space.P)
+    assert looking(work)[1].spread(of, None) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet5", (1, 8, 8)), ("resnet20", (3, 8, 8))])
+def test_networks_by_name_give_gradients_of_single_samples(name, shape):
+    x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
+    federation = Federation.from_arrays(x, np.arange(3), [np.arange(3)], test=(x[:1], np.zeros(1, dtype=int)))
+    asked = {"model.name": name, "engine.precision": "fp64"}
+    work = Work(described(None, None, asked, federation, None), federation, None)
+    expected = mean_square_distance(gradients_by_hand(work, head_only=False))
+    assert looking(work)[1].spread("gradient", None) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("of", OF)
+def test_one_sample_has_no_variance_and_neither_have_copies_of_it(of):
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.normal(size=(3, 1, 6, 6)), (1, 5, 3), axis=0)
+    torch.manual_seed(0)
+    work = work_with(conv(), x, np.repeat(np.arange(3), (1, 5, 3)), [[0], np.arange(1, 6), np.arange(6, 9)])
+    for client in range(3):
+        assert looking(work, client)[1].variance(of) == pytest.approx(0.0, abs=1e-12)
+
+
+# ---- which model, which batch ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", OF)
+def test_it_is_the_received_model_that_looks_whatever_was_trained_before(of):
+    work = images("normed")
+    lane, visit = looking(work)
+    before = visit.spread(of, None)
+    lane.visit(
+        work.federation.client(0), Task(0, 0, 0, down=work.fresh().model.wire()), {}
+    )  # moves weights, statistics
+    fresh = lane.visiting(work.federation.client(0), Task(0, 0, 0, down=work.fresh().model.wire()), {})
+    assert fresh.spread(of, None) == before
+    other = {**work.fresh().model.wire(), "params": work.fresh().model.params * 1.5}
+    assert looking(work, down=other)[1].spread(of, None) != pytest.approx(before)
+
+
+@pytest.mark.parametrize("of", OF)
+def test_what_is_told_after_training_is_of_before_it(of):
+    work = work_of({"method.correct": [Prox(when="unstable", gate=of)], "train.batch_size": 50, **ALL})
+    ((outcome,),) = play(work, 1)[1]
+    name = f"{of}-variance".replace("-", "_")
+    for report in outcome.reports:
+        expected = looking(work, report.client)[1].spread(of, None)
+        assert report.meta[name] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_batch_is_drawn_without_replacement_and_no_larger_than_the_client():
+    work = work_of({"train.batch_size": 4})
+    for client, n in enumerate(work.federation.train_split.sizes):
+        batch = looking(work, client)[1].batch()
+        assert len(np.unique(batch)) == len(batch) == min(4, n)
+        assert (batch >= 0).all()
+        assert (batch < n).all()
+
+
+@pytest.mark.parametrize("layers", ["all", "last"])
+def test_probe_and_training_look_at_the_same_batch(layers):
+    """What a client told when it was probed is what it tells when it trains: same model, same batch."""
+    by = {"all": "gradient", "last": "head-gradient"}[layers]
+    asked = {"method.select": {"kind": "sur", "layers": layers}, "method.combine": {"kind": "soft", "by": by}}
+    _, rounds = play(work_of(asked))
+    for probe, train in rounds:
+        probed = {r.client: r.meta["gradient_variance"] for r in probe.reports}
+        for report in train.reports:
+            assert report.meta[f"{by}-variance".replace("-", "_")] == probed[report.client]
+
+
+def test_batches_differ_between_rounds_and_clients():
+    work = work_of({"train.batch_size": 4})
+    lane, _ = looking(work)
+    down = work.fresh().model.wire()
+    drawn = {
+        (client, round): lane.visiting(work.federation.client(client), Task(client, round, 0, down=down), {}).batch()
+        for client in (2, 4)
+        for round in range(3)
+    }
+    assert len({tuple(batch) for batch in drawn.values()}) == 6
+
+
+# ---- it costs what it must and disturbs nothing ----------------------------------------------------------------------
+
+
+def forwards(lane):
+    """Count forward passes of a lane's network."""
+    seen = []
+    lane.network.module.register_forward_hook(lambda *_: seen.append(1))
+    return seen
+
+
+@pytest.mark.parametrize("of", OF)
+def test_what_was_seen_once_is_not_computed_again(of):
+    lane, visit = looking(images("conv"))
+    seen = forwards(lane)
+    first = visit.variance(of)
+    passes, work = len(seen), lane._look.work
+    assert visit.variance(of) == visit.spread(of, visit.batch()) == first
+    assert len(seen) == passes > 0
+    assert lane._look.work == work
+
+
+def test_after_a_look_at_everything_losses_of_a_batch_cost_nothing():
+    lane, visit = looking(images("conv"))
+    seen = forwards(lane)
+    peek = visit.peek()
+    passes, work = len(seen), lane._look.work
+    some = np.array([1, 5, 7])
+    assert visit.spread("loss", some) == pytest.approx(peek.losses[some].var(), rel=1e-12)
+    assert visit.peek(some).losses.tolist() == peek.losses[some].tolist()
+    assert (len(seen), lane._look.work) == (passes, work)
+
+
+def test_a_look_at_some_samples_is_not_taken_for_a_look_at_all():
+    _, visit = looking(images("conv"))
+    some = np.array([1, 5])
+    assert len(visit.peek(some).losses) == 2
+    assert len(visit.peek().losses) == 11
+    assert visit.spread("loss", some) != visit.spread("loss", None)
+
+
+@pytest.mark.parametrize(("of", "cost"), [("loss", 1 / 3), ("head-gradient", 1 / 3), ("gradient", 1.0)])
+def test_looking_is_charged_as_work(of, cost):
+    """Forward and back is one; forward alone a third of it."""
+    looked, plain = (
+        play(work_of({"method.correct": parts, **ALL}), 1)[1][0][0].reports
+        for parts in ([Prox(mu=0.0, when="unstable", gate=of)], [])
+    )
+    for one, other in zip(looked, plain, strict=True):
+        batch = min(4, one.samples)
+        assert other.work == 2 * one.samples
+        assert one.work == pytest.approx(other.work + cost * batch)
+
+
+def test_a_probe_is_charged_as_work():
+    for layers, cost in (("all", 1.0), ("last", 1 / 3)):
+        _, ((probe, _), *_) = play(work_of({"method.select": {"kind": "sur", "layers": layers}}), 1)
+        assert [r.work for r in probe.reports] == pytest.approx([cost * min(4, r.samples) for r in probe.reports])
+
+
+@pytest.mark.parametrize("of", OF)
+@pytest.mark.parametrize("network", ["normed", "dropping"])
+def test_looking_disturbs_neither_norm_statistics_nor_what_dropout_draws(network, of):
+    """With mu = 0 a client that looks trains as one that does not, bit for bit."""
+    looked, plain = (
+        play(images(network, **{"method.correct": parts}), 2)[0]
+        for parts in ([Prox(mu=0.0, when="unstable", gate=of)], [])
+    )
+    assert same(looked, plain)
+
+
+def test_a_loss_that_is_not_finite_has_no_variance():
+    """The client will be dropped; until then nothing may fail."""
+    x = np.array([1.0, 1e308, -1e308, 2.0])[:, None]
+    work = work_with(bare([[1.0], [-1.0]]), x, [0, 1, 0, 1])
+    _, visit = looking(work)
+    with np.errstate(all="ignore"):
+        assert not np.isfinite(visit.spread("loss", None))
