@@ -16,6 +16,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks stratify
 	$(BIN)/python -m benchmarks selection
 	$(BIN)/python -m benchmarks local
+	$(BIN)/python -m benchmarks engine
+	$(BIN)/python -m benchmarks scaling
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,24 +1,83 @@
-"""Run one benchmark by name and print what it measured."""
+"""Run one benchmark by name and print what it measured; with --save, also keep it under benchmarks/results."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-NAMES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+import torch
 
-parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-parser.add_argument("name", choices=NAMES)
-parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
-asked = parser.parse_args()
+from fedstrata import __version__
+from fedstrata.threads import cores
 
-rows = import_module(f"benchmarks.{asked.name}").measure()
-if asked.json:
-    print(json.dumps(rows))
-else:
-    for row in rows:
-        verdict = "met" if row["met"] else "missed"
-        goal = "" if row["goal"] is None else f"goal {row['goal']:g}: {verdict}"  # some are for information only
-        print(f"{row['name']:<40} {row['value']:>10.2f} {row['unit']:<9} {goal}".rstrip())
+HERE = Path(__file__).parent
+NAMES = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
+
+
+def main() -> None:
+    """Measure and tell."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.json")
+    asked = parser.parse_args()
+    benchmark = import_module(f"benchmarks.{asked.name}")
+    rows = benchmark.measure()
+    print(json.dumps(rows) if asked.json else table(rows))
+    if asked.save:
+        (HERE / "results").mkdir(exist_ok=True)
+        kept = {"benchmark": asked.name, **about(benchmark), "rows": rows}
+        (HERE / "results" / f"{asked.name}.json").write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Give one line a row."""
+    width = max(len(row["name"]) for row in rows)
+    return "\n".join(f"{row['name']:<{width}} {_figure(row['value'])} {row['unit']:<9} {_verdict(row)}" for row in rows)
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return f"{'-':>10}"
+    return f"{value:>10.2f}" if value >= 0.1 or value == 0 else f"{value:>10.4f}"
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["goal"] is None:
+        return ""  # for information
+    return f"goal {row['goal']:g}: " + {True: "met", False: "missed", None: "not measured"}[row["met"]]
+
+
+def about(benchmark: ModuleType) -> dict[str, Any]:
+    """Say when, where and with what this was measured."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "fedstrata": __version__}
+    if hasattr(benchmark, "versions"):
+        versions |= benchmark.versions()
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "versions": versions}
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine, as far as it tells."""
+    cpu, memory = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+    models = [s.partition(":")[2].strip() for s in _lines(cpu) if s.startswith("model name")]
+    total = [int(s.split()[1]) for s in _lines(memory) if s.startswith("MemTotal")]
+    found: dict[str, Any] = {"cpu": models[0] if models else platform.processor(), "cores": cores()}
+    if total:
+        found["memory_gb"] = round(total[0] / 1024**2, 1)
+    if torch.cuda.is_available():
+        found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+if __name__ == "__main__":
+    main()

@@ -24,13 +24,13 @@ import torch
 from fedstrata import registry
 from fedstrata.clientside import Visit
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.federation import Federation
 from fedstrata.lane import RING, Lane
 from fedstrata.look import CHUNK
 from fedstrata.loop import Gathered
 from fedstrata.messages import Report, Task, prefixed
 from fedstrata.serverside import Ask, Step
+from fedstrata.threads import one_thread
 from fedstrata.training import described
 from fedstrata.work import Work
 

@@ -18,9 +18,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstrata.drive.scheduled import Stock
-from fedstrata.engines.local.cost import cores
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcess, threads
+from fedstrata.engines.local.in_process import InProcess
 from fedstrata.federation import Federation
 from fedstrata.loop import play_round
 from fedstrata.roster import Roster, World
@@ -32,6 +31,7 @@ from fedstrata.schedule.supply import Pools
 from fedstrata.serverside import View
 from fedstrata.space import Space
 from fedstrata.split import Split
+from fedstrata.threads import cores, threads
 from fedstrata.training import described
 from fedstrata.work import Work
 

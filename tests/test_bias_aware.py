@@ -396,6 +396,6 @@ def test_a_lane_of_its_own_gives_the_same_visit():
     work = work_of({"method.name": "fedbss", "method.sample.batch": "capacity", **ALL}, federation)
     client, task = federation.client(2), Task(2, 3, 0, down=work.fresh().model.wire())
     own = Lane(work.plan.local, federation.train.x, federation.train.y, client.samples, fastest=client.speed)
-    shared = in_process(work)._crew._lane
+    shared = in_process(work)._crew._benches[0].lane
     updates = [lane.visit(client, task, {})[0].summed["update"] for lane in (own, shared)]
     assert torch.equal(*updates)

@@ -27,7 +27,6 @@ from fedstrata.correct.fedrs import FedRs, scales
 from fedstrata.correct.moon import contrast
 from fedstrata.correct.prox import Prox
 from fedstrata.correct.scaffold import Control, Scaffold
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
 from fedstrata.loop import play_round, scored
@@ -36,6 +35,7 @@ from fedstrata.optimize.adam import Adam
 from fedstrata.optimize.sgd import Sgd
 from fedstrata.serverside import System
 from fedstrata.testing.worlds import TINY, alike, in_process, play, same, tiny_federation, work_of
+from fedstrata.threads import one_thread
 from fedstrata.training import described
 from fedstrata.work import Work
 
@@ -238,7 +238,7 @@ def test_feddyn_in_the_loop():
     work = given_work((2,) * 4, {"method.correct": parts, **asked})
     state, engine, seen = start(work, 1.0, 1.0), in_process(work), []
     engine.restore({k: ((0, 0), {"feddyn/g": f64(0.2, 0.2)}) for k in range(4)})
-    lane = engine._crew._lane
+    lane = engine._crew._benches[0].lane
     step = lane.step
     lane.step = lambda width: (step(width), seen.append(lane.buf.w[0].item()))
     ((outcome,),) = play_from(work, state, engine)
@@ -426,7 +426,7 @@ def test_moon_is_refused_where_nothing_comes_before_the_last_layer():
 
 def test_moons_features_are_those_of_the_projection():
     work = work_of({"method.name": "moon", "model.projection": 7})
-    lane = in_process(work)._crew._lane
+    lane = in_process(work)._crew._benches[0].lane
     features, _ = lane.network(work.federation.train.x[:2].double())
     assert features.shape == (2, 7)
     assert play(work)[0].model.params.isfinite().all()

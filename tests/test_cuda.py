@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedstrata import Federation, registry, resume, train
+from fedstrata.lane import Lane
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SMALL = {"train.rounds": 3, "data.clients": 8, "engine.precision": "fp64"}
@@ -53,3 +54,86 @@ def test_small_pixels_augmentation_and_dropout_give_the_same_bits_there(tmp_path
     ]
     gap = max(float((t - runs[1].model()[name]).abs().max()) for name, t in runs[0].model().items())
     assert gap < 1e-9
+
+
+def gap_of(one, other):
+    return max(float((t - other.model()[name]).abs().max()) for name, t in one.model().items())
+
+
+@pytest.mark.parametrize("together", ["always", "never"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedbss", "fedpbs", "feddyn", "fedyogi"])
+def test_recorded_lanes_side_by_side_equal_plain_steps_on_one(method, together, tmp_path):
+    asked = SMALL | {"method.name": method, "engine.device": "cuda", "train.clients_per_round": "all"}
+    asked |= {"method.sample.warmup": 0} if method == "fedbss" else {}
+    plain = train(
+        overrides=asked | {"engine.record": False, "engine.lanes": 1, "engine.together": "never"}, out=tmp_path / "1"
+    )
+    lanes = train(overrides=asked | {"engine.lanes": 3, "engine.together": together}, out=tmp_path / "3")
+    assert gap_of(plain, lanes) < 1e-9
+    remarks = [e["wall"].get("remark") for e in lanes.events() if e["event"] == "engine"]
+    assert not any(remarks)
+
+
+def test_batch_norm_is_recorded_with_padding_left_out(tmp_path):
+    asked = SMALL | {"model.norm": "batch", "train.clients_per_round": "all"}
+    runs = [train(overrides=asked | {"engine.device": d}, out=tmp_path / d) for d in ("cpu", "cuda")]
+    assert gap_of(*runs) < 1e-9
+
+
+class ReadsTheHost(torch.nn.Module):
+    """Asks the device for a number in the middle of a step, which cannot be recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head = torch.nn.Linear(6, 5), torch.nn.Linear(5, 3)
+
+    def forward(self, x):
+        hidden = self.fc(x)
+        return self.head(hidden if float(hidden.detach().sum()) > 0 else hidden * 1.0)
+
+
+def test_a_step_that_cannot_be_recorded_is_taken_as_it_is_with_the_reason(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 6)), np.arange(60) % 3
+    federation, module = Federation.from_arrays(x, y, np.array_split(np.arange(60), 4), test=0.2), ReadsTheHost()
+    asked = {
+        "train.rounds": 2,
+        "engine.precision": "fp64",
+        "train.clients_per_round": "all",
+        "engine.together": "never",
+    }
+    runs = [
+        train(federation=federation, model=module, overrides=asked | {"engine.device": d}, out=tmp_path / d)
+        for d in ("cpu", "cuda")
+    ]
+    remarks = [e["wall"].get("remark") or "" for e in runs[1].events() if e["event"] == "engine"]
+    assert gap_of(*runs) < 1e-9
+    assert any("captur" in remark for remark in remarks)
+
+
+def test_out_of_memory_costs_lanes_and_no_rounds(tmp_path, monkeypatch):
+    asked = SMALL | {"engine.device": "cuda", "engine.lanes": 4, "engine.together": "never", "method.name": "scaffold"}
+    expected = train(overrides=asked, out=tmp_path / "calm")
+    step, left = Lane.step, [30]
+
+    def hungry(self, width):
+        left[0] -= 1
+        if left[0] == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(self, width)
+
+    monkeypatch.setattr(Lane, "step", hungry)
+    run = train(overrides=asked | {"engine.record": False}, out=tmp_path / "tight")
+    remarks = [e["wall"].get("remark") or "" for e in run.events() if e["event"] == "engine"]
+    assert "2 lanes instead of 4: the device ran out of memory" in remarks
+    assert gap_of(expected, run) < 1e-9
+
+
+@pytest.mark.parametrize(("precision", "near"), [("tf32", 2e-2), ("bf16", 1e-1)])
+def test_less_precision_is_near_and_stated(precision, near, tmp_path):
+    asked = {"train.rounds": 2, "data.clients": 8, "model.name": "lenet5", "engine.device": "cuda"}
+    exact = train(overrides=asked, out=tmp_path / "fp32")
+    quick = train(overrides=asked | {"engine.precision": precision}, out=tmp_path / precision)
+    assert 0 < gap_of(exact, quick) < near
+    assert quick.summary["precision"] == precision
+    assert exact.summary["precision"] == "fp32"

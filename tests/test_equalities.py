@@ -21,13 +21,13 @@ from fedstrata.correct.feddyn import FedDyn
 from fedstrata.correct.fedrs import FedRs
 from fedstrata.correct.prox import Prox
 from fedstrata.correct.scaffold import Scaffold
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.errors import FedstrataError
 from fedstrata.loop import play_round
 from fedstrata.runs import Checkpoints
 from fedstrata.split import Split
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import alike, play, same, work_of
+from fedstrata.threads import one_thread
 from fedstrata.training import described
 from fedstrata.work import Work
 
@@ -250,7 +250,7 @@ def test_in_process_equals_sites_behind_bytes(method, precision, stragglers):
     assert same(here, there)
     assert alike(seen, told)
     assert here.traffic == there.traffic
-    assert here.accepted == there.accepted
+    assert alike(here.ledger, there.ledger)
 
 
 @both_precisions
@@ -305,14 +305,14 @@ def test_a_server_lost_while_sites_live_on(tmp_path, method, precision, straggle
 
     engine = sites(work)
     state = play_on(work, engine, work.fresh(), 2)
-    state.durable |= state.accepted
+    state.ledger.secure()
     Checkpoints(tmp_path).write(2, state, engine.keeps(), {})
     play_on(work, engine, state, lost_after)
     checkpoints = Checkpoints(tmp_path)
     saved, keeps = checkpoints.read(checkpoints.manifest(), like=work.fresh())
     engine.restore(keeps)
     assert saved.round == 2
-    assert saved.accepted != state.accepted
+    assert not alike(saved.ledger.accepted, state.ledger.accepted)
     assert same(whole, play_on(work, engine, saved, 6))
 
 

@@ -475,7 +475,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
         ("system.stragglers.mode", "never", '"uniform"'),
         ("engine.lanes", 0, '"auto"'),
         ("engine.lanes", "many", '"auto"'),
-        ("engine.precision", "fp12", '"fp32" or "fp64"'),
+        ("engine.precision", "fp12", '"fp32", "tf32", "bf16" or "fp64"'),
         ("engine.device", "tpu", '"cpu"'),
     ],
 )

@@ -13,9 +13,10 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
+from fedstrata.course import RING
 from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
-from fedstrata.lane import RING, Lane
+from fedstrata.lane import Lane
 from fedstrata.messages import Task
 from fedstrata.models.lenet5 import LeNet5
 from fedstrata.models.mlp import Mlp

@@ -95,7 +95,7 @@ def test_a_lane_that_dies_is_reported_with_its_exit_code():
 def test_closing_leaves_no_process_behind():
     work = work_of()
     crew = Processes(work.plan.local, work.federation, 2)
-    processes = [process for process, _ in crew._children]
+    processes = [child.process for child in crew._children]
     crew.close()
     assert all(process.poll() is not None for process in processes)
 

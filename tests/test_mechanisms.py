@@ -15,10 +15,10 @@ import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedstrata.assemble import federation_of
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.experiment import Experiment
 from fedstrata.loop import play_round
 from fedstrata.testing.worlds import in_process
+from fedstrata.threads import one_thread
 from fedstrata.training import described
 from fedstrata.work import Work
 
@@ -100,7 +100,7 @@ def test_flagged_clients_of_fedpbs_drift_less_and_the_others_are_fedavgs(mu):
 def drift_by_epoch(work, model, round):
     """Give how far every client is from the received model at the end of each of its epochs."""
     engine, lengths, ends = in_process(work), [], []
-    lane = engine._crew._lane
+    lane = engine._crew._benches[0].lane
     step, batches = lane.step, lane._batches
 
     def planned(order):

@@ -88,7 +88,7 @@ def test_figures_of_a_round_count_training_and_not_probes():
             outcome(Report(3, 50, loss=9.0, meta={"probed_loss": 2.5}), kind="probe-loss", combine=False),
             outcome(Report(0, 10, loss=1.0, drift=1.0), Report(1, 30, loss=2.0, drift=math.sqrt(5)), missing=(4,)),
         ],
-        np.array([4, 4, 4, 0]),
+        jain(np.array([4, 4, 4, 0])),
     )
     assert figures["loss_train"] == pytest.approx(1.75)  # (10 * 1 + 30 * 2) / 40
     assert figures["drift"] == pytest.approx(1.618034, abs=1e-6)
@@ -100,7 +100,7 @@ def test_figures_of_a_round_count_training_and_not_probes():
 
 
 def test_a_round_in_which_nobody_trained_has_no_loss_and_no_drift():
-    figures = round_figures([outcome()], np.zeros(3))
+    figures = round_figures([outcome()], jain(np.zeros(3)))
     assert (figures["loss_train"], figures["drift"], figures["jain"]) == (None, None, 1.0)
 
 
@@ -128,7 +128,7 @@ def test_drift_is_the_mean_distance_from_the_model_that_was_sent():
     work = Work(described(None, None, asked, federation, module), federation, module)
     state, ((step,),) = play(work, rounds=1)
     assert [float(r.drift) for r in step.reports] == pytest.approx([1.0, math.sqrt(5)])
-    assert round_figures([step], state.participation)["drift"] == pytest.approx(1.618034, abs=1e-6)
+    assert round_figures([step], state.ledger.jain)["drift"] == pytest.approx(1.618034, abs=1e-6)
     assert state.model.params.tolist() == pytest.approx([2.0, 1.0])
 
 

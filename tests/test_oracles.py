@@ -160,7 +160,7 @@ def test_scaffold_in_the_loop():
     state.servers["scaffold"] = Control(f64(0.1, 0.1))
     engine.restore({k: ((0, 0), {"scaffold/c": f64(0.3, 0.3)}) for k in range(10)})
     seen = []
-    lane = engine._crew._lane
+    lane = engine._crew._benches[0].lane
     step = lane.step
     lane.step = lambda width: (step(width), seen.append(lane.buf.w[0].item()))
     ((outcome,),) = play_from(work, state, engine=engine)

@@ -27,7 +27,6 @@ from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.devices import Devices
 from fedstrata.drive.passing import Passing
 from fedstrata.drive.scheduled import Progress
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.loop import play_round
 from fedstrata.messages import Task
 from fedstrata.partition import Labelled
@@ -43,6 +42,7 @@ from fedstrata.schedule.take import Take
 from fedstrata.serverside import View
 from fedstrata.testing import Sites
 from fedstrata.testing.worlds import in_process, play, same, work_of
+from fedstrata.threads import one_thread
 
 
 class Shop:

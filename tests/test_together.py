@@ -27,7 +27,6 @@ from fedstrata.clientside import Gradient
 from fedstrata.combine.size import Size
 from fedstrata.combine.uniform import Uniform
 from fedstrata.counter import Clock
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
 from fedstrata.inputs import Inputs
@@ -44,6 +43,7 @@ from fedstrata.schedule.take import Take
 from fedstrata.space import Model, Space
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import in_process, same
+from fedstrata.threads import one_thread
 from fedstrata.training import described
 from fedstrata.work import Work
 

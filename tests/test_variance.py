@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import look
 from fedstrata.correct.prox import Prox
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.federation import Federation
 from fedstrata.lane import Lane
 from fedstrata.messages import Task
 from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.threads import one_thread
 from fedstrata.training import described
 from fedstrata.work import Work
 
@@ -45,7 +45,7 @@ def looking(work, client=0, down=None):
     lane = Lane(local, data.x, data.y, int(work.federation.train_split.sizes.max()))
     task = Task(client, 0, 0, down=down or work.fresh().model.wire())
     visit = lane.visiting(work.federation.client(client), task, {})
-    lane._load(task.down)
+    lane.load(task.down)
     return lane, visit
 
 
@@ -275,21 +275,21 @@ def test_what_was_seen_once_is_not_computed_again(of):
     lane, visit = looking(images("conv"))
     seen = forwards(lane)
     first = visit.variance(of)
-    passes, work = len(seen), lane._look.work
+    passes, work = len(seen), lane.look.work
     assert visit.variance(of) == visit.spread(of, visit.batch()) == first
     assert len(seen) == passes > 0
-    assert lane._look.work == work
+    assert lane.look.work == work
 
 
 def test_after_a_look_at_everything_losses_of_a_batch_cost_nothing():
     lane, visit = looking(images("conv"))
     seen = forwards(lane)
     peek = visit.peek()
-    passes, work = len(seen), lane._look.work
+    passes, work = len(seen), lane.look.work
     some = np.array([1, 5, 7])
     assert visit.spread("loss", some) == pytest.approx(peek.losses[some].var(), rel=1e-12)
     assert visit.peek(some).losses.tolist() == peek.losses[some].tolist()
-    assert (len(seen), lane._look.work) == (passes, work)
+    assert (len(seen), lane.look.work) == (passes, work)
 
 
 def test_a_look_at_some_samples_is_not_taken_for_a_look_at_all():

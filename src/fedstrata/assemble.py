@@ -33,7 +33,7 @@ from fedstrata.rng import Streams, torch_seeded
 from fedstrata.serverside import BY_CHOICE, Driver, ServerPart, ServerSide
 from fedstrata.space import Model, Space
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def federation_of(experiment: Experiment) -> Federation:
@@ -113,6 +113,7 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
         streams=streams,
         dtype=dtype,
         rounds=train.rounds,
+        half=experiment.engine.precision == "bf16",
     )
     plan = Plan(
         driver=driver,

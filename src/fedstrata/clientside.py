@@ -95,6 +95,8 @@ class Visit:
 
     def scoped(self, part: str) -> Visit:
         """Show a part its own state and broadcast under its own names."""
+        if not any("/" in name for names in (self.keep, self.down) for name in names):
+            return self
         return replace(self, keep=scoped(self.keep, part), down=scoped(self.down, part))
 
 
@@ -291,6 +293,7 @@ class Local:
     streams: Streams
     dtype: torch.dtype
     rounds: int = 1
+    half: bool = False  # layers compute in bfloat16, weights stay as they are
 
     @property
     def chain(self) -> dict[str, LocalPart]:

@@ -182,15 +182,18 @@ class EngineChoice(Section):
 
     kind: str = "local"
     lanes: Count | Literal["auto"] = "auto"
-    precision: Literal["fp32", "fp64"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "fused", "messages"] = "auto"  # of methods whose clients compute one batch together
     client_state: Literal["memory", "disk"] = "memory"  # where what clients keep lies between their visits
+    together: Literal["auto", "always", "never"] = "auto"  # whether tiny clients are trained many at once
+    record: bool = True  # whether a GPU replays recorded steps
 
     @property
     def place(self) -> dict[str, Any]:
         """Options of the engine itself."""
-        return {"lanes": self.lanes, "device": self.device, "client_state": self.client_state}
+        own = ("lanes", "device", "precision", "client_state", "together", "record")
+        return {name: getattr(self, name) for name in own}
 
 
 class Experiment(Section):

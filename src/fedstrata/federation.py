@@ -193,29 +193,28 @@ class Federation:
         train_rows, held = _for_server(proxy, train_rows, samples.y.numpy(), streams)
         if clients is None or isinstance(clients, int | Integral):
             deal = _dealt(partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams)
-            parts, test_parts = [train_rows[p] for p in deal.train], [test_rows[p] for p in deal.test]
+            split, test_split = Split.of(deal.train).among(train_rows), Split.of(deal.test).among(test_rows)
+            notes = tuple(deal.notes)
         else:
             own_test = test_samples is samples
-            deal = _held(clients, train_rows, len(samples), test_clients, test_rows, own_test)
-            parts, test_parts = list(deal.train), list(deal.test)
+            split, test_split = _held(clients, train_rows, len(samples), test_clients, test_rows, own_test)
+            notes = ()
         if test_samples is samples:
-            test_samples, test_parts = _kept(samples, test_rows, test_parts)
-        at_server = _kept(samples, held, [])[0] if len(held) else None
-        left_out = len(train_rows) - sum(map(len, parts))
-        if not sum(map(len, parts)):
+            test_samples, test_split = _kept(samples, test_rows), test_split.numbered(test_rows)
+        if not len(split.rows):
             raise RequestError("no client has any training samples")
         return cls(
             train=samples,
             test=test_samples,
-            train_split=Split.of(parts),
-            test_split=Split.of(test_parts),
+            train_split=split,
+            test_split=test_split,
             classes=classes,
             name=name,
             speeds=_speeds(speeds),
-            left_out=left_out,
-            notes=tuple(deal.notes),
+            left_out=len(train_rows) - len(split.rows),
+            notes=notes,
             inputs=inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0),
-            proxy=at_server,
+            proxy=_kept(samples, held) if len(held) else None,
         )
 
     @classmethod
@@ -245,20 +244,21 @@ def _dealt(partition: Any, clients: Any, train: Labelled, test: Labelled, stream
 
 def _held(
     clients: Any, train_rows: np.ndarray, samples: int, test_clients: Any, test_rows: np.ndarray, own_test: bool
-) -> Deal:
+) -> tuple[Split, Split]:
     """Read who holds which rows; with `own_test`, what was held out is tested by those who hold it."""
-    given = [_rows(rows) for rows in _each_clients_rows(clients, samples)]
-    _check_rows(given, samples)
-    trained = np.zeros(samples, dtype=bool)
-    trained[train_rows] = True
-    parts = [rows[trained[rows]] for rows in given]
+    given = _checked(_given(clients, samples), samples)
+    train = given.only(_marked(train_rows, samples))
     if own_test:
-        tested = np.zeros(samples, dtype=bool)
-        tested[test_rows] = True
-        return Deal(parts, [rows[tested[rows]] for rows in given])
-    test_parts = [_rows(rows) for rows in ([[]] * len(parts) if test_clients is None else test_clients)]
-    _check_rows(test_parts, len(test_rows))
-    return Deal(parts, test_parts)
+        return train, given.only(_marked(test_rows, samples))
+    if test_clients is None:
+        return train, Split.nothing(len(given))
+    return train, _checked(Split.of([_rows(rows) for rows in test_clients]), len(test_rows))
+
+
+def _marked(rows: np.ndarray, samples: int) -> np.ndarray:
+    marked = np.zeros(samples, dtype=bool)
+    marked[rows] = True
+    return marked
 
 
 def _for_server(proxy: int, rows: np.ndarray, labels: np.ndarray, streams: Streams) -> tuple[np.ndarray, np.ndarray]:
@@ -278,25 +278,24 @@ def _for_server(proxy: int, rows: np.ndarray, labels: np.ndarray, streams: Strea
     return np.setdiff1d(rows, held), held
 
 
-def _kept(samples: Samples, kept: np.ndarray, test_parts: Sequence[np.ndarray]) -> tuple[Samples, list[np.ndarray]]:
-    """Make a test set of the held-out rows; rows are numbered anew inside it."""
+def _kept(samples: Samples, kept: np.ndarray) -> Samples:
+    """Make a set of its own of some rows."""
     rows = torch.from_numpy(kept)
-    groups = None if samples.groups is None else samples.groups[kept]
-    return Samples(samples.x[rows], samples.y[rows], groups), [np.searchsorted(kept, r) for r in test_parts]
+    return Samples(samples.x[rows], samples.y[rows], None if samples.groups is None else samples.groups[kept])
 
 
-def _each_clients_rows(clients: Any, samples: int) -> Sequence[Any]:
+def _given(clients: Any, samples: int) -> Split:
     """Take rows a client, or one client name a sample."""
-    flat = np.asarray(clients) if all(np.ndim(c) == 0 for c in clients) else None
-    if flat is None or not len(flat):
-        return list(clients)
+    plain = isinstance(clients, np.ndarray) and clients.dtype != object  # no need to look at each of millions
+    if not len(clients) or not (clients.ndim == 1 if plain else all(np.ndim(c) == 0 for c in clients)):
+        return Split.of([_rows(rows) for rows in clients])
+    flat = np.asarray(clients)
     if len(flat) != samples:
         raise RequestError(
             f"clients names {len(flat)} owners for {samples} samples; give rows a client, or one owner each"
         )
     owner = np.unique(flat, return_inverse=True)[1]
-    order = np.argsort(owner, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(owner))[:-1])
+    return Split.sized(np.argsort(owner, kind="stable"), np.bincount(owner))
 
 
 def _rows(rows: Any) -> np.ndarray:
@@ -315,9 +314,10 @@ def _speeds(speeds: Any) -> np.ndarray | None:
         raise RequestError("speeds must hold one number > 0 for each client") from None
 
 
-def _check_rows(parts: Sequence[np.ndarray], samples: int) -> None:
-    rows = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+def _checked(split: Split, samples: int) -> Split:
+    rows = split.rows
     if (strange := rows[(rows < 0) | (rows >= samples)]).size:
         raise RequestError(f"a client names row {int(strange[0])}, but there are {samples} samples")
-    if len(np.unique(rows)) != len(rows):
+    if np.count_nonzero(_marked(rows, samples)) != len(rows):
         raise RequestError("the same row is listed twice; each sample belongs to one client")
+    return split

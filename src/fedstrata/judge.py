@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedstrata.metrics import accuracy, balanced, recalls, worst
 from fedstrata.network import Network
 from fedstrata.serverside import Scores, View
 from fedstrata.space import Model, Space
+from fedstrata.threads import cores, threads
 
 
 @dataclass
@@ -38,9 +39,11 @@ class Judge:
             raise RequestError("there are no test samples: hold some out, or give a test set")
         module = self.local.build().to(self.device, self.local.dtype)
         self._space = Space.of(module, self.local.head)
-        self._network = Network(module, self.local.head).eval()
+        self._network = Network(module, self.local.head, self.local.half).eval()
         tested = np.flatnonzero(self.federation.test_split.sizes)
         rng = self.local.streams("evaluate")
+        test = self.federation.test  # it stays where models are evaluated
+        self._test = replace(test, x=test.x.to(self.device), y=test.y.to(self.device))
         self._asked = np.sort(rng.choice(tested, min(self.clients, len(tested)), replace=False))
 
     def __call__(self, model: Model, view: View) -> Scores:
@@ -52,7 +55,8 @@ class Judge:
         """Score a model, on what clients hold in a round."""
         test, split = self.federation.test, self.federation.at(round).test_split
         self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
-        hits, losses = answers(self._network, self.local, test, self.device)
+        with threads(cores()):  # no lane is at work
+            hits, losses = answers(self._network, self.local, self._test)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
         own = {int(i): float(hits[rows].mean()) for i in self._asked if len(rows := split[int(i)])}
         figures: dict[str, Any] = {
@@ -81,7 +85,10 @@ class ProxyLoss:
 
     def __post_init__(self) -> None:
         module = self.local.build().to(self.local.dtype)
-        self._space, self._network = Space.of(module, self.local.head), Network(module, self.local.head).eval()
+        self._space, self._network = (
+            Space.of(module, self.local.head),
+            Network(module, self.local.head, self.local.half).eval(),
+        )
 
     def __call__(self, model: Model) -> float:
         """Score a model."""
@@ -89,14 +96,13 @@ class ProxyLoss:
         return float(answers(self._network, self.local, self.samples)[1].mean())
 
 
-def answers(network: Network, local: Local, samples: Samples, device: str = "cpu") -> tuple[np.ndarray, np.ndarray]:
+def answers(network: Network, local: Local, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
     """Give which samples a network gets right, and its loss on each."""
     hits, losses = [], []
     with torch.no_grad():
         for start in range(0, len(samples), CHUNK):
-            x = local.inputs(samples.x[start : start + CHUNK].to(device), local.dtype)
-            y = samples.y[start : start + CHUNK].to(device)
+            x, y = local.inputs(samples.x[start : start + CHUNK], local.dtype), samples.y[start : start + CHUNK]
             logits = network(x)[1]
-            hits.append((logits.argmax(1) == y).cpu())
-            losses.append(cross_entropy(logits, y, reduction="none").cpu())
-    return torch.cat(hits).numpy(), torch.cat(losses).double().numpy()
+            hits.append(logits.argmax(1) == y)
+            losses.append(cross_entropy(logits, y, reduction="none"))
+    return torch.cat(hits).cpu().numpy(), torch.cat(losses).double().cpu().numpy()

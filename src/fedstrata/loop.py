@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedstrata.messages import Report, Sums, Tag, Task, prefixed, tensor_bytes
+from fedstrata.ledger import Ledger
+from fedstrata.messages import Report, Sums, Task, prefixed, tensor_bytes
 from fedstrata.metrics import round_figures
 from fedstrata.plan import Plan
 from fedstrata.roster import Roster
@@ -33,10 +34,8 @@ class State:
     select: Any
     combine: Any
     servers: dict[str, Any]
-    participation: np.ndarray  # reports that counted, by client
+    ledger: Ledger  # who took part
     round: int = 0
-    accepted: dict[int, Tag] = field(default_factory=dict)  # last report of each client that counted
-    durable: dict[int, Tag] = field(default_factory=dict)  # the same as of the last checkpoint
     traffic: Traffic = field(default_factory=Traffic)
     clock: float = 0.0  # virtual seconds
     progress: Progress = field(default_factory=Progress)
@@ -46,9 +45,13 @@ class State:
     def first(cls, plan: Plan, view: View, model: Model) -> State:
         """Give the state before the first round."""
         servers = {name: part.init(view, model) for name, part in plan.servers.items()}
-        participation = np.zeros(view.roster.clients, dtype=np.int64)
         parts = plan.driver.init(view), plan.select.init(view), plan.combine.init(view)
-        return cls(model, *parts, servers, participation)
+        return cls(model, *parts, servers, Ledger.of(view.roster.clients))
+
+    @property
+    def participation(self) -> np.ndarray:
+        """How often each client took part."""
+        return self.ledger.participation
 
 
 def run(
@@ -71,7 +74,7 @@ def run(
         scores = judge(scored(plan, state), view)
         plan.select.feedback(state.select, view, outcomes, scores)
         state.stopped = stopping.reason(state.progress, scores.figures)
-        figures = {**scores.figures, **round_figures(outcomes, state.participation, view), **vars(state.traffic)}
+        figures = {**scores.figures, **round_figures(outcomes, state.ledger.jain, view), **vars(state.traffic)}
         log("round", round=state.round, **figures, time=state.clock)
         save(state)
 
@@ -104,10 +107,10 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
             part=step.part,
             config=ask.config,
             down=down,
-            accepted=state.accepted.get(ask.client),
-            durable=state.durable.get(ask.client),
+            accepted=accepted,
+            durable=durable,
         )
-        for ask in step.asks
+        for ask, (accepted, durable) in zip(step.asks, state.ledger.tags([a.client for a in step.asks]), strict=True)
     ]
     size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
     reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
@@ -126,12 +129,13 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     whole = engine.each() if plan.select.individual else {}
     seen = [replace(r, summed=whole[r.client].summed) if whole else r for r in arrived]
     engine.settle(here, (view.round, at))
-    state.accepted |= dict.fromkeys(here, (view.round, at))
+    state.ledger.accept(here, (view.round, at))
     if step.combine:
-        state.participation[here] += np.array(step.visits(here), dtype=np.int64)
+        state.ledger.count(here, step.visits(here))
     cost = cost_of(step, size, tasks, [r for r in reports if r.client not in lost])
     state.traffic.add(cost)
-    missing = tuple(a.client for a in step.asks if a.client not in here)
+    there = set(here)
+    missing = tuple(a.client for a in step.asks if a.client not in there)
     return Outcome(step, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,15 +71,24 @@ class Report:
     work: float = 0.0  # samples that went through the model, forward and back
     seconds: float = 0.0  # from asking to having it, on the virtual clock
 
-    def read(self) -> Report:
-        """Read every number that is still a tensor."""
+    def read(self, known: Mapping[int, Any] | None = None) -> Report:
+        """Read every number that is still a tensor; `known` holds what some of them are, by identity."""
+
+        def value(v: Any) -> Any:
+            return v if not isinstance(v, Tensor) else v.item() if known is None else known[id(v)]
+
         return replace(
             self,
-            loss=float(self.loss),
-            drift=float(self.drift),
-            finite=bool(self.finite),
-            meta={k: v.item() if isinstance(v, Tensor) else v for k, v in self.meta.items()},
+            loss=float(value(self.loss)),
+            drift=float(value(self.drift)),
+            finite=bool(value(self.finite)),
+            meta={k: value(v) for k, v in self.meta.items()},
         )
+
+    @property
+    def unread(self) -> list[Tensor]:
+        """Numbers that are still tensors."""
+        return [v for v in (self.loss, self.drift, self.finite, *self.meta.values()) if isinstance(v, Tensor)]
 
     def to(self, device: str) -> Report:
         """Move the tensors."""
@@ -108,6 +118,21 @@ class Sums:
     def scoped(self, part: str) -> Sums:
         """Show a part its own tensors under its own names, beside the common ones."""
         return replace(self, total=scoped(self.total, part))
+
+
+def read(reports: Sequence[Report]) -> list[Report]:
+    """Read what is still a tensor in all of them at once: on a GPU, every single look waits for the device."""
+    tensors = [t for report in reports for t in report.unread]
+    if not tensors or not tensors[0].is_cuda:
+        return [report.read() for report in reports]
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    known: dict[int, Any] = {}
+    for own in alike.values():
+        known |= zip(map(id, own), torch.stack(own).tolist(), strict=True)
+
+    return [report.read(known) for report in reports]
 
 
 def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) -> Sums:

@@ -40,8 +40,12 @@ def worst(accuracies: np.ndarray, share: float = 0.1) -> float:
 
 def jain(counts: np.ndarray) -> float:
     """Jain's fairness index of participation: 1 when everybody took part equally often."""
-    squares = float((counts.astype(np.float64) ** 2).sum())
-    return float(counts.sum()) ** 2 / (len(counts) * squares) if squares else 1.0
+    return fairness(float(counts.sum()), float((counts.astype(np.float64) ** 2).sum()), len(counts))
+
+
+def fairness(total: float, squares: float, clients: int) -> float:
+    """Give the same from the sum of the counts and that of their squares."""
+    return float(total) ** 2 / (clients * float(squares)) if squares else 1.0
 
 
 def first_round(curve: Sequence[float], target: float, sustained: int = 1) -> int | None:
@@ -59,8 +63,8 @@ def label_divergence(counts: np.ndarray, mix: np.ndarray) -> float | None:
     return float((share[here] * np.log(share[here] / mix[here])).sum())
 
 
-def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray, view: View | None = None) -> dict[str, Any]:
-    """Sum a round's steps up: who trained, how it went for them, how fair the run has been so far."""
+def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = None) -> dict[str, Any]:
+    """Sum a round's steps up: who trained, how it went for them; and how fair the run has been so far, by Jain."""
     trained = [r for o in outcomes if o.step.combine for r in o.reports]
     world = None if view is None else view.roster.world
     clients = sorted({r.client for r in trained})
@@ -70,7 +74,7 @@ def round_figures(outcomes: Sequence[Outcome], participation: np.ndarray, view: 
         **({} if world is None else _divergences(world, clients, asked)),
         "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
         "drift": _mean([float(r.drift) for r in whole]),
-        "jain": jain(participation),
+        "jain": jain,
         "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }
 

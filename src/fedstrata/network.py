@@ -15,9 +15,9 @@ from fedstrata.errors import RequestError
 class Network(nn.Module):
     """A module whose forward pass also gives the features: what goes into its head."""
 
-    def __init__(self, module: nn.Module, head: str):
+    def __init__(self, module: nn.Module, head: str, half: bool = False):
         super().__init__()
-        self.module, self._head = module, head
+        self.module, self._head, self._half = module, head, half
         self._features: Tensor | None = None
         self.head.register_forward_pre_hook(self._remember)
 
@@ -31,10 +31,14 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Give features and logits."""
-        logits = self.module(x)
+        if self._half:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                logits = self.module(x).float()
+        else:
+            logits = self.module(x)
         assert self._features is not None
         features, self._features = self._features, None
-        return features, logits
+        return features.to(logits.dtype), logits
 
 
 def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = None) -> str:

@@ -14,7 +14,6 @@ from torch import nn
 from fedstrata import __version__, registry
 from fedstrata.assemble import assemble, initial_model
 from fedstrata.devices import equipped
-from fedstrata.engines.local.in_process import one_thread
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
 from fedstrata.judge import Judge, ProxyLoss
@@ -23,6 +22,7 @@ from fedstrata.metrics import first_round
 from fedstrata.plan import Plan, per_round
 from fedstrata.runs import Keeps, Run
 from fedstrata.stopping import Stopping
+from fedstrata.threads import one_thread
 
 LISTED = 1000  # most clients whose label counts are written into the events
 
@@ -74,7 +74,7 @@ class Work:
             tell({"event": kind, **fields})
 
         def save(state: State) -> None:
-            state.durable |= state.accepted
+            state.ledger.secure()
             about = {
                 "experiment": self.experiment.dump(),
                 "identity": identity,
@@ -166,6 +166,7 @@ class Work:
             "best_accuracy": max(curve),
             "last10_accuracy": float(np.mean(curve[-10:])),
             "bytes_setup": self.roster.setup_bytes,
+            "precision": self.experiment.engine.precision,
             "stopped": state.stopped or "all rounds played",
             "remarks": _remarks(folder.events()),
         }

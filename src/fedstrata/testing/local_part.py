@@ -69,14 +69,14 @@ def _visit(lane: Lane, work: Work, client: int, keep: Tensors | None = None) -> 
 
 
 def _check_trace(work: Work, local: Local) -> None:
-    lane, traces = _lane(work, local, pad=True), []
+    lane, traces = _lane(work, local, pad=True), dict[int, list[Any]]()
     step, places = lane.step, set()
 
     def traced(width: int) -> None:
         with Trace() as trace:
             step(width)
         assert not trace.reads, f"the local step reads the device from the host: {sorted(set(trace.reads))}"
-        traces.append(trace.operations)
+        traces.setdefault(width, []).append(trace.operations)
         places.add(
             (
                 lane.buf.w.data_ptr(),
@@ -88,8 +88,10 @@ def _check_trace(work: Work, local: Local) -> None:
     lane.step = traced  # type: ignore[method-assign]
     for client in (1, 0, 5):  # of different sizes: full batches and tails
         _visit(lane, work, client)
-    different = [i for i, operations in enumerate(traces) if operations != traces[0]]
-    assert not different, f"the local step is not the same for every batch: {len(different)} of {len(traces)} differ"
+    for width, same in traces.items():
+        different = sum(operations != same[0] for operations in same)
+        said = f"{different} of {len(same)} of width {width} differ"
+        assert not different, f"the local step is not the same for every batch: {said}"
     assert len(places) == 1, "the local step moved its buffers; write into them instead"
 
 

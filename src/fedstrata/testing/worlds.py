@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fedstrata import tree
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcess, one_thread
+from fedstrata.engines.local.in_process import InProcess
 from fedstrata.federation import Federation
 from fedstrata.loop import State, play_round
 from fedstrata.runs import Checkpoints
 from fedstrata.serverside import Engine, Outcome, Scores
+from fedstrata.threads import one_thread
 from fedstrata.training import described
 from fedstrata.work import Work
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,17 +15,21 @@ SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
 PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions
 
 
-def cores() -> int:
-    """Give the cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@dataclass(frozen=True)
+class Guess:
+    """What a run costs, from the model's multiplications, the mean client and the number of visits."""
 
+    products: int  # of a sample's forward pass
+    seconds: float  # of the whole run on one core
 
-def estimated_seconds(local: Local, federation: Federation, visits: int) -> float:
-    """Guess from the model's multiplications, the mean client and the number of visits."""
-    samples = len(federation.train_split.rows) / len(federation)
-    steps = local.epochs * samples / local.batch_size
-    products = products_a_sample(local.build().to(local.dtype), local.inputs(federation.train.x[:2], local.dtype))
-    return visits * (steps * SECONDS_A_STEP + 3 * products * local.epochs * samples / PRODUCTS_A_SECOND)
+    @classmethod
+    def of(cls, local: Local, federation: Federation, visits: int) -> Guess:
+        """Guess."""
+        samples = len(federation.train_split.rows) / len(federation)
+        steps = local.epochs * samples / local.batch_size
+        products = products_a_sample(local.build().to(local.dtype), local.inputs(federation.train.x[:2], local.dtype))
+        step = steps * SECONDS_A_STEP + 3 * products * local.epochs * samples / PRODUCTS_A_SECOND
+        return cls(products, visits * step)
 
 
 def products_a_sample(module: nn.Module, x: Tensor) -> int:

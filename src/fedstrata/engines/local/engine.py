@@ -15,15 +15,20 @@ import torch
 from torch import Tensor
 
 from fedstrata.clientside import Local
-from fedstrata.engines.local.cost import cores, estimated_seconds
+from fedstrata.engines.local.bench import Answer
+from fedstrata.engines.local.cost import Guess
+from fedstrata.engines.local.groups import worth_grouping
 from fedstrata.engines.local.in_process import InProcess
+from fedstrata.engines.local.on_gpu import OnGpu, lanes_on_gpu
 from fedstrata.engines.local.processes import Processes, why_not
 from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
-from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.messages import Report, Sums, Tag, Task, Tensors, read, weighted_sum
 from fedstrata.options import Count
 from fedstrata.part import Part
 from fedstrata.serverside import Step
+from fedstrata.threads import cores
+from fedstrata.transfer import home
 
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
@@ -31,7 +36,7 @@ WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs m
 class Crew(Protocol):
     """Lanes that work side by side."""
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors | None]]:
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[Answer]:
         """Make all visits; reports and new client state, None where that did not change, in task order."""
 
     def close(self) -> None:
@@ -73,16 +78,16 @@ class LocalEngine:
             answers, self._statistics = self._in_this_process().lockstep(tasks, keeps, step.together)
         else:
             answers = self._crew.work(tasks, keeps)
-        self._reports = {r.client: r.read() for r, _ in answers}
+        self._reports = {r.client: r for r in read([report for report, _ in answers])}
         self._pending = {r.client: new for r, new in answers if new is not None}
         return [r.open() for r in self._reports.values()]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's clients sent, in the order of the weights."""
         if self._outcome is not None:
-            return Sums({name: t.cpu() for name, t in self._outcome.items()}, 1.0, len(weights), joint=True)
+            return Sums({name: home(t) for name, t in self._outcome.items()}, 1.0, len(weights), joint=True)
         sums = weighted_sum(self._reports, weights)
-        total = {name: t.cpu() for name, t in sums.total.items()}
+        total = {name: home(t) for name, t in sums.total.items()}
         if self._statistics is not None:
             total["statistics"] = self._statistics
         return replace(sums, total=total)
@@ -119,11 +124,14 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class OnThisMachine(Part):
-    """Lanes on this machine: plain PyTorch in this process, one process a core, or a GPU."""
+    """Lanes on this machine: plain PyTorch in this process, one process a core, or streams on GPUs."""
 
     lanes: Count | Literal["auto"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     client_state: Literal["memory", "disk"] = "memory"
+    together: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
+    record: bool = True  # whether a GPU replays recorded steps
 
     def start(self, local: Local, federation: Federation, visits: int, note: Callable[..., None]) -> LocalEngine:
         """Start the lanes for a run of about so many visits."""
@@ -131,20 +139,38 @@ class OnThisMachine(Part):
         if self.device == "cuda" and not cuda:
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
         device = "cuda" if cuda and self.device != "cpu" else "cpu"
-        lanes, remark = self._lanes(local, partial(estimated_seconds, local, federation, visits), device)
-        # All of this may differ between equal runs, so it stands under `wall`.
-        note("engine", wall={"lanes": lanes, "device": device, "torch": torch.__version__, "remark": remark})
-        here = partial(InProcess, local, federation, device)
-        crew = here() if lanes == 1 else Processes(local, federation, lanes)
+        guess = Guess.of(local, federation, visits)
+        together = self._together(local, guess, device)
+
+        def remark(text: str) -> None:  # what may differ between equal runs stands under `wall`
+            note("engine", wall={"remark": text})
+
+        here = partial(InProcess, local, federation, together, remark)
+        if device == "cuda":
+            fast = self.precision in ("tf32", "bf16")
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+            torch.backends.cudnn.benchmark = fast  # the quickest kernels, which need not be the same in every run
+            lanes, why = lanes_on_gpu(guess.products * local.batch_size) if self.lanes == "auto" else self.lanes, None
+            gpu = OnGpu(local, federation, together, remark, lanes, self.record)
+            crew: Crew = gpu
+            lanes = gpu.lanes
+        else:
+            lanes, why = self._lanes(local, guess)
+            crew = here() if lanes == 1 else Processes(local, federation, lanes, together, remark)
+        about = {"lanes": lanes, "device": device, "precision": self.precision, "together": together, "remark": why}
+        about["torch"] = torch.__version__
+        note("engine", wall=about)
         return LocalEngine(crew, device, here, self.client_state)
 
-    def _lanes(self, local: Local, seconds: Callable[[], float], device: str) -> tuple[int, str | None]:
-        """Give the number of lanes, and what the user should know about it."""
-        if device == "cuda" and self.lanes not in ("auto", 1):
-            raise RequestError(f'engine.lanes = {self.lanes} needs engine.device = "cpu"; a GPU has one lane')
-        if device == "cuda" or self.lanes == 1:
-            return 1, None
-        if self.lanes == "auto" and (cores() == 1 or seconds() < WORTH_A_PROCESS):
+    def _together(self, local: Local, guess: Guess, device: str) -> bool:
+        """Say whether clients are trained many at once."""
+        if self.together == "auto":
+            return worth_grouping(local.build(), guess.products * local.batch_size, device)
+        return self.together == "always"
+
+    def _lanes(self, local: Local, guess: Guess) -> tuple[int, str | None]:
+        """Give the number of processes, and what the user should know about it."""
+        if self.lanes == 1 or (self.lanes == "auto" and (cores() == 1 or guess.seconds < WORTH_A_PROCESS)):
             return 1, None
         if reason := why_not(local):
             if self.lanes != "auto":

@@ -1,77 +1,84 @@
 """Lanes in this process: plain PyTorch, easy to debug.
 
-Visits follow one after another on one lane. Clients that meet while they compute have a lane each, in lockstep. Steps
-that may be played as one are one visit of a lane that takes everybody's samples.
+Visits follow one after another on one lane, or those of many tiny clients at once. Clients that meet while they compute
+have a lane each, in lockstep. Steps that may be played as one are one visit of a lane that takes everybody's samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedstrata.clientside import Local
-from fedstrata.engines.local.cost import cores, products_a_sample
+from fedstrata.clientside import Client, Local
+from fedstrata.engines.local.bench import Answer, Bench, Visiting
+from fedstrata.engines.local.cost import products_a_sample
+from fedstrata.engines.local.groups import grouped
 from fedstrata.federation import Federation
-from fedstrata.lane import Lane
-from fedstrata.messages import Report, Task, Tensors
+from fedstrata.messages import Task, Tensors
 from fedstrata.norms import By, Meeting
 from fedstrata.rendezvous import in_lockstep
 from fedstrata.rng import torch_seeded
 from fedstrata.serverside import Step
+from fedstrata.threads import cores, one_thread, threads
 
 WORTH_THREADS = 1e7  # multiplications of a batch above which sharing them among cores pays
 
 
 class InProcess:
-    """Visits one client after another, here."""
+    """Visits clients here; `together` trains many at once, `give_up` hears where that is not possible."""
 
-    def __init__(self, local: Local, federation: Federation, device: str = "cpu"):
-        self._local, self._federation, self._device = local, federation, device
-        self._largest = int(federation.train_split.sizes.max())
-        self._fastest = 1.0 if federation.speeds is None else float(federation.speeds.max())
-        self._lane = self._make_lane(federation.train.x, federation.train.y)
-        self._lanes = [self._lane]  # more where clients meet
+    def __init__(
+        self,
+        local: Local,
+        federation: Federation,
+        together: bool = False,
+        give_up: Callable[[str], None] = lambda _: None,
+    ):
+        self._local, self._federation, self._together, self._give_up = local, federation, together, give_up
+        self._sizes = federation.train_split.sizes
+        self._benches = [self._make_bench(federation.train.x, federation.train.y)]  # more where clients meet
 
-    def _make_lane(self, x: Tensor, y: Tensor) -> Lane:
-        return Lane(self._local, x, y, self._largest, self._device, fastest=self._fastest)
+    def _make_bench(self, x: Tensor, y: Tensor) -> Bench:
+        fastest = 1.0 if self._federation.speeds is None else float(self._federation.speeds.max())
+        return Bench(self._local, x, y, int(self._sizes.max()), fastest, give_up=self._give_up)
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors | None]]:
-        """Make all visits in order."""
-        answers: list[tuple[Report, Tensors | None]] = []
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[Answer]:
+        """Make all visits; answers in task order."""
+        answers: dict[int, Answer] = {}
         with one_thread():
-            for task in tasks:
-                answers.append(self._visit(self._lane, task, keeps))
-        return answers
+            for group in grouped(tasks, self._sizes, self._together, cores()):
+                made = self._benches[0].visits([self._visiting(tasks[i], keeps) for i in group])
+                answers |= dict(zip(group, made, strict=True))
+        return [answers[i] for i in range(len(tasks))]
 
     def lockstep(
         self, tasks: Sequence[Task], keeps: Mapping[int, Tensors], by: By
-    ) -> tuple[list[tuple[Report, Tensors | None]], Tensor | None]:
+    ) -> tuple[list[Answer], Tensor | None]:
         """Make all visits side by side; also give the norm statistics that the clients agreed on."""
-        buf = self._lane.buf
-        while len(self._lanes) < len(tasks):
-            self._lanes.append(self._make_lane(buf.x, buf.y))
+        buf = self._benches[0].lane.buf
+        while len(self._benches) < len(tasks):
+            self._benches.append(self._make_bench(buf.x, buf.y))
         seed = self._local.streams.torch_seed("module", round=tasks[0].round, step=tasks[0].turn)
         with one_thread(), torch_seeded(seed):
-            pairs = zip(self._lanes, tasks, strict=False)
-            visits = [partial(self._visit, lane, task, keeps) for lane, task in pairs]
+            pairs = zip(self._benches, tasks, strict=False)
+            visits: list[Callable[[Meeting], Answer]] = [
+                partial(_meet, bench, self._visiting(task, keeps)) for bench, task in pairs
+            ]
             answers, place = in_lockstep(visits, by)
-        return answers, place.statistics(self._lane.space)
+        return self._brought_home(answers), place.statistics(self._benches[0].lane.space)
 
-    def joint(
-        self, step: Step, tasks: Sequence[Task], keeps: Mapping[int, Tensors]
-    ) -> tuple[list[tuple[Report, Tensors | None]], Tensors]:
+    def joint(self, step: Step, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> tuple[list[Answer], Tensors]:
         """Play many steps as one; reports and new state of every client, and the common outcome."""
-        joint, local, lane = step.joint, self._local, self._lane
+        joint, local, lane = step.joint, self._local, self._benches[0].lane
         assert joint is not None
         orders, rows = [], []
         for task in tasks:
-            client = self._federation.at(task.round).client(task.client)
+            client = self._client(task)
             order = local.sampler.plan(lane.visiting(client, task, keeps.get(task.client, {})))
             orders.append(order)
             rows.append(client.rows[np.concatenate(order.epochs)])
@@ -80,9 +87,9 @@ class InProcess:
         first = tasks[0]
         rates = {int(p): local.rate.at(first.round, (int(p), step.part[1])) for p in np.unique(joint.parts)}
         keys = lane.joint_keys(step, tasks)
-        with threads(cores() if self._products * joint.sizes.max(initial=0) > WORTH_THREADS else 1):
+        with self._at_work(), threads(cores() if self._products * joint.sizes.max(initial=0) > WORTH_THREADS else 1):
             report = lane.jointly(first, batches, np.array([rates[int(p)] for p in joint.parts]), keys).read()
-        answers: list[tuple[Report, Tensors | None]] = [
+        answers: list[Answer] = [
             (
                 replace(report, client=task.client, samples=len(own), summed={}),
                 {**keeps.get(task.client, {}), **order.keep},
@@ -91,26 +98,32 @@ class InProcess:
         ]
         return answers, report.summed
 
+    def _at_work(self) -> AbstractContextManager[None]:
+        """Do what the first lane does where it works."""
+        return threads(1)
+
+    def _brought_home(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Give client state as it is kept."""
+        return list(answers)
+
     @cached_property
     def _products(self) -> int:
         """Multiplications of a sample: a large global batch is shared among all cores, for no other lane is at work."""
-        x = self._local.inputs(self._lane.buf.x[:2], self._local.dtype).cpu()
+        x = self._local.inputs(self._federation.train.x[:2], self._local.dtype)
         return products_a_sample(self._local.build().to(self._local.dtype), x)
 
-    def _visit(
-        self, lane: Lane, task: Task, keeps: Mapping[int, Tensors], meeting: Meeting | None = None
-    ) -> tuple[Report, Tensors | None]:
-        client = self._federation.at(task.round).client(task.client)
-        old = keeps.get(task.client, {})
-        try:
-            report, new = lane.visit(client, task, old, meeting)
-        except Exception as error:
-            error.add_note(f"while client {task.client} did {task.kind!r} in round {task.round + 1}")
-            raise
-        return report, None if new is old or not new else {k: t.cpu() for k, t in new.items()}
+    def _client(self, task: Task) -> Client:
+        return self._federation.at(task.round).client(task.client)
+
+    def _visiting(self, task: Task, keeps: Mapping[int, Tensors]) -> Visiting:
+        return self._client(task), task, keeps.get(task.client, {})
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+def _meet(bench: Bench, who: Visiting, meeting: Meeting) -> Answer:
+    return bench.visit(*who, meeting)
 
 
 def interleaved(rows: Sequence[np.ndarray], whose: np.ndarray) -> np.ndarray:
@@ -118,19 +131,3 @@ def interleaved(rows: Sequence[np.ndarray], whose: np.ndarray) -> np.ndarray:
     flat = np.empty(len(whose), dtype=np.int64)
     flat[np.argsort(whose, kind="stable")] = np.concatenate(rows)
     return flat
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def one_thread() -> AbstractContextManager[None]:
-    """Work as every lane does: how sums are cut among threads changes their last bit."""
-    return threads(1)

@@ -1,21 +1,21 @@
-"""Several lanes, each a process with one thread, over one shared copy of the data.
+"""Several lanes, each a process with one thread, over memory that they share.
 
-Lanes are started as plain child processes, so a user's script is never imported a second time. Samples lie in an
-unnamed file that every lane maps into memory: whatever happens to a process, nothing is left behind. Clients are dealt
-longest first; answers are put back into task order, so the number of lanes never changes a result.
+Lanes are started as plain child processes, so a user's script is never imported a second time. Samples and models lie
+in unnamed shared files: only small messages go through sockets, and whatever happens to a process, nothing is left.
+Work is dealt longest first; answers are put back into task order, so neither the number of lanes nor timing changes a
+result. A lane that dies is replaced, and what it had in hand is done again: a visit is a pure function.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -24,83 +24,165 @@ import torch
 from torch import Tensor
 
 from fedstrata.clientside import Local
+from fedstrata.engines.local.bench import Answer
+from fedstrata.engines.local.exchange import Arrays, Place, Region, unnamed
+from fedstrata.engines.local.groups import grouped
 from fedstrata.errors import ClientError, FedstrataError
 from fedstrata.federation import Federation
-from fedstrata.messages import Report, Task, Tensors
+from fedstrata.messages import Task, Tensors
+from fedstrata.threads import cores
 
-Arrays = Mapping[str, np.ndarray]
+DEATHS = 3  # of lanes in a row, without an answer in between, after which a run gives up
+
+
+@dataclass
+class Child:
+    """A lane's process, the line to it, and the files it shares with this one."""
+
+    process: subprocess.Popen[bytes]
+    line: Connection
+    mail: Any  # its own file for tensors
+    region: Region
+    queue: list[list[int]]  # groups of tasks it has to do
+
+    def take(self, layout: Mapping[str, Place]) -> dict[str, Tensor]:
+        """Read tensors out of its mail."""
+        return as_tensors(self.region.take(layout))
 
 
 class Processes:
     """A crew of lanes, each in its own process."""
 
-    def __init__(self, local: Local, federation: Federation, lanes: int):
-        self._sizes, self._federation = federation.train_split.sizes, federation
-        self._children: list[tuple[subprocess.Popen[bytes], Connection]] = []
-        split = federation.train_split
-        arrays = {
-            "x": federation.train.x.numpy(),
-            "y": federation.train.y.numpy(),
-            "rows": split.rows,
-            "starts": split.starts,
-            "speeds": np.ones(len(split)) if federation.speeds is None else federation.speeds,
-        }
-        with _shared(arrays) as (file, layout):
-            for _ in range(lanes):
-                self._children.append(_start(file.fileno()))
-            for _, connection in self._children:
-                hello = (sys.path, pickle.dumps(local), layout, len(federation.classes))
-                connection.send_bytes(pickle.dumps(hello))
-            for lane, (_, connection) in enumerate(self._children):
-                self._receive(lane, connection)  # each says when it has mapped the data
+    def __init__(
+        self,
+        local: Local,
+        federation: Federation,
+        lanes: int,
+        together: bool = False,
+        give_up: Callable[[str], None] = lambda _: None,
+    ):
+        self._federation, self._sizes = federation, federation.train_split.sizes
+        self._together, self._give_up = together, give_up
+        x, split = federation.train.x, federation.train_split
+        self._data = unnamed(x.numel() * x.element_size())
+        layout, _ = Region(self._data.fileno()).put(
+            {
+                "x": x.numpy(),
+                "y": federation.train.y.numpy(),
+                "rows": split.rows,
+                "starts": split.starts,
+                "speeds": np.ones(len(split)) if federation.speeds is None else federation.speeds,
+            }
+        )
+        self._hello = pickle.dumps((sys.path, pickle.dumps(local), layout, len(federation.classes)))
+        self._model = unnamed()  # what every task of a step brings along
+        self._outgoing = Region(self._model.fileno())
+        self._children = [self._start() for _ in range(lanes)]
+        for lane in range(lanes):
+            self._receive(lane)  # each says when it has mapped the data
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[tuple[Report, Tensors | None]]:
+    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[Answer]:
         """Deal the tasks out, longest first, and wait for all answers."""
-        down = {name: t.numpy() for name, t in tasks[0].down.items()} if tasks else {}
-        queues: list[list[int]] = [[] for _ in self._children]
-        load = [0] * len(queues)
-        for i in sorted(range(len(tasks)), key=lambda i: (-self._sizes[tasks[i].client], i)):
+        down, _ = self._outgoing.put(as_numpy(tasks[0].down) if tasks else {})
+        for child in self._children:
+            child.queue = []
+        load = [0] * len(self._children)
+        for group in grouped(tasks, self._sizes, self._together, cores()):
             lane = load.index(min(load))
-            queues[lane].append(i)
-            load[lane] += int(self._sizes[tasks[i].client])
-        for (_, connection), queue in zip(self._children, queues, strict=True):
-            work = [
-                (i, replace(tasks[i], down={}), as_numpy(keeps.get(tasks[i].client, {})), self._moved(tasks[i]))
-                for i in queue
-            ]
-            connection.send_bytes(pickle.dumps((down, work)))
+            self._children[lane].queue.append(group)
+            load[lane] += sum(int(self._sizes[tasks[i].client]) for i in group)
+        for lane, child in enumerate(self._children):
+            if child.queue:
+                self._send(lane, tasks, keeps, down)
 
-        answers: dict[int, tuple[Report, Tensors | None]] = {}
-        busy = {connection: lane for lane, (_, connection) in enumerate(self._children)}
+        answers: dict[int, Answer] = {}
+        deaths = 0
         while len(answers) < len(tasks):
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
-                i, report, summed, shown, keep = self._receive(busy[ready], ready)
-                whole = replace(report, summed=as_tensors(summed), shown=as_tensors(shown))
-                answers[i] = (whole, None if keep is None else as_tensors(keep))
+            lanes = {child.line: lane for lane, child in enumerate(self._children) if child.queue}
+            for line in wait(list(lanes)):
+                lane = lanes[line]  # type: ignore[index]
+                try:
+                    told = self._receive(lane)
+                except EOFError:
+                    deaths += 1
+                    self._replace(lane, deaths)
+                    self._send(lane, tasks, keeps, down)
+                    continue
+                deaths, child = 0, self._children[lane]
+                for i, report, summed, shown, keep in told:
+                    whole = replace(report, summed=child.take(summed), shown=child.take(shown))
+                    answers[i] = whole, None if keep is None else child.take(keep)
+                child.queue.pop(0)
+                if child.queue:
+                    self._send(lane, tasks, keeps, down)
         return [answers[i] for i in range(len(tasks))]
+
+    def _send(self, lane: int, tasks: Sequence[Task], keeps: Mapping[int, Tensors], down: Mapping[str, Place]) -> None:
+        """Give a lane its next group: tasks by message, what clients keep by mail."""
+        child = self._children[lane]
+        group, work, end = child.queue[0], [], 0
+        for i in group:
+            kept, end = child.region.put(as_numpy(keeps.get(tasks[i].client, {})), end)
+            work.append((i, replace(tasks[i], down={}), kept, self._moved(tasks[i])))
+        with suppress(ConnectionError):  # it is dead: whoever waits for its answer will notice
+            child.line.send_bytes(pickle.dumps((down, work)))
 
     def _moved(self, task: Task) -> np.ndarray | None:
         """Give a client's rows where data move; otherwise the lane knows them."""
         return None if self._federation.moves is None else self._federation.at(task.round).train_split[task.client]
 
-    def _receive(self, lane: int, connection: Connection) -> Any:
+    def _receive(self, lane: int) -> Any:
         try:
-            kind, *answer = pickle.loads(connection.recv_bytes())
-        except (EOFError, ConnectionError):
-            code = self._children[lane][0].wait()
-            raise FedstrataError(f"lane {lane} ended unexpectedly with exit code {code}") from None
+            kind, *answer = pickle.loads(self._children[lane].line.recv_bytes())
+        except ConnectionError:
+            raise EOFError from None
         if kind == "error":
             raise ClientError(*answer)
-        return answer
+        told, remarks = answer
+        for remark in remarks:
+            self._give_up(remark)
+        return told
+
+    def _replace(self, lane: int, deaths: int) -> None:
+        """Start another process in the place of one that died."""
+        dead = self._children[lane]
+        code = dead.process.wait()
+        if deaths >= DEATHS:
+            raise FedstrataError(f"lane {lane} ended unexpectedly with exit code {code}, {deaths} times in a row")
+        self._give_up(f"lane {lane} ended unexpectedly with exit code {code}; another one takes its place")
+        dead.line.close()
+        dead.mail.close()
+        self._children[lane] = replace(self._start(), queue=dead.queue)
+        try:
+            self._receive(lane)
+        except EOFError:
+            raise FedstrataError(f"lane {lane} cannot be started again") from None
+
+    def _start(self) -> Child:
+        mail = unnamed()
+        ours, theirs = socket.socketpair()
+        files = [theirs.fileno(), self._data.fileno(), self._model.fileno(), mail.fileno()]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fedstrata.engines.local.worker", *map(str, files)],
+            pass_fds=files,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        line = Connection(ours.detach())
+        line.send_bytes(self._hello)
+        return Child(process, line, mail, Region(mail.fileno()), [])
 
     def close(self) -> None:
         """End the lanes; a lane that is still busy is not waited for."""
-        for process, connection in self._children:
-            connection.close()
-            process.kill()
-            process.wait()
+        for child in self._children:
+            child.line.close()
+            child.process.kill()
+            child.process.wait()
+            child.mail.close()
         self._children = []
+        self._data.close()
+        self._model.close()
 
 
 def why_not(local: Local) -> str | None:
@@ -118,44 +200,10 @@ def why_not(local: Local) -> str | None:
 
 
 def as_numpy(tensors: Tensors) -> dict[str, np.ndarray]:
-    """Prepare tensors for a pipe."""
-    return {name: t.cpu().numpy() for name, t in tensors.items()}
+    """Prepare tensors for shared memory."""
+    return {name: t.detach().cpu().numpy() for name, t in tensors.items()}
 
 
 def as_tensors(arrays: Arrays) -> dict[str, Tensor]:
     """Read them back."""
     return {name: torch.from_numpy(a) for name, a in arrays.items()}
-
-
-class _shared:  # noqa: N801  a context manager that reads as a verb
-    """Arrays in an unnamed file, in memory where the system offers that."""
-
-    def __init__(self, arrays: Arrays):
-        self._arrays = arrays
-
-    def __enter__(self) -> tuple[Any, dict[str, tuple[int, str, tuple[int, ...]]]]:
-        self._file = tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-        layout = {}
-        for name, array in self._arrays.items():
-            start = -(-self._file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-            self._file.seek(start)
-            self._file.write(np.ascontiguousarray(array).data)
-            layout[name] = (start, str(array.dtype), array.shape)
-        self._file.flush()
-        return self._file, layout
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-def _start(data: int) -> tuple[subprocess.Popen[bytes], Connection]:
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-P", "-m", "fedstrata.engines.local.worker", str(theirs.fileno()), str(data)]
-    process = subprocess.Popen(
-        command,
-        pass_fds=(theirs.fileno(), data),
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.DEVNULL,
-    )
-    theirs.close()
-    return process, Connection(ours.detach())

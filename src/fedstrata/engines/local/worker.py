@@ -1,4 +1,4 @@
-"""A lane's own process: reads tasks from a socket, visits clients, answers."""
+"""A lane's own process: reads groups of tasks from a socket, visits clients, answers."""
 
 from __future__ import annotations
 
@@ -10,55 +10,59 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedstrata.clientside import Client, Local
+from fedstrata.engines.local.bench import Answer, Bench
+from fedstrata.engines.local.exchange import Place, Region
 from fedstrata.engines.local.processes import as_numpy, as_tensors
-from fedstrata.lane import Lane
 from fedstrata.split import Split
 
 
-def main(socket: int, data: int) -> None:
+def main(socket: int, data: int, model: int, mail: int) -> None:
     """Serve until the other side hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then hangs up
     torch.set_num_threads(1)
-    connection = Connection(socket)
-    path, plan, layout, classes = pickle.loads(connection.recv_bytes())
+    line, shared, received, sent = Connection(socket), Region(data), Region(model), Region(mail)
+    path, plan, layout, classes = pickle.loads(line.recv_bytes())
     sys.path[:] = path
     local: Local = pickle.loads(plan)
-    arrays = {name: _mapped(data, *where) for name, where in layout.items()}
-    split = Split(arrays["rows"], arrays["starts"])
-    samples, fastest = (torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])), float(arrays["speeds"].max())
-    lane = Lane(local, *samples, int(split.sizes.max()), fastest=fastest)
-    connection.send_bytes(pickle.dumps(("ready",)))
+    arrays = {name: shared.view(place) for name, place in layout.items()}
+    split, labels, speeds = Split(arrays["rows"], arrays["starts"]), arrays["y"], arrays["speeds"]
+    remarks: list[str] = []
+    samples = torch.from_numpy(arrays["x"]), torch.from_numpy(labels)
+    bench = Bench(local, *samples, int(split.sizes.max()), float(speeds.max()), give_up=remarks.append)
+    line.send_bytes(pickle.dumps(("ready", [], [])))
     while True:
         try:
-            down, work = pickle.loads(connection.recv_bytes())
+            down, work = pickle.loads(line.recv_bytes())
         except (EOFError, ConnectionError):
             return
-        shared = as_tensors(down)
-        for i, task, keep, moved in work:
-            rows = split[task.client] if moved is None else moved
-            client = Client(task.client, rows, arrays["y"][rows], classes, float(arrays["speeds"][task.client]))
-            try:
-                old = as_tensors(keep)
-                report, new = lane.visit(client, replace(task, down=shared), old)
-                answer: Any = ("done", i, *_parted(report), None if new is old or not new else as_numpy(new))
-            except Exception:
-                answer = ("error", task.client, traceback.format_exc())
-            connection.send_bytes(pickle.dumps(answer))
+        try:
+            brought = as_tensors({name: received.view(place) for name, place in down.items()})
+            group = []
+            for _, task, kept, moved in work:
+                rows = split[task.client] if moved is None else moved
+                client = Client(task.client, rows, labels[rows], classes, float(speeds[task.client]))
+                group.append((client, replace(task, down=brought), as_tensors(sent.take(kept))))
+            answer: Any = ("done", _written(sent, work, bench.visits(group)), list(remarks))
+            remarks.clear()
+        except Exception as error:
+            answer = ("error", getattr(error, "client", work[0][1].client), traceback.format_exc())
+        line.send_bytes(pickle.dumps(answer))
 
 
-def _parted(report: Any) -> tuple[Any, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    return replace(report.read(), summed={}, shown={}), as_numpy(report.summed), as_numpy(report.shown)
-
-
-def _mapped(file: int, start: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Map an array; copy-on-write, because torch takes only writable memory."""
-    with open(file, "rb", closefd=False) as handle:
-        return np.memmap(handle, dtype=dtype, mode="c", offset=start, shape=shape)
+def _written(mail: Region, work: list[Any], answers: list[Answer]) -> list[Any]:
+    """Put tensors into the mail, and give what the message says."""
+    told, end = [], 0
+    for (i, *_), (report, new) in zip(work, answers, strict=True):
+        placed: list[dict[str, Place] | None] = []
+        for tensors in (report.summed, report.shown, new):
+            layout, end = mail.put(as_numpy(tensors or {}), end)
+            placed.append(None if tensors is None else layout)
+        told.append((i, replace(report.read(), summed={}, shown={}), *placed))
+    return told
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

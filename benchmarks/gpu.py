@@ -1,0 +1,171 @@
+"""On a GPU: rounds on recorded lanes against the loop that research code has, a deep copy and a DataLoader a client.
+
+Samples of both lie on the device. Ours and the loop are measured alternately, and the ratio of the medians counts.
+Workloads: CNN of 1.66 M parameters and ResNet-18 with group norm, 10 clients a round; an MLP, 40 tiny clients a round;
+Stratify's global batches of 64 and single samples against plain eager loops over as many samples.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedstrata.engines.local.engine import OnThisMachine
+from fedstrata.federation import Federation
+from fedstrata.loop import play_round
+from fedstrata.models.cnn_mcmahan import CnnMcmahan
+from fedstrata.models.resnet import ResNet18
+from fedstrata.threads import one_thread
+from fedstrata.training import described
+from fedstrata.work import Work
+
+REPEATS = 5
+Round = Callable[[], None]
+
+
+def measure() -> list[dict[str, Any]]:
+    """Give ratios of the loop's time to ours."""
+    if not torch.cuda.is_available():
+        raise SystemExit("torch sees no GPU: this benchmark needs one")
+    images, mlp = (1, 28, 28), nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    cnn = CnnMcmahan().build(images, 10)
+    handwriting, tiny = _federation(100, 600, images), _federation(400, 35, (64,))
+    rows = []
+    for precision, goal in (("fp32", 11.0), ("tf32", 15.0), ("bf16", None)):
+        ours, loop = _engine(handwriting, cnn, 10, 32, precision), _loop(handwriting, cnn, 10, 32)
+        rows.append(_row(f"CNN, 10 clients a round, {precision}", _ratio(ours, loop), goal))
+    rows.append(
+        _row("tiny MLP, 40 clients a round, fp32", _ratio(_engine(tiny, mlp, 40, 10), _loop(tiny, mlp, 40, 10)), 15.0)
+    )
+    resnet, colours = _with_group_norm(ResNet18().build((3, 32, 32), 10)), _federation(20, 500, (3, 32, 32))
+    for precision, goal in (("tf32", 3.0), ("bf16", 3.5)):
+        ours, loop = _engine(colours, resnet, 10, 64, precision), _loop(colours, resnet, 10, 64)
+        rows.append(_row(f"ResNet-18, 10 clients a round, {precision}", _ratio(ours, loop), goal))
+    rows.append(_row("Stratify batch, CNN", _stratify(cnn, "stratify-batch", 64, 3_200), 4.0))
+    rows.append(_row("Stratify single, CNN", _stratify(cnn, "stratify-single", 1, 640), 10.0))
+    each = [_seconds(_engine(handwriting, cnn, clients, 32)) / clients for clients in (50, 10)]
+    rows.append(_row("CNN, 50 clients a round over 10, per client", each[0] / each[1], 1.3, least=False))
+    return rows
+
+
+def _row(name: str, value: float, goal: float | None, least: bool = True) -> dict[str, Any]:
+    met = goal is None or (value >= goal if least else value <= goal)
+    return {"name": name, "value": value, "unit": "x" if least else "ratio", "goal": goal, "met": met}
+
+
+def _federation(clients: int, samples: int, shape: tuple[int, ...]) -> Federation:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(clients * samples, *shape)).astype(np.float32), np.arange(clients * samples) % 10
+    rows = np.arange(clients * samples).reshape(clients, samples)
+    return Federation.from_arrays(x, y, list(rows), test=(x[:10], y[:10]))
+
+
+def _engine(
+    federation: Federation, module: nn.Module, k: int, batch: int, precision: str = "fp32", **more: Any
+) -> Round:
+    """Give a round of ours."""
+    asked = {"train.clients_per_round": k, "train.batch_size": batch, "train.lr": 0.01, "train.rounds": 10_000}
+    asked |= {"train.epochs": 1, "engine.precision": precision, **more}
+    work = Work(described(None, None, asked, federation, module), federation, module)
+    place = OnThisMachine(device="cuda", precision=precision)  # type: ignore[arg-type]
+    engine, state = place.start(work.plan.local, federation, 0, lambda *_, **__: None), work.fresh()
+
+    def one_round() -> None:
+        view = work.plan.view(work.roster, state.round, lambda *_, **__: None)
+        with one_thread():
+            play_round(work.plan, state, view, engine)
+        state.round += 1
+
+    return one_round
+
+
+def _loop(federation: Federation, module: nn.Module, k: int, batch: int) -> Round:
+    """Give a round as it is usually written."""
+    x, y = federation.train.x.cuda(), federation.train.y.cuda()
+    rows = [torch.from_numpy(federation.train_split[i]).cuda() for i in range(len(federation))]
+    data = [TensorDataset(x[own], y[own]) for own in rows]
+    model, rng = copy.deepcopy(module).cuda(), np.random.default_rng(0)
+
+    def one_round() -> None:
+        trained = []
+        for client in rng.choice(len(data), k, replace=False):
+            local = copy.deepcopy(model)
+            optimizer = torch.optim.SGD(local.parameters(), lr=0.01)
+            for images, labels in DataLoader(data[client], batch_size=batch, shuffle=True):
+                optimizer.zero_grad()
+                cross_entropy(local(images), labels).backward()
+                optimizer.step()
+            trained.append((len(data[client]), local.state_dict()))
+        total = sum(size for size, _ in trained)
+        model.load_state_dict({name: sum(size / total * w[name] for size, w in trained) for name in trained[0][1]})
+
+    return one_round
+
+
+def _stratify(module: nn.Module, method: str, batch: int, samples: int) -> float:
+    federation = _federation(10, samples // 10, (1, 28, 28))
+    ours = _engine(federation, module, 10, max(batch, 2), **{"method.name": method})
+    model, x, y = copy.deepcopy(module).cuda(), federation.train.x.cuda(), federation.train.y.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9 if batch > 1 else 0.0)
+
+    def plain() -> None:
+        order = torch.randperm(samples).cuda()
+        for own in order.split(batch):
+            optimizer.zero_grad()
+            cross_entropy(model(x[own]), y[own]).backward()
+            optimizer.step()
+
+    return _ratio(ours, plain)
+
+
+def _with_group_norm(module: nn.Module) -> nn.Module:
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(parent, name, nn.GroupNorm(32, child.num_features))
+    return module
+
+
+def _ratio(ours: Round, loop: Round) -> float:
+    """Measure alternately; the precision of ours must not change the loop's."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(REPEATS + 2):
+        for seconds, way in zip(times, (ours, _as_usual(loop)), strict=True):
+            taken = _timed(way)
+            if repeat > 1:  # the first rounds record and warm up
+                seconds.append(taken)
+    return median(times[1]) / median(times[0])
+
+
+def _seconds(way: Round) -> float:
+    return median([_timed(way) for _ in range(REPEATS + 2)][2:])
+
+
+def _as_usual(way: Round) -> Round:
+    """Run with torch's own settings for TF32, whatever an engine has set."""
+
+    def wrapped() -> None:
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32
+        matmul.allow_tf32, cudnn.allow_tf32 = False, True
+        way()
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+    return wrapped
+
+
+def _timed(way: Round) -> float:
+    torch.cuda.synchronize()
+    start = perf_counter()
+    way()
+    torch.cuda.synchronize()
+    return perf_counter() - start

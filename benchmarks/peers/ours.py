@@ -1,0 +1,39 @@
+"""FedAvg by this project's engine, as `fedstrata.train` starts it for a long run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.job import CLASSES, LR, Job, Stopwatch, network
+from fedstrata.engines.local.engine import OnThisMachine
+from fedstrata.federation import Federation
+from fedstrata.loop import play_round
+from fedstrata.threads import one_thread
+from fedstrata.training import described
+from fedstrata.work import Work
+
+MANY = 100_000  # rounds: what the engine is told, so that it works as in a run that takes long
+
+
+def play(job: Job, watch: Stopwatch) -> None:
+    """Play the rounds."""
+    x, y = job.arrays()
+    rows = [np.arange(len(x))[job.rows(client)] for client in range(job.clients)]
+    federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(job.model)
+    asked = {"train.clients_per_round": job.per_round, "train.batch_size": job.batch, "train.epochs": 1, "train.lr": LR}
+    work = Work(described(None, "fedavg", asked, federation, module), federation, module)
+    engine = OnThisMachine(device="cpu").start(work.plan.local, federation, MANY * job.per_round, _ignore)
+    state = work.fresh()
+    with one_thread():
+        for round in range(job.rounds):
+            (outcome,) = play_round(work.plan, state, work.plan.view(work.roster, round, _ignore), engine)
+            watch.steps += sum(report.steps for report in outcome.reports)
+            state.round += 1
+            watch.lap()
+    engine.close()
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Keep no events."""

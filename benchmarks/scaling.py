@@ -1,0 +1,143 @@
+"""How a round's time and the memory grow: with the clients of a round, with those there are, and with the lanes.
+
+A tiny network (64-32-10) and clients of ten samples of 64 bytes: whole runs by `fedstrata.train`, with their events and
+checkpoints, evaluated at the end only. For lanes, LeNet-5 and ten clients of 600 images, rounds alone. Every run has a
+process of its own, whose peak of memory is told: samples, clients and server; and what lanes have beside it. Sizes take
+turns, and medians count.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import fedstrata
+from fedstrata.engines.local.engine import OnThisMachine
+from fedstrata.federation import Federation
+from fedstrata.loop import play_round
+from fedstrata.threads import cores, one_thread
+from fedstrata.training import described
+from fedstrata.work import Work
+
+SELECTED, POPULATION = (10, 30, 100, 300, 1_000), (1_000, 10_000, 100_000, 1_000_000)
+HOLDS, CLASSES, K, ROUNDS, WARM, TURNS = 10, 10, 100, 24, 4, 3
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run took."""
+
+    registered: float  # seconds from samples in memory to a federation that is ready to start
+    round: float  # seconds
+    memory: float  # MB, at most
+
+
+def measure() -> list[dict[str, Any]]:
+    """Give seconds and memory, in this order: by selected clients, by population, by lanes."""
+    rows, most = [], max(SELECTED)
+    for selected, runs in _in_turn(_run, [(most, selected) for selected in SELECTED]).items():
+        rows += _two(f"{selected[1]:,} selected of {most:,}", runs)
+    by_population = _in_turn(_run, [(clients, K) for clients in POPULATION])
+    for (clients, _), runs in by_population.items():
+        name, largest = f"{K} selected of {clients:,}", clients == max(POPULATION)
+        rows += _two(name, runs, 4_000.0 if largest else None)
+        seconds = median(told.registered for told in runs)
+        rows.append(_row(f"{name}, registration", seconds, "s", 30.0 if largest else None))
+    few, many = by_population[min(POPULATION), K], by_population[max(POPULATION), K]
+    grown = median(b.round / a.round for a, b in zip(few, many, strict=True))
+    rows.append(_row(f"a round, {max(POPULATION):,} against {min(POPULATION):,}", grown, "x", 1.3))
+    for (lanes,), runs in _in_turn(_lanes, [(lanes,) for lanes in sorted({1, min(2, cores()), cores()})]).items():
+        rows += _two(f"LeNet-5 on {lanes} lane{'s' * (lanes > 1)}", runs)
+    return rows
+
+
+def _in_turn(way: Callable[..., Told], sizes: list[tuple[int, ...]]) -> dict[tuple[int, ...], list[Told]]:
+    """Run every size again and again, each time in a process of its own."""
+    told: dict[tuple[int, ...], list[Told]] = {size: [] for size in sizes}
+    for _ in range(TURNS):
+        for size in sizes:
+            with ProcessPoolExecutor(1, get_context("spawn")) as child:
+                told[size].append(child.submit(way, *size).result())
+    return told
+
+
+def _two(name: str, runs: list[Told], goal: float | None = None) -> list[dict[str, Any]]:
+    seconds, memory = median(told.round for told in runs), max(told.memory for told in runs)
+    return [_row(f"{name}, a round", seconds, "s"), _row(f"{name}, memory", memory, "MB", goal)]
+
+
+def _row(name: str, value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": goal is None or value <= goal}
+
+
+def _run(clients: int, selected: int) -> Told:
+    """Register clients and train for some rounds."""
+    rng, ends = np.random.default_rng(0), []
+    x = rng.integers(0, 255, (clients * HOLDS, 64), dtype=np.uint8)
+    y, owner = rng.integers(0, CLASSES, len(x)), np.repeat(np.arange(clients), HOLDS)
+    start = perf_counter()
+    federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
+    asked = {"model.name": "mlp", "model.hidden": (32,), "train.batch_size": HOLDS, "train.epochs": 1, "train.lr": 0.01}
+    asked |= {"train.rounds": ROUNDS, "train.evaluate.every": ROUNDS, "train.clients_per_round": selected}
+    Work(described(None, "fedavg", asked, federation, None), federation, None)
+    registered = perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        fedstrata.train(
+            overrides=asked | {"engine.device": "cpu", "engine.lanes": 1},
+            method="fedavg",
+            federation=federation,
+            out=Path(folder) / "run",
+            watch=lambda event: ends.append(perf_counter()) if event["event"] == "round" else None,
+        )
+    return Told(registered, float(np.median(np.diff(ends)[WARM:-1])), _peak())
+
+
+def _lanes(lanes: int) -> Told:
+    """Play rounds of ten clients on so many lanes."""
+    rng, clients = np.random.default_rng(0), 100
+    x = rng.standard_normal((clients * 600, 1, 28, 28), dtype=np.float32)
+    y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(clients), 600)
+    federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
+    asked = {"model.name": "lenet5", "train.batch_size": 32, "train.epochs": 1, "train.clients_per_round": 10}
+    work, seconds = Work(described(None, "fedavg", asked, federation, None), federation, None), []
+    place = OnThisMachine(lanes=lanes, device="cpu")
+    engine, state = place.start(work.plan.local, federation, 0, _ignore), work.fresh()
+    with one_thread():
+        for round in range(8):
+            start = perf_counter()
+            play_round(work.plan, state, work.plan.view(work.roster, round, _ignore), engine)
+            seconds.append(perf_counter() - start)
+    beside = _of_lanes()
+    engine.close()
+    return Told(0.0, median(seconds[2:]), _peak() + beside)
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Keep no events."""
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _of_lanes() -> float:
+    """Give the MB that child processes have of their own, where the system tells."""
+    mine, total = str(os.getpid()), 0
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            if (path / "stat").read_text().rpartition(")")[2].split()[1] == mine:
+                lines = (path / "smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith("Private"))
+    return total / 1024

@@ -1,0 +1,58 @@
+"""A flock's step as a list of plain operations: traced once, then run without what finding them out costs.
+
+On a CPU, mapping a step over clients and differentiating it takes longer than the arithmetic of a tiny model. What
+comes out is always the same list of operations over the same buffers, so it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstrata.flock import Flock
+from fedstrata.local_step import Slots
+from fedstrata.messages import Tensors
+
+
+class Tracer:
+    """Runs the traced step of a flock, for some number of seats; a step that cannot be traced is taken as it is."""
+
+    def __init__(self, flock: Flock, give_up: Callable[[str], None]):
+        self._flock, self._give_up, self._able = flock, give_up, True
+        self._why: str | None = None  # a reason that was not told yet
+        self._traced: dict[int, tuple[Any, Any]] = {}  # the operations, and what they work on
+
+    def __call__(self, seats: int) -> None:
+        """Take a step."""
+        if self._able and seats not in self._traced:
+            self._trace(seats)
+        if seats not in self._traced:
+            self._flock.step(seats)  # may fail for the same reason, and then that is what there is to say
+            if self._why is not None:
+                self._give_up(self._why)
+                self._why = None
+            return
+        operations, seated = self._traced[seats]
+        with torch.no_grad():
+            operations(*seated)
+
+    def _trace(self, seats: int) -> None:
+        """Trace in the middle of a visit: what the trial step changes is put back."""
+        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  it takes a second, and is not always needed
+
+        before = [t.clone() for t in self._flock.state]
+        seated = self._flock.seated(seats)
+
+        def step(state: Tensors, own: Slots, rings: Tensors, t: Tensor) -> None:  # what traces wants no method
+            self._flock.stepped(state, own, rings, t)
+
+        try:
+            self._traced[seats] = make_fx(step)(*seated), seated
+        except Exception as error:  # whatever tracing cannot follow
+            self._able = False
+            self._why = f"steps are not traced: {str(error).strip().splitlines()[0]}"
+        for now, old in zip(self._flock.state, before, strict=True):
+            now.copy_(old)

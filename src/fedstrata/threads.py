@@ -1,0 +1,30 @@
+"""How many threads torch uses, for a while."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+
+def cores() -> int:
+    """Give the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Work as every lane does: how sums are cut among threads changes their last bit."""
+    return threads(1)

@@ -1,0 +1,289 @@
+"""Every way to execute a run gives the same model: one client after another, many at once, in several processes.
+
+In double precision, to 1e-9; ways that compute the same operations agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedstrata import Federation, registry, train
+from fedstrata.clientside import LocalPart
+from fedstrata.engines.local.bench import SEATS, Bench
+from fedstrata.engines.local.engine import LocalEngine
+from fedstrata.engines.local.groups import grouped, worth_grouping
+from fedstrata.engines.local.in_process import InProcess
+from fedstrata.engines.local.processes import Processes
+from fedstrata.flock import Flock
+from fedstrata.lane import Lane
+from fedstrata.messages import Task
+from fedstrata.models.mlp import Mlp
+from fedstrata.testing import tiny_federation
+from fedstrata.testing.worlds import alike, play, same, work_of
+from fedstrata.training import described
+from fedstrata.work import Work
+
+METHODS = sorted(registry.names("methods"))
+SEVERAL = ("scaffold", "moon", "fedpbs", "terraform", "gradclus", "hics", "fedcda", "stratify-batch", "fedtan")
+ALONE = set(METHODS) - set(SEVERAL)  # one process is quicker to start, and shows as well that nothing is shared
+
+
+def asked_for(method):
+    return {"method.name": method, "engine.execution": "messages"} | (
+        {"model.norm": "batch"} if method == "fedtan" else {}
+    )
+
+
+def here(at_once, remarks=None):
+    told = [] if remarks is None else remarks
+    return lambda work: LocalEngine(InProcess(work.plan.local, work.federation, at_once, told.append))
+
+
+def together(remarks=None):
+    return here(True, remarks)
+
+
+def in_processes(lanes, at_once, keep=None):
+    """Start lanes, and remember the engine so that it can be closed."""
+
+    def start(work):
+        crew = Processes(work.plan.local, work.federation, lanes, at_once)
+        engine = LocalEngine(crew, here=lambda: InProcess(work.plan.local, work.federation, at_once))
+        (keep if keep is not None else []).append(engine)
+        return engine
+
+    return start
+
+
+def gap(one, other):
+    return max(float((a - b).abs().max()) for a, b in zip(parts(one), parts(other), strict=True) if a.numel())
+
+
+def parts(state):
+    return state.model.params, state.model.buffers
+
+
+# ---- many at once ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stragglers", [0.0, 0.5])
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_trained_at_once_give_the_same_model(method, stragglers):
+    asked = {**asked_for(method), "system.stragglers.rate": stragglers}
+    remarks = []
+    one_by_one, outcomes = play(work_of(asked))
+    at_once, others = play(work_of(asked), engine=together(remarks))
+    assert gap(one_by_one, at_once) < 1e-9
+    assert one_by_one.traffic == at_once.traffic
+    assert [[[r.client for r in o.reports] for o in round] for round in outcomes] == [
+        [[r.client for r in o.reports] for o in round] for round in others
+    ]
+    assert remarks == []
+
+
+@pytest.mark.parametrize("sizes", [(9, 3, 17, 1, 5, 30), (70, 2, 2, 130, 65, 64)])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_ragged_clients_and_rings_that_are_filled_again(sizes, batch):
+    rng = np.random.default_rng(0)
+    stops = np.cumsum(sizes)
+    rows = [np.arange(stop - n, stop) for stop, n in zip(stops, sizes, strict=True)]
+    x, y = rng.normal(size=(stops[-1], 4)), np.arange(stops[-1]) % 3
+    federation = Federation.from_arrays(x, y, rows, test=(x[:6], y[:6]))
+    asked = {"train.batch_size": batch, "train.clients_per_round": "all", "train.optimizer.momentum": 0.9}
+    one, other = (play(work_of(asked, federation), 2, **how)[0] for how in ({}, {"engine": together()}))
+    assert gap(one, other) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        OrderedDict(fc=nn.Linear(4, 6), norm=nn.LayerNorm(6), act=nn.Tanh(), head=nn.Linear(6, 3)),
+        OrderedDict(fc=nn.Linear(4, 6), drop=nn.Dropout(0.4), act=nn.GELU(), head=nn.Linear(6, 3)),
+        OrderedDict(grow=nn.Unflatten(1, (1, 4)), conv=nn.Conv1d(1, 4, 3), norm=nn.GroupNorm(2, 4), flat=nn.Flatten(),
+                    head=nn.Linear(8, 3)),
+    ],
+    ids=["layer norm", "dropout", "group norm"],
+)  # fmt: skip
+def test_networks_of_ones_own_at_once(layers):
+    federation, module = tiny_federation(), nn.Sequential(layers)
+    asked = {"train.batch_size": 4, "train.epochs": 2, "engine.precision": "fp64", "train.clients_per_round": "all"}
+    remarks = []
+    made = [Work(described(None, None, asked, federation, module), federation, module) for _ in range(2)]
+    one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
+    assert gap(one, other) < 1e-9
+    assert remarks == []
+
+
+class Draws(nn.Module):
+    """Draws from torch's own generator, which cannot be mapped over clients."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(self.fc(x), 0.3, self.training))
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (nn.Sequential(OrderedDict(fc=nn.Linear(4, 6), norm=nn.BatchNorm1d(6), head=nn.Linear(6, 3))), "batch norms"),
+        (Draws(), "random"),
+    ],
+    ids=["batch norm", "own draws"],
+)
+def test_what_cannot_be_done_at_once_is_done_one_by_one_with_the_reason(module, why):
+    federation = tiny_federation()
+    asked = {"train.batch_size": 4, "engine.precision": "fp64", "train.clients_per_round": "all"}
+    made = [Work(described(None, None, asked, federation, module), federation, module) for _ in range(2)]
+    remarks = []
+    one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
+    assert same(one, other)
+    assert len(remarks) == 1
+    assert "one by one" in remarks[0]
+    assert why in remarks[0]
+
+
+def test_the_reason_is_an_event_of_the_run(tmp_path):
+    asked = {"train.rounds": 2, "model.norm": "batch", "engine.together": "always", "engine.device": "cpu"}
+    run = train(overrides=asked, out=tmp_path / "run")
+    remarks = [e["wall"].get("remark") for e in run.events() if e["event"] == "engine"]
+    assert any(remark and "batch norms" in remark for remark in remarks)
+
+
+def test_a_part_that_raises_names_its_client_also_where_clients_are_trained_at_once():
+    work = work_of({"method.correct": [BreaksAt(4)], "train.clients_per_round": "all"})
+    with pytest.raises(ValueError, match="no more") as caught:
+        play(work, engine=together())
+    assert "client 4" in "".join(caught.value.__notes__)
+
+
+@dataclass(frozen=True)
+class BreaksAt(LocalPart):
+    """Fails at one client."""
+
+    client: int = 0
+
+    def fill(self, own, buf, visit):
+        if visit.client.id == self.client:
+            raise ValueError("no more")
+
+
+# ---- groups do not depend on lanes -----------------------------------------------------------------------------------
+
+
+def test_groups_are_of_similar_length_and_within_the_seats():
+    sizes = np.arange(300) % 7
+    tasks = [Task(i, 0, 0) for i in range(300)]
+    groups = grouped(tasks, sizes, True, 2)
+    assert sorted(i for group in groups for i in group) == list(range(300))
+    assert max(map(len, groups)) <= SEATS
+    assert len(groups) % 2 == 0
+    longest_first = [sizes[i] for group in groups for i in group]
+    assert longest_first == sorted(longest_first, reverse=True)
+    assert grouped(tasks, sizes, False, 2) == [[i] for group in groups for i in group]
+    probes = [Task(i, 0, 0, kind="probe-loss") for i in range(4)]
+    assert all(len(group) == 1 for group in grouped(probes, sizes, True, 2))
+
+
+def test_only_tiny_models_without_batch_norm_are_worth_it():
+    tiny, normed = Mlp(hidden=(32,)).build((64,), 10), Mlp(hidden=(32,), norm="batch").build((64,), 10)
+    wide = Mlp(hidden=(1024, 1024)).build((64,), 10)
+    assert worth_grouping(tiny, 1e5, "cpu")
+    assert not worth_grouping(tiny, 1e8, "cpu")
+    assert not worth_grouping(normed, 1e5, "cpu")
+    assert not worth_grouping(wide, 1e5, "cpu")
+
+
+def test_a_flock_takes_as_many_as_it_has_seats_for():
+    work = work_of({"train.clients_per_round": "all"})
+    train_data = work.federation.train
+    lane = Lane(work.plan.local, train_data.x, train_data.y, 17, pad=True)
+    down = work.fresh().model.wire()
+    clients, tasks = [work.federation.client(i) for i in range(6)], [Task(i, 0, 0, down=down) for i in range(6)]
+    wide, narrow = Flock(lane, 64), Flock(lane, 3)
+    together = wide.visit(clients, tasks, [{}] * 6)
+    apart = narrow.visit(clients[:3], tasks[:3], [{}] * 3) + narrow.visit(clients[3:], tasks[3:], [{}] * 3)
+    for (one, _), (other, _) in zip(together, apart, strict=True):
+        torch.testing.assert_close(one.summed["update"], other.summed["update"], rtol=0, atol=1e-12)
+
+
+# ---- several processes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_give_the_same_bits(method):
+    asked = {**asked_for(method), "system.stragglers.rate": 0.3}
+    engines = []
+    try:
+        here, outcomes = play(work_of(asked), engine=together())
+        there, others = play(work_of(asked), engine=in_processes(1 if method in ALONE else 2, True, engines))
+    finally:
+        for engine in engines:
+            engine.close()
+    assert same(here, there)
+    assert alike(outcomes, others)
+
+
+@dataclass(frozen=True)
+class DiesOnce(LocalPart):
+    """Kills its process, once in a file's life."""
+
+    marker: str = ""
+
+    def fill(self, own, buf, visit):
+        if visit.client.id == 2 and visit.task.round == 1 and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_lane_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, at_once):
+    asked = {"train.clients_per_round": "all", "method.correct": ["scaffold", DiesOnce(str(tmp_path / "marker"))]}
+    (tmp_path / "marker").touch()
+    expected, _ = play(work_of(asked), engine=here(at_once))
+    (tmp_path / "marker").unlink()
+    work, remarks = work_of(asked), []
+    crew = Processes(work.plan.local, work.federation, 2, at_once, remarks.append)
+    first = [child.process.pid for child in crew._children]
+    try:
+        state, _ = play(work, engine=lambda _: LocalEngine(crew))
+        assert same(expected, state)
+        assert (tmp_path / "marker").exists()
+        assert len(set(first) & {child.process.pid for child in crew._children}) == 1
+        assert "exit code -9; another one takes its place" in remarks[0]
+    finally:
+        crew.close()
+
+
+def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path):
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    work = work_of({"method.correct": [DiesOnce(str(tmp_path / "marker"))], "train.clients_per_round": "all"})
+    crew = Processes(work.plan.local, work.federation, 2)
+    play(work, engine=lambda _: LocalEngine(crew))
+    pids = [child.process.pid for child in crew._children]
+    crew.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert set(os.listdir("/dev/shm")) <= before if os.path.isdir("/dev/shm") else True
+
+
+def test_a_bench_goes_on_after_an_error():
+    work = work_of()
+    data, down = work.federation.train, work.fresh().model.wire()
+    bench = Bench(work.plan.local, data.x, data.y, 17)
+    with pytest.raises(KeyError):
+        bench.visits([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])
+    ((report, _),) = bench.visits([(work.federation.client(0), Task(0, 0, 0, down=down), {})])
+    assert report.read().finite
