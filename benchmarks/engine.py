@@ -91,8 +91,9 @@ def _in_turn(job: Job, turns: int, others: tuple[str, ...]) -> list[Turn]:
     pythons = {"ours": sys.executable, "naive": sys.executable, **{peer: python_of(peer) for peer in PINS}}
     players = {player: python for player in threads if (python := pythons[_module(player)]) is not None}
     told: list[Turn] = []
-    for _ in range(turns):
+    for number in range(turns):
         turn = {}
+        say(f"{job.model}: turn {number + 1} of {turns}")
         for player, python in list(players.items()):
             try:
                 turn[player] = _played(str(python), _module(player), replace(job, threads=threads[player]))
