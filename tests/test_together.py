@@ -136,9 +136,11 @@ def recorded():
     """Record the rows of every batch that one machine trains on, with what their random bits are made of."""
     seen, original = [], Lane.jointly
 
-    def spy(lane, task, rows, rates, keys):
-        seen.extend(zip(rows, np.split(keys, np.cumsum([len(r) for r in rows])), strict=False))
-        return original(lane, task, rows, rates, keys)
+    def spy(lane, task, batches):
+        keys = np.zeros_like(batches.rows) if batches.keys is None else batches.keys
+        if len(batches):
+            seen.extend(zip(*(np.split(each, batches.starts[1:-1]) for each in (batches.rows, keys)), strict=True))
+        return original(lane, task, batches)
 
     with patch.object(Lane, "jointly", spy):
         yield seen

@@ -9,7 +9,7 @@ over fixed addresses: it can run eagerly, be captured and replayed, or be batche
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedstrata.inputs import Inputs
 from fedstrata.messages import WHOLE, Fragment, Slot, Task, Tensors, Value, scoped
 from fedstrata.part import Part
+from fedstrata.revised import revised
 from fedstrata.rng import Rng, Streams
 from fedstrata.space import Space
 
@@ -97,7 +98,7 @@ class Visit:
         """Show a part its own state and broadcast under its own names."""
         if not any("/" in name for names in (self.keep, self.down) for name in names):
             return self
-        return replace(self, keep=scoped(self.keep, part), down=scoped(self.down, part))
+        return revised(self, keep=scoped(self.keep, part), down=scoped(self.down, part))
 
 
 @dataclass(frozen=True)

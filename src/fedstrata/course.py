@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -13,30 +14,28 @@ RING = 64  # batches filled ahead of the step
 
 
 @dataclass(frozen=True)
-class Ring:
-    """Batches as the local step finds them: so many at a time, at their places in the lane's buffers."""
+class Batches:
+    """What is trained on: samples one after another, and how many of them each batch has."""
 
-    index: np.ndarray  # [RING, width]
-    weight: np.ndarray
-    keys: np.ndarray
-    rate: np.ndarray
-    sizes: np.ndarray  # of the batches that are there
+    rows: np.ndarray
+    sizes: np.ndarray  # one a batch
+    rates: np.ndarray  # likewise
+    keys: np.ndarray | None = None  # one a sample, where the model or its inputs draw
 
-    @classmethod
-    def of(cls, batches: Sequence[np.ndarray], rates: np.ndarray, keys: np.ndarray | None, width: int) -> Ring:
-        """Lay batches out; what is left of a row has weight 0."""
-        sizes = np.array([len(rows) for rows in batches], dtype=np.int64)
-        slot = np.repeat(np.arange(len(sizes)), sizes)
-        place = np.arange(len(slot)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        index, weight, own = (np.zeros((RING, width), dtype=t) for t in (np.int64, np.float64, np.int64))
-        index[: len(batches)] = [[rows[0]] for rows in batches]  # padding repeats a sample: no stranger's may overflow
-        index[slot, place] = np.concatenate(batches)
-        weight[slot, place] = 1.0 / sizes[slot]
-        if keys is not None:
-            own[slot, place] = keys[: len(slot)]
-        rate = np.zeros(RING)
-        rate[: len(rates)] = rates
-        return cls(index, weight, own, rate, sizes)
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Say where each batch begins, and where the last one ends."""
+        return np.concatenate([[0], np.cumsum(self.sizes)])
+
+    def of_ring(self, start: int) -> Batches:
+        """Give a ring of them."""
+        end = min(start + RING, len(self))
+        samples = slice(self.starts[start], self.starts[end])
+        keys = None if self.keys is None else self.keys[samples]
+        return Batches(self.rows[samples], self.sizes[start:end], self.rates[start:end], keys)
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,35 @@ class Course:
 
     visit: Visit
     order: Order
-    batches: Sequence[np.ndarray]  # rows
-    rates: np.ndarray
-    keys: np.ndarray  # one a sample
+    batches: Batches
 
-    def ring(self, start: int, width: int, draws: bool) -> Ring:
-        """Give the batches from a step on."""
-        keys = self.keys[sum(map(len, self.batches[:start])) :] if draws else None
-        return Ring.of(self.batches[start : start + RING], self.rates[start : start + RING], keys, width)
+
+@dataclass(frozen=True)
+class Ring:
+    """Batches as the local step finds them: so many at a time, at their places in the lane's buffers."""
+
+    index: np.ndarray  # [clients, batches, width]
+    weight: np.ndarray
+    keys: np.ndarray
+    rate: np.ndarray  # [clients, batches]
+
+    @classmethod
+    def of(cls, clients: Sequence[Batches], start: int, width: int) -> Ring:
+        """Lay out every client's batches from a step on; what is left of a row has weight 0."""
+        cut = [batches.of_ring(start) for batches in clients]
+        rows, sizes, rates = (np.concatenate([getattr(b, name) for b in cut]) for name in ("rows", "sizes", "rates"))
+        deep = max(map(len, cut))
+        slot = np.concatenate([np.arange(i * deep, i * deep + len(b)) for i, b in enumerate(cut)])
+        first, at = np.cumsum(sizes) - sizes, np.repeat(slot, sizes)
+        place = np.arange(len(rows)) - np.repeat(first, sizes)
+        index, weight, keys = (np.zeros((len(cut) * deep, width), dtype=t) for t in (np.int64, np.float64, np.int64))
+        index[slot] = rows[first, None]  # padding repeats a sample: no stranger's may overflow
+        index[at, place] = rows
+        weight[at, place] = np.repeat(1.0 / sizes, sizes)
+        own = [b.keys for b in cut if b.keys is not None]
+        if own:
+            keys[at, place] = np.concatenate(own)
+        rate = np.zeros(len(cut) * deep)
+        rate[slot] = rates
+        shape = len(cut), deep, width
+        return cls(index.reshape(shape), weight.reshape(shape), keys.reshape(shape), rate.reshape(shape[:2]))

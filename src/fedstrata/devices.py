@@ -20,6 +20,7 @@ from fedstrata.errors import RequestError
 from fedstrata.federation import Federation
 from fedstrata.messages import Report, value_bytes
 from fedstrata.options import AtLeastOne, Count, Fraction, NonNegative
+from fedstrata.revised import revised
 from fedstrata.rng import Streams
 from fedstrata.serverside import Joint, Step, System, View
 
@@ -87,7 +88,7 @@ class Devices(System):
         work = np.array([r.work for r in reports], dtype=np.float64)
         moved = np.array([sent + r.nbytes - value_bytes(r.meta) + r.received for r in reports], dtype=np.float64)
         seconds = self._seconds(view, clients, work, moved).tolist()
-        return [replace(r, seconds=s) for r, s in zip(reports, seconds, strict=True)]
+        return [revised(r, seconds=s) for r, s in zip(reports, seconds, strict=True)]
 
     def took(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
         """Give how long the server waited."""

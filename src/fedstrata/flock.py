@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedstrata.clientside import Buffers, Client
-from fedstrata.course import RING, Course
+from fedstrata.course import RING, Course, Ring
 from fedstrata.lane import Lane
 from fedstrata.local_step import Slots, common, fill, finish, move, objective, observe
 from fedstrata.messages import Report, Task, Tensors
@@ -78,7 +77,7 @@ class Flock:
             if active and t % RING == 0:
                 self._fill_ring(courses[:active], t)
             if active and self.recorder is not None:  # what happens to seats beyond the active ones does not matter
-                self.recorder(min(1 << (active - 1).bit_length(), self.seats))
+                self.recorder(min(_about(active), self.seats))
             elif active:
                 self.step(active)
         return [reports[i] for i in range(len(tasks))]
@@ -103,12 +102,13 @@ class Flock:
             lane.clock.keys, lane.clock.uses = keys, drawn
             parts, buf = lane.local.chain, self._buffers(state)
 
-            def loss(w: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-                out = functional_call(lane.network, lane.named(w, buf.b), (x,))
+            def loss(params: Tensors) -> tuple[Tensor, tuple[Tensor, ...]]:
+                out = functional_call(lane.network, {**params, **lane.named(buffers=buf.b)}, (x,))
                 return objective(parts, own, buf, x, y, weight, *out)
 
-            gradient, batch = grad(loss, has_aux=True)(buf.w)
-            buf.g.copy_(gradient)
+            gradients, batch = grad(loss, has_aux=True)(lane.named(params=buf.w))
+            for name, to in lane.named(params=buf.g).items():
+                to.copy_(gradients[name])
             with torch.no_grad():
                 observe(parts, own, buf, batch)
                 move(parts, own, buf, rate)
@@ -128,10 +128,11 @@ class Flock:
         return [fill(lane.local, lane.space, own, buf, course) for (own, buf), course in pairs]
 
     def _fill_ring(self, courses: Sequence[Course], start: int) -> None:
-        rings = [course.ring(start, self._width, self.lane.draws) for course in courses]
+        ring = Ring.of([course.batches for course in courses], start, self._width)
         for name, to in self._ring.items():
             if name != "keys" or self.lane.draws:
-                give(np.stack([getattr(ring, name) for ring in rings]), to[: len(rings)])
+                values = getattr(ring, name)
+                give(values, to[: len(courses), : values.shape[1]])
 
     def seated(self, active: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], dict[str, Tensor], Tensor]:
         """Give what a step of the first seats works on."""
@@ -147,3 +148,9 @@ class Flock:
     def _buffers(self, state: Mapping[str, Tensor]) -> Buffers:
         own: dict[str, Any] = {**state, "t": self._t}
         return replace(self.lane.buf, **own)
+
+
+def _about(active: int) -> int:
+    """Round a number of seats up, by a quarter at most: steps are recorded for few numbers, and spare seats cost."""
+    unit = max(1 << active.bit_length() >> 3, 1)
+    return -(-active // unit) * unit

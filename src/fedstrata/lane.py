@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +17,13 @@ from torch import Tensor
 
 from fedstrata.clientside import Buffers, Client, Gradient, Local, Order, Visit
 from fedstrata.counter import Clock, sample_keys
-from fedstrata.course import RING, Course, Ring
+from fedstrata.course import RING, Batches, Course, Ring
 from fedstrata.local_step import common, copies, fill, finish, move, objective, observe, report
 from fedstrata.look import Look, under
 from fedstrata.messages import Report, Task, Tensors
 from fedstrata.network import Network, key_dropout
 from fedstrata.norms import Meeting, Norms, Tally
+from fedstrata.revised import revised
 from fedstrata.rng import torch_seeded
 from fedstrata.serverside import Step
 from fedstrata.space import Space
@@ -118,7 +118,7 @@ class Lane:
     def _end(self, collect: Callable[[], tuple[Report, Tensors]], meeting: Meeting | None) -> tuple[Report, Tensors]:
         told, new = collect()
         if meeting is not None:
-            told = replace(told, nbytes=told.nbytes + meeting.up, received=meeting.down)
+            told = revised(told, nbytes=told.nbytes + meeting.up, received=meeting.down)
         return told, new
 
     def visiting(self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None) -> Visit:
@@ -142,41 +142,42 @@ class Lane:
             rounds=local.rounds,
         )
 
-    def joint_keys(self, step: Step, tasks: Sequence[Task]) -> np.ndarray:
+    def joint_keys(self, step: Step, tasks: Sequence[Task]) -> np.ndarray | None:
         """Give every sample of a joint step the key it would have in its own visit."""
         joint = step.joint
         assert joint is not None
         runs = joint.runs
         if not self.draws:
-            return np.zeros(int(runs.sum()), dtype=np.int64)
+            return None
         nth = np.arange(int(runs.sum())) - np.repeat(np.cumsum(runs) - runs, runs)  # of each sample inside its visit
         visits = [(turn, tasks[who]) for turn, who in zip(joint.turns.tolist(), joint.who.tolist(), strict=True)]
-        own = [self._key(replace(task, turn=turn), task.client) for turn, task in visits]
+        own = [self._key(revised(task, turn=turn), task.client) for turn, task in visits]
         keys = np.repeat(np.array(own, dtype=np.uint64), runs)
         steps, places = (nth, np.zeros_like(nth)) if step.kind == "train" else (np.zeros_like(nth), nth)
         return sample_keys(keys, steps, places)
 
-    def jointly(self, task: Task, rows: Sequence[np.ndarray], rates: np.ndarray, keys: np.ndarray) -> Report:
-        """Train on batches of anybody's samples, as one machine that holds them all would; `keys` has one a sample."""
+    def jointly(self, task: Task, batches: Batches) -> Report:
+        """Train on batches of anybody's samples, as one machine that holds them all would."""
         everything = np.arange(len(self.buf.y))
         client = Client(-1, everything, everything[:0], 0)
         self.load(task.down)
         self.norms.tally = tally = Tally()
         with torch_seeded(self.local.streams.torch_seed("module", round=task.round, step=task.turn)):
             visit = self.visiting(client, task, {})
-            report, _ = self._train(Course(visit, Order((), 1), rows, rates, keys))()
+            report, _ = self._train(Course(visit, Order((), 1), batches))()
         self.norms.tally = None
-        return replace(report, nbytes=tally.up // max(len(rows), 1), received=tally.down // max(len(rows), 1))
+        return revised(report, nbytes=tally.up // max(len(batches), 1), received=tally.down // max(len(batches), 1))
 
     def course(self, visit: Visit) -> Course:
         """Let the sampler plan a visit's batches."""
         order = self.local.sampler.plan(visit)
-        batches = self._batches(order)
-        rates = np.full(len(batches), visit.rate)
-        key, sizes = self._key(visit.task, visit.client.id), np.array([len(b) for b in batches], dtype=np.int64)
-        step = np.repeat(np.arange(len(sizes)), sizes)
-        keys = sample_keys(key, step, np.arange(len(step)) - np.repeat(np.cumsum(sizes) - sizes, sizes))
-        return Course(visit, order, [visit.client.rows[b] for b in batches], rates, keys)
+        positions, sizes = self._cut(order)
+        rates, keys = np.full(len(sizes), visit.rate), None
+        if self.draws:
+            step = np.repeat(np.arange(len(sizes)), sizes)
+            place = np.arange(len(step)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            keys = sample_keys(self._key(visit.task, visit.client.id), step, place)
+        return Course(visit, order, Batches(visit.client.rows[positions], sizes, rates, keys))
 
     def _train(self, course: Course, meeting: Meeting | None = None) -> Callable[[], tuple[Report, Tensors]]:
         course = fill(self.local, self.space, self.own, self.buf, course)
@@ -188,7 +189,7 @@ class Lane:
         """Give the gradient of a sum of losses under the received model."""
         self._start()
         keys = sample_keys(key, 0, np.arange(len(positions)))
-        self._fill_ring(Ring.of([client.rows[positions]], np.zeros(1), keys, self.buf.index.shape[1]))
+        self._fill_ring(Batches(client.rows[positions], np.array([len(positions)]), np.zeros(1), keys))
         self.buf.weight.ceil_()  # every sample counts whole
         self.norms.meeting = meeting
         self.norms.train(meeting is not None or len(positions) > 1)
@@ -202,12 +203,16 @@ class Lane:
         where = {"round": task.round, "step": task.turn, "client": client}
         return self.local.streams.torch_seed("dropout", **where) if self.draws else 0
 
-    def _batches(self, order: Order) -> list[np.ndarray]:
-        size = order.batch_size
-        epochs = [[e[i : i + size] for i in range(0, len(e), size)] for e in order.epochs]
-        if self.norms:  # one sample has no variance: leave it out, unless it is all there is
-            epochs = [[b for b in epoch if len(b) > 1] or epoch for epoch in epochs]
-        return [batch for epoch in epochs for batch in epoch]
+    def _cut(self, order: Order) -> tuple[np.ndarray, np.ndarray]:
+        """Cut every epoch into batches: positions one after another, and the size of each batch."""
+        size, taken, sizes = order.batch_size, [], []
+        for epoch in order.epochs:
+            full, rest = divmod(len(epoch), size)
+            if self.norms and full and rest == 1:  # one sample has no variance: leave it out
+                rest = 0
+            taken.append(epoch[: full * size + rest])
+            sizes += [size] * full + [rest] * (rest > 0)
+        return np.concatenate([np.zeros(0, dtype=np.int64), *taken]), np.array(sizes, dtype=np.int64)
 
     def load(self, down: Tensors) -> None:
         """Start from the received model."""
@@ -230,9 +235,8 @@ class Lane:
         self._start()
         self.norms.meeting = meeting
         for start in range(0, len(course.batches), RING):
-            ring = course.ring(start, self.buf.index.shape[1], self.draws)
-            self._fill_ring(ring)
-            for size in ring.sizes.tolist():
+            self._fill_ring(course.batches, start)
+            for size in course.batches.sizes[start : start + RING].tolist():
                 normal = size > 1 or not self.norms  # a batch norm does something else with one sample
                 self.norms.train(normal or self.norms.meeting is not None)
                 alone = normal and self.norms.meeting is None
@@ -259,14 +263,16 @@ class Lane:
             *(t for own in self.own.values() for t in own.values()),
         ]
 
-    def _fill_ring(self, ring: Ring) -> None:
+    def _fill_ring(self, batches: Batches, start: int = 0) -> None:
+        ring = Ring.of([batches], start, self.buf.index.shape[1])
         for name in ("index", "weight", "rate", *(("keys",) if self.draws else ())):
-            give(getattr(ring, name), getattr(self.buf, name))
+            values = getattr(ring, name)[0]
+            give(values, getattr(self.buf, name)[: len(values)])
 
-    def named(self, params: Tensor, buffers: Tensor) -> dict[str, Tensor]:
-        """Give the tensors of the network by name, out of flat vectors."""
-        named = {f"module.{p.name}": p.of(params) for p in self.space.params}
-        return named | {f"module.{p.name}": p.of(buffers) for p in self.space.buffers}
+    def named(self, params: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
+        """Give tensors of the network by name, out of flat vectors."""
+        named = {} if params is None else {f"module.{p.name}": p.of(params) for p in self.space.params}
+        return named | ({} if buffers is None else {f"module.{p.name}": p.of(buffers) for p in self.space.buffers})
 
     # ---- the local step: captured once, replayed for every batch of every client -----------------------------
 

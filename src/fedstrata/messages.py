@@ -7,11 +7,13 @@ nothing (one process, fused steps) accounts for the same traffic as real sites d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedstrata.revised import revised
 
 Value = float | int | str | bool | tuple[int, ...] | tuple[float, ...]
 Tensors = Mapping[str, Tensor]
@@ -77,7 +79,7 @@ class Report:
         def value(v: Any) -> Any:
             return v if not isinstance(v, Tensor) else v.item() if known is None else known[id(v)]
 
-        return replace(
+        return revised(
             self,
             loss=float(value(self.loss)),
             drift=float(value(self.drift)),
@@ -93,11 +95,11 @@ class Report:
     def to(self, device: str) -> Report:
         """Move the tensors."""
         summed = {k: v.to(device) for k, v in self.summed.items()}
-        return replace(self, summed=summed, shown={k: v.to(device) for k, v in self.shown.items()})
+        return revised(self, summed=summed, shown={k: v.to(device) for k, v in self.shown.items()})
 
     def open(self) -> Report:
         """Leave out what the server must not see."""
-        return replace(self, summed={})
+        return revised(self, summed={})
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Sums:
 
     def scoped(self, part: str) -> Sums:
         """Show a part its own tensors under its own names, beside the common ones."""
-        return replace(self, total=scoped(self.total, part))
+        return revised(self, total=scoped(self.total, part))
 
 
 def read(reports: Sequence[Report]) -> list[Report]:

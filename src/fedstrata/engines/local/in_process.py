@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.clientside import Client, Local
+from fedstrata.course import Batches
 from fedstrata.engines.local.bench import Answer, Bench, Visiting
 from fedstrata.engines.local.cost import products_a_sample
 from fedstrata.engines.local.groups import grouped
@@ -83,12 +84,12 @@ class InProcess:
             orders.append(order)
             rows.append(client.rows[np.concatenate(order.epochs)])
         flat = interleaved(rows, np.repeat(joint.who, joint.runs))
-        batches = np.split(flat, np.cumsum(joint.sizes)[:-1]) if len(joint.sizes) else []
         first = tasks[0]
-        rates = {int(p): local.rate.at(first.round, (int(p), step.part[1])) for p in np.unique(joint.parts)}
-        keys = lane.joint_keys(step, tasks)
+        parts, where = np.unique(joint.parts, return_inverse=True)
+        rates = np.array([local.rate.at(first.round, (p, step.part[1])) for p in parts.tolist()])
+        batches = Batches(flat, joint.sizes, rates[where], lane.joint_keys(step, tasks))
         with self._at_work(), threads(cores() if self._products * joint.sizes.max(initial=0) > WORTH_THREADS else 1):
-            report = lane.jointly(first, batches, np.array([rates[int(p)] for p in joint.parts]), keys).read()
+            report = lane.jointly(first, batches).read()
         answers: list[Answer] = [
             (
                 replace(report, client=task.client, samples=len(own), summed={}),

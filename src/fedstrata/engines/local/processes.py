@@ -30,6 +30,7 @@ from fedstrata.engines.local.groups import grouped
 from fedstrata.errors import ClientError, FedstrataError
 from fedstrata.federation import Federation
 from fedstrata.messages import Task, Tensors
+from fedstrata.revised import revised
 from fedstrata.threads import cores
 
 DEATHS = 3  # of lanes in a row, without an answer in between, after which a run gives up
@@ -110,7 +111,7 @@ class Processes:
                     continue
                 deaths, child = 0, self._children[lane]
                 for i, report, summed, shown, keep in told:
-                    whole = replace(report, summed=child.take(summed), shown=child.take(shown))
+                    whole = revised(report, summed=child.take(summed), shown=child.take(shown))
                     answers[i] = whole, None if keep is None else child.take(keep)
                 child.queue.pop(0)
                 if child.queue:
@@ -123,7 +124,7 @@ class Processes:
         group, work, end = child.queue[0], [], 0
         for i in group:
             kept, end = child.region.put(as_numpy(keeps.get(tasks[i].client, {})), end)
-            work.append((i, replace(tasks[i], down={}), kept, self._moved(tasks[i])))
+            work.append((i, revised(tasks[i], down={}), kept, self._moved(tasks[i])))
         with suppress(ConnectionError):  # it is dead: whoever waits for its answer will notice
             child.line.send_bytes(pickle.dumps((down, work)))
 

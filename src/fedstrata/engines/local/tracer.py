@@ -50,9 +50,20 @@ class Tracer:
             self._flock.stepped(state, own, rings, t)
 
         try:
-            self._traced[seats] = make_fx(step)(*seated), seated
+            self._traced[seats] = _plain(make_fx(step)(*seated)), seated
         except Exception as error:  # whatever tracing cannot follow
             self._able = False
             self._why = f"steps are not traced: {str(error).strip().splitlines()[0]}"
         for now, old in zip(self._flock.state, before, strict=True):
             now.copy_(old)
+
+
+def _plain(traced: Any) -> Any:
+    """Leave out what gives back its input, and what nobody needs."""
+    same_shape = {torch.ops.aten.expand.default, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+    for node in traced.graph.nodes:
+        if node.target in same_shape and node.meta["tensor_meta"] == node.args[0].meta.get("tensor_meta"):
+            node.replace_all_uses_with(node.args[0])
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced

@@ -6,7 +6,6 @@ import pickle
 import signal
 import sys
 import traceback
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,6 +15,7 @@ from fedstrata.clientside import Client, Local
 from fedstrata.engines.local.bench import Answer, Bench
 from fedstrata.engines.local.exchange import Place, Region
 from fedstrata.engines.local.processes import as_numpy, as_tensors
+from fedstrata.revised import revised
 from fedstrata.split import Split
 
 
@@ -44,7 +44,7 @@ def main(socket: int, data: int, model: int, mail: int) -> None:
             for _, task, kept, moved in work:
                 rows = split[task.client] if moved is None else moved
                 client = Client(task.client, rows, labels[rows], classes, float(speeds[task.client]))
-                group.append((client, replace(task, down=brought), as_tensors(sent.take(kept))))
+                group.append((client, revised(task, down=brought), as_tensors(sent.take(kept))))
             answer: Any = ("done", _written(sent, work, bench.visits(group)), list(remarks))
             remarks.clear()
         except Exception as error:
@@ -60,7 +60,7 @@ def _written(mail: Region, work: list[Any], answers: list[Answer]) -> list[Any]:
         for tensors in (report.summed, report.shown, new):
             layout, end = mail.put(as_numpy(tensors or {}), end)
             placed.append(None if tensors is None else layout)
-        told.append((i, replace(report.read(), summed={}, shown={}), *placed))
+        told.append((i, revised(report.read(), summed={}, shown={}), *placed))
     return told
 
 

@@ -1,0 +1,18 @@
+"""Records are frozen; this gives a copy of one with other values.
+
+`dataclasses.replace` does the same by way of every field's constructor. A round of tiny clients revises hundreds of
+records, and there that is a tenth of its time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
+
+
+def revised(record: Record, **values: Any) -> Record:
+    """Give a copy of a frozen dataclass with some fields changed; nothing is checked or worked out again."""
+    copy = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__, **values)
+    return copy
