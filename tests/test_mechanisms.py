@@ -101,14 +101,14 @@ def drift_by_epoch(work, model, round):
     """Give how far every client is from the received model at the end of each of its epochs."""
     engine, lengths, ends = in_process(work), [], []
     lane = engine._crew._benches[0].lane
-    step, batches = lane.step, lane._batches
+    step, cut = lane.step, lane._cut
 
     def planned(order):
         steps = [-(-len(epoch) // order.batch_size) for epoch in order.epochs]
         ends.append(len(lengths) + np.cumsum(steps) - 1)
-        return batches(order)
+        return cut(order)
 
-    lane._batches = planned
+    lane._cut = planned
     lane.step = lambda width: (step(width), lengths.append((lane.buf.w - lane.buf.w0).norm().item()))
     visits(work, at(work, model), round, engine)
     return np.array(lengths)[np.array(ends)]

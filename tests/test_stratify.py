@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import train
 from fedstrata.assemble import federation_of
+from fedstrata.course import Batches
 from fedstrata.data.mnist import FashionMnist
 from fedstrata.experiment import Experiment
 from fedstrata.lane import Lane
@@ -33,9 +34,9 @@ def batches(monkeypatch, seed, **schedule):
     federation = federation_of(experiment)
     work, seen, jointly = Work(experiment, federation, None), [], Lane.jointly
 
-    def watched(lane, task, rows, rates, keys):
-        seen.extend(rows)
-        return jointly(lane, task, rows[:1], rates[:1], keys)
+    def watched(lane, task, drawn):
+        seen.extend(np.split(drawn.rows, drawn.starts[1:-1]))
+        return jointly(lane, task, Batches(drawn.rows[: drawn.sizes[0]], drawn.sizes[:1], drawn.rates[:1]))
 
     monkeypatch.setattr(Lane, "jointly", watched)
     state, engine = work.fresh(), in_process(work)

@@ -15,6 +15,7 @@ from fedstrata.plan import Plan
 from fedstrata.sample.shuffle import Shuffle
 from fedstrata.schedule.draws import Draws
 from fedstrata.schedule.epoch import Epoch
+from fedstrata.schedule.fill import Filled
 from fedstrata.schedule.stratified import Stratified
 from fedstrata.schedule.supply import Pools
 from fedstrata.select.random import Random
@@ -176,6 +177,24 @@ class Course:
     runs: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
+    @classmethod
+    def through(cls, epoch: int, filled: Filled) -> Course:
+        """Visit everybody who gives samples to a batch, batch by batch, in the order of their first samples."""
+        clients, codes = np.array(filled.clients, dtype=np.int64), np.array(filled.codes, dtype=np.int64)
+        turns = np.repeat(np.arange(len(filled.sizes)), filled.sizes)
+        by_client = np.argsort(clients * len(filled.sizes) + turns, kind="stable")  # and then by batch
+        codes, whose, when = codes[by_client], clients[by_client], turns[by_client]
+        visits = np.flatnonzero(np.diff(whose, prepend=-1) | np.diff(when, prepend=-1))
+        runs, first = np.diff(visits, append=len(whose)), by_client[visits]
+        in_order = np.argsort(first)
+        course = cls(
+            epoch, {}, clients[first][in_order].tolist(), runs[in_order].tolist(), turns[first][in_order].tolist()
+        )
+        for client in dict.fromkeys(course.who):
+            start, end = np.searchsorted(whose, (client, client + 1))
+            course.codes[client] = codes[start:end].tolist()
+        return course
+
     def visit(self, client: int, codes: list[int], turn: int) -> None:
         """Add a visit of the `turn`-th step."""
         self.codes.setdefault(client, []).extend(codes)
@@ -239,11 +258,14 @@ class Stock:
                 refused.append(code)
             elif len(codes) > 1:
                 seen[stratum] = seen.get(stratum, 0) + 1
-        self.told_down += NUMBER * (len(codes) + beside)
-        if refused:
-            self.told_up += NUMBER * (len(refused) + len(set(refused)))
-            self.refused += len(refused)
+        self.told(len(codes), 1, len(refused), len(set(refused)), beside)
         return refused
+
+    def told(self, codes: int, requests: int, refused: int, exhausted: int, beside: int) -> None:
+        """Note what was said: requests, beside whose codes go some numbers, and what of them was refused."""
+        self.told_down += NUMBER * (codes + beside * requests)
+        self.told_up += NUMBER * (refused + exhausted)
+        self.refused += refused
 
 
 def next_of(protocol: Generator[Move, Answer, None], answer: Answer | None) -> Move | None:

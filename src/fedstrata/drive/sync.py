@@ -7,7 +7,7 @@ both give the same model and the same account of what was sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -16,7 +16,8 @@ from fedstrata.combine.uniform import Uniform
 from fedstrata.drive.scheduled import Course, Played, Scheduled, Slice, Stock, next_of, refusals, stratified
 from fedstrata.errors import RequestError
 from fedstrata.plan import Plan
-from fedstrata.schedule.batches import Learn, Refused, Reserve, batches
+from fedstrata.schedule.batches import Reserve, batches
+from fedstrata.schedule.fill import fill
 from fedstrata.serverside import Ask, Choice, Driver, LabelSchedule, Step, Steps, View
 
 
@@ -62,13 +63,14 @@ class GlobalBatches(Scheduled):
         """A round ends with a whole batch."""
         return view.batch_size
 
-    def moves(self, view: View, now: Slice) -> Generator[Reserve | Learn, Refused, None]:
-        """Give the exchanges of a round; batch norm has nothing to normalise over in a batch of one."""
-        return batches(now.epoch, now.pools, now.until, view.batch_size, least=2 if view.space.normed else 1)
+    def least(self, view: View) -> int:
+        """Give the size of the smallest batch: batch norm has nothing to normalise over in a batch of one."""
+        return 2 if view.space.normed else 1
 
     def by_messages(self, view: View, now: Slice) -> Played:
         """Reserve samples, then compute gradients together."""
-        moves, answers, steps = self.moves(view, now), None, ceil(now.entries / view.batch_size)
+        moves = batches(now.epoch, now.pools, now.until, view.batch_size, self.least(view))
+        answers, steps = None, ceil(now.entries / view.batch_size)
         visits = refused = done = 0
         while (move := next_of(moves, answers)) is not None:
             if isinstance(move, Reserve):
@@ -87,17 +89,11 @@ class GlobalBatches(Scheduled):
 
     def as_one(self, view: View, now: Slice) -> Played:
         """Fill all batches, then let one lane train on them."""
-        moves, answers, steps = self.moves(view, now), None, ceil(now.entries / view.batch_size)
-        stock, course = Stock.of(self.schedule, view, now.pools), Course(now.epoch.number)
-        sizes: list[int] = []
-        while (move := next_of(moves, answers)) is not None:
-            if isinstance(move, Reserve):
-                answers = {client: stock.refuses(client, own, beside=2) for client, own in move.codes.items()}
-                continue
-            for client, own in move.codes.items():
-                course.visit(client, own, turn=len(sizes))
-            sizes.append(sum(map(len, move.codes.values())))
-            answers = {client: [] for client in move.codes}
+        stock, steps = Stock.of(self.schedule, view, now.pools), ceil(now.entries / view.batch_size)
+        how = view.batch_size, self.least(view), self.schedule.replacement
+        filled = fill(now.epoch, now.pools, stock.counts, now.until, *how)
+        stock.told(filled.asked, filled.requests, filled.refused, filled.exhausted, beside=2)
+        course, sizes = Course.through(now.epoch.number, filled), filled.sizes
         parts, visits = [min(i, steps - 1) for i in range(len(sizes))], len(course.who)
         handed = visits, visits, 0
         outcome = yield course.step(stock, sizes, parts, handed, kind="gradient", buffers=False, part=(0, steps))

@@ -60,10 +60,8 @@ def _reserved(
     held: dict[int, list[int]] = {}
     while entries:
         wanted: dict[int, list[int]] = {}
-        for stratum in entries:
-            client = pools.one(stratum)
-            if client is not None:
-                wanted.setdefault(client, []).append(pools.code(stratum))
+        for stratum, client in zip(*pools.each(entries), strict=True):
+            wanted.setdefault(client, []).append(pools.code(stratum))
         if not wanted:
             break
         answers = yield Reserve(wanted, batch)

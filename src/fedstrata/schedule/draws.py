@@ -24,6 +24,14 @@ class Draws:
             self._uniform = self._rng.random(BLOCK).tolist()
         return self._uniform.pop()
 
+    def uniforms(self, count: int) -> list[float]:
+        """Give several, as one after another would be."""
+        if count > len(self._uniform):
+            return [self.uniform() for _ in range(count)]
+        numbers = self._uniform[len(self._uniform) - count :]
+        del self._uniform[len(self._uniform) - count :]
+        return numbers[::-1]
+
     def exponentials(self, count: int) -> np.ndarray:
         """Give waiting times of mean 1."""
         if self._used + count > len(self._exponential):

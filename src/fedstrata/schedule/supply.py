@@ -95,6 +95,19 @@ class Pools:
         sums = self._running(stratum, pool)
         return pool[min(int(np.searchsorted(sums, self.draws.uniform() * sums[-1], side="right")), len(pool) - 1)]
 
+    def each(self, strata: list[int]) -> tuple[list[int], list[int]]:
+        """Choose a client for each of several entries; gives the entries whose stratum was not given up, and clients.
+
+        As `one` after `one` would: who is ready does not change while nobody answers.
+        """
+        ready = {stratum: self.ready(stratum) for stratum in dict.fromkeys(strata)}
+        if not all(ready.values()):
+            strata = [stratum for stratum in strata if ready[stratum]]
+        if self.counts is not None:
+            return strata, [client for client in map(self.one, strata) if client is not None]
+        pools = zip(map(ready.__getitem__, strata), self.draws.uniforms(len(strata)), strict=True)
+        return strata, [pool[int(chance * len(pool))] for pool, chance in pools]
+
     def some(self, stratum: int) -> list[int]:
         """Choose a share of the clients, without replacement: those with the shortest waiting times."""
         drawn = self._drawn[stratum]
@@ -124,16 +137,20 @@ class Pools:
         for code in set(refused) if refused else ():
             turn, stratum = divmod(code, strata)
             if turn == supply.passes[stratum]:  # what it says of an earlier pass is old news
-                self._remove(stratum, client)
+                self.exhaust(stratum, client)
         for code in granted:
             stratum = code % strata
-            supply.granted[stratum] += 1
-            self.trained[stratum] += 1
             taken = supply.taken[stratum]
             taken[client] = taken.get(client, 0) + 1
-            if self.remaining:
-                self._changed(stratum)
+            self.count(stratum, 1)
         return granted
+
+    def count(self, stratum: int, samples: int) -> None:
+        """Count samples that somebody gave."""
+        self.supply.granted[stratum] += samples
+        self.trained[stratum] += samples
+        if self.remaining:
+            self._changed(stratum)
 
     def give_back(self, client: int, codes: Sequence[int]) -> list[int]:
         """Undo `grant`: the samples were not used after all. Gives their strata."""
@@ -149,9 +166,10 @@ class Pools:
         if client not in self.supply.gone:
             self.supply.gone.add(client)
             for stratum in range(len(self.supply.available)):
-                self._remove(stratum, client)
+                self.exhaust(stratum, client)
 
-    def _remove(self, stratum: int, client: int) -> None:
+    def exhaust(self, stratum: int, client: int) -> None:
+        """Ask a client no more for a stratum."""
         pool, where = self.supply.available[stratum], self._where[stratum]
         if where is None:
             where = self._where[stratum] = {c: i for i, c in enumerate(pool)}

@@ -73,21 +73,19 @@ class Take(Sampler):
 
     def _take(self, visit: Visit, cursor: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """Move the cursor along; give positions, and the codes of what cannot be given."""
-        codes = visit.task.config["labels"]
-        assert isinstance(codes, tuple)
+        codes = np.array(visit.task.config["labels"], dtype=np.int64)
         own = Shelves(self, visit.client, visit.rng, int(_number(visit, "epoch")))
-        positions, refused = [], []
-        for code in map(int, codes):
-            turn, stratum = divmod(code, cursor.shape[1])
-            if turn > cursor[PASS, stratum]:
-                cursor[:, stratum] = turn, 0
-            size, used = own.sizes[stratum], int(cursor[NEXT, stratum])
-            if turn < cursor[PASS, stratum] or not size or (used >= size and not self.replacement):
-                refused.append(code)
-                continue
-            positions.append(own.at(stratum, turn, used))
-            cursor[NEXT, stratum] += 1
-        return np.array(positions, dtype=np.int64), refused
+        turns, strata = np.divmod(codes, cursor.shape[1])
+        before, sizes = cursor[PASS, strata], own.sizes[strata]
+        used = _nth(codes) + np.where(turns == before, cursor[NEXT, strata], 0)
+        late = turns < before
+        if (np.diff(turns) < 0).any():  # seldom: passes go up
+            late |= _overtaken(turns, strata)
+        given = ~late & (sizes > 0) & (self.replacement | (used < sizes))
+        np.maximum.at(cursor[PASS], strata, turns)
+        cursor[NEXT, strata[turns > before]] = 0
+        cursor[NEXT] += np.bincount(strata[given & (turns == cursor[PASS, strata])], minlength=cursor.shape[1])
+        return own.at(strata[given], turns[given], used[given]), codes[~given].tolist()
 
     def _cursor(self, visit: Visit, name: str) -> np.ndarray:
         """Give a copy of a cursor table; a new epoch starts at the front."""
@@ -104,20 +102,40 @@ class Shelves:
         self._rng, self._epoch = rng, epoch
         labels = client.labels if take.strata == "labels" else np.zeros_like(client.labels)
         self._labels = labels
-        self.sizes = np.bincount(labels, minlength=client.classes if take.strata == "labels" else 1).tolist()
+        self.sizes = np.bincount(labels, minlength=client.classes if take.strata == "labels" else 1)
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
-        self._orders: dict[int, np.ndarray] = {}
 
-    def at(self, stratum: int, turn: int, used: int) -> int:
-        """Give a position; whoever goes on behind the end starts over in a new order."""
-        over, place = divmod(used, self.sizes[stratum])
-        return int(self._order(turn + over)[self._starts[stratum] + place])
+    def at(self, strata: np.ndarray, turns: np.ndarray, used: np.ndarray) -> np.ndarray:
+        """Give positions; whoever goes on behind the end starts over in a new order."""
+        over, places = np.divmod(used, self.sizes[strata])
+        turns, places = turns + over, places + self._starts[strata]
+        positions = np.empty(len(places), dtype=np.int64)
+        for turn in np.unique(turns).tolist():
+            now = turns == turn
+            positions[now] = self._order(turn)[places[now]]
+        return positions
 
     def _order(self, turn: int) -> np.ndarray:
-        if turn not in self._orders:
-            shuffled = self._rng("take", round=self._epoch, step=turn).permutation(len(self._labels))
-            self._orders[turn] = shuffled[np.argsort(self._labels[shuffled], kind="stable")]
-        return self._orders[turn]
+        shuffled = self._rng("take", round=self._epoch, step=turn).permutation(len(self._labels))
+        by_stratum: np.ndarray = shuffled[np.argsort(self._labels[shuffled], kind="stable")]
+        return by_stratum
+
+
+def _nth(codes: np.ndarray) -> np.ndarray:
+    """Say of each code how often it came before."""
+    by_code = np.argsort(codes, kind="stable")
+    in_order, nth = codes[by_code], np.empty_like(codes)
+    nth[by_code] = np.arange(len(codes)) - np.searchsorted(in_order, in_order)
+    return nth
+
+
+def _overtaken(turns: np.ndarray, strata: np.ndarray) -> np.ndarray:
+    """Say of each code whether a later pass over its stratum was asked for before."""
+    by_stratum = np.argsort(strata, kind="stable")
+    passes = (strata * (turns.max(initial=0) + 1) + turns)[by_stratum]
+    overtaken = np.empty(len(turns), dtype=bool)
+    overtaken[by_stratum] = passes < np.maximum.accumulate(passes)
+    return overtaken
 
 
 def _answer(refused: list[int]) -> dict[str, tuple[int, ...]]:
