@@ -40,6 +40,8 @@ class Network(nn.Module):
 
     def _takes(self, x: Tensor) -> bool:
         """Try: a module that flattens with `view` wants its images as they come."""
+        if not any(isinstance(layer, nn.Conv2d) for layer in self.modules()):
+            return False
         training = self.training
         try:
             with torch.no_grad():
@@ -48,7 +50,7 @@ class Network(nn.Module):
             return False
         finally:
             self.train(training)
-        return any(isinstance(layer, nn.Conv2d) for layer in self.modules())
+        return True
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Give features and logits."""
