@@ -13,7 +13,7 @@ STAGES = ("schedule", "drive", "select", "sample", "correct", "combine", "optimi
 STAGES += ("data", "models", "rates", "devices")
 HEIGHT = (
     {"cli": 5, "__main__": 5, "testing": 4, "training": 3, "comparing": 3, "following": 3, "work": 3}
-    | dict.fromkeys(("engines", "methods", "assemble"), 2)
+    | dict.fromkeys(("engines", "methods", "assemble", "privacy"), 2)
     | dict.fromkeys(STAGES, 1)
 )
 

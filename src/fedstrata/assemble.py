@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -173,6 +173,7 @@ def _apart(experiment: Experiment, plan: Plan) -> str | None:
         ),
         (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each visit"),
         (not plan.system.reliable, "reports may be lost on the way"),
+        (experiment.privacy.aggregate == "masked", "what clients send is summed under masks, step by step"),
     ]
     reason = next((why for holds, why in reasons if holds), None)
     if asked == "fused" and reason is not None:
@@ -234,10 +235,15 @@ def _builder(choice: ModelChoice, federation: Federation, streams: Streams, modu
         raise RequestError(
             'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
         )
-    architecture = _named("models", choice, "model")
-    shape: Sequence[int] = federation.train.x.shape[1:]
+    return network_builder(choice, tuple(federation.train.x.shape[1:]), len(federation.classes), streams)
+
+
+def network_builder(
+    choice: ModelChoice, shape: tuple[int, ...], classes: int, streams: Streams
+) -> Callable[[], nn.Module]:
+    """Do the same for a model by name, wherever the samples are."""
     seed = streams.torch_seed("model")
-    return partial(_seeded, architecture, tuple(shape), len(federation.classes), seed, choice.projection)
+    return partial(_seeded, _named("models", choice, "model"), shape, classes, seed, choice.projection)
 
 
 def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int) -> nn.Module:

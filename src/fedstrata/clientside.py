@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -165,6 +165,8 @@ class LocalPart(Part):
     `logits` and `loss` are pure; writing is for `observe` and `grad`.
     `fedstrata.testing.check_local_part` checks all this.
     """
+
+    shows: ClassVar[bool] = False  # True: `finish` shows tensors, which is refused under masked aggregation
 
     def lane(self, space: Space) -> Mapping[str, Slot]:
         """Declare static buffers."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator
 
 from fedstrata import registry, tables
 from fedstrata.errors import RequestError
-from fedstrata.options import AtLeastOne, Count, Fraction, Natural, NonNegative, Positive
+from fedstrata.options import AtLeastOne, Count, Fraction, Natural, NonNegative, Positive, Share
 
 GIVEN = "given"  # data or model handed over from Python
 
@@ -169,12 +169,45 @@ class SystemChoice(Section):
     stragglers: Lateness = Lateness()
 
 
+class FixedPoint(Section):
+    """How numbers are written where sums are masked: whole words, some bits of them behind the point."""
+
+    bits: Literal[32, 64] = 32
+    fraction: Natural = 20
+
+
+class Differential(Section):
+    """Whole clients are hidden: every update is clipped, and noise of `noise` times `clip` is added."""
+
+    clip: Positive = 1.0
+    noise: NonNegative = 0.0
+    where: Literal["server", "local"] = "server"  # who adds it: the server to a sum, or every client
+    delta: Share | None = None  # None: a tenth of 1 / clients
+    budget: Positive | None = None  # epsilon at which the run stops
+
+
+class EnclaveChoice(Section):
+    """What parties insist on before they tell an enclave anything."""
+
+    attestation: Literal["dev-insecure", "sev-snp"] = "sev-snp"
+    allow_insecure: bool = False
+    measurement: str | None = None
+    minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)
+    vmpl: Natural = 0
+    certificates: str = "."
+    noise: Fraction = 0.0
+
+
 class Privacy(Section):
     """Who may see what."""
 
-    labels: Literal["none"] = "none"
-    clustering: Literal["server"] = "server"
-    aggregate: Literal["open"] = "open"
+    labels: Literal["none", "prf", "ckks-paper"] = "none"
+    clustering: Literal["server", "enclave", "masked"] = "server"
+    histogram_epsilon: Positive | None = None
+    aggregate: Literal["open", "masked"] = "open"
+    encoding: FixedPoint = FixedPoint()
+    dp: Differential | None = None
+    enclave: EnclaveChoice = EnclaveChoice()
 
 
 class EngineChoice(Section):

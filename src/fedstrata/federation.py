@@ -53,6 +53,7 @@ class Federation:
     moves: Moves | None = None  # how who holds what changes by round
     true_labels: np.ndarray | None = None  # class indices before label noise
     proxy: Samples | None = None  # training samples that the server holds
+    codes: np.ndarray | None = None  # class index of each label where another order than the labels' own is used
     _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 
     def __post_init__(self) -> None:
@@ -110,6 +111,23 @@ class Federation:
         train = replace(self.train, x=torch.from_numpy(x), y=torch.from_numpy(y))
         known = self.labels if self.true_labels is None else self.true_labels
         return replace(self, train=train, true_labels=known)
+
+    def relabelled(self, codes: np.ndarray) -> Federation:
+        """Use other class indices: label i, in the present order, becomes `codes[i]`. All else stays as it is."""
+        to = torch.from_numpy(codes)
+
+        def coded(samples: Samples) -> Samples:
+            return replace(samples, y=to[samples.y])
+
+        return replace(
+            self,
+            train=coded(self.train),
+            test=coded(self.test),
+            proxy=None if self.proxy is None else coded(self.proxy),
+            true_labels=None if self.true_labels is None else codes[self.true_labels],
+            classes=tuple(self.classes[i] for i in np.argsort(codes)),
+            codes=codes if self.codes is None else codes[self.codes],
+        )
 
     def moving(self, drift: Drift | None = None, stream: Stream | None = None, seed: int = 0) -> Federation:
         """Let label mixes change and samples arrive over time."""

@@ -58,6 +58,8 @@ class Judge:
         with threads(cores()):  # no lane is at work
             hits, losses = answers(self._network, self.local, self._test)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
+        if (codes := self.federation.codes) is not None:
+            recall = [recall[code] for code in codes]  # in the labels' own order
         own = {int(i): float(hits[rows].mean()) for i in self._asked if len(rows := split[int(i)])}
         figures: dict[str, Any] = {
             "accuracy": accuracy(hits),

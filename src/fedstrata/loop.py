@@ -73,7 +73,7 @@ def run(
         state.round += 1
         scores = judge(scored(plan, state), view)
         plan.select.feedback(state.select, view, outcomes, scores)
-        state.stopped = stopping.reason(state.progress, scores.figures)
+        state.stopped = stopping.reason(state.progress, scores.figures, state.round)
         figures = {**scores.figures, **round_figures(outcomes, state.ledger.jain, view), **vars(state.traffic)}
         log("round", round=state.round, **figures, time=state.clock)
         save(state)
@@ -117,6 +117,9 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     lost = plan.system.lost(view, turn, step, reports)
     state.clock += (took := plan.system.took(view, step, size, reports, lost))
     arrived = _arrived(view, at, step, reports, lost)
+    if step.combine and arrived and (reason := engine.why_not([r.client for r in arrived])):
+        view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=reason)
+        arrived = []
     gathered = Gathered(engine, step, arrived, plan.combine.individual)
 
     if step.combine and arrived:
@@ -132,7 +135,7 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     state.ledger.accept(here, (view.round, at))
     if step.combine:
         state.ledger.count(here, step.visits(here))
-    cost = cost_of(step, size, tasks, [r for r in reports if r.client not in lost])
+    cost = cost_of(step, size, tasks, [r for r in reports if r.client not in lost], engine.beside())
     state.traffic.add(cost)
     there = set(here)
     missing = tuple(a.client for a in step.asks if a.client not in there)

@@ -113,4 +113,7 @@ def _by_kind(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float | None:
-    return float(np.average(values, weights=weights)) if values else None
+    told = ~np.isnan(np.array(values, dtype=np.float64))  # where updates carry noise, losses are not told
+    if not told.any():
+        return None
+    return float(np.average(np.array(values)[told], weights=None if weights is None else np.array(weights)[told]))

@@ -31,6 +31,7 @@ class Plan:
     clients_per_round: float | int | str
     apart: str | None = None  # why many visits cannot be executed as one, or None
     sampler_asked: Sampler | None = None  # what the user asked for, where a schedule brings its own
+    fewest: int = 1  # clients whose reports can be summed
 
     @property
     def streams(self) -> Streams:
@@ -55,7 +56,7 @@ class Plan:
         apart = "the clients live at sites of their own" if roster.world is None else self.apart
         known = round, self.rounds, k, roster.holders, roster, self.space, rng, note
         decay = self.local.rate.at(round) / self.local.rate.at(0)
-        view = View(*known, self.local.batch_size, self.local.epochs, needed, clock, decay, apart)
+        view = View(*known, self.local.batch_size, self.local.epochs, needed, clock, decay, apart, fewest=self.fewest)
         eligible = self.system.available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Condition
@@ -15,6 +15,7 @@ from fedstrata.norms import By, Meeting
 from fedstrata.space import Space
 
 T = TypeVar("T")
+Add = Callable[[Mapping[int, Tensor]], Tensor]  # what members bring, in their order -> its sum
 
 
 class AbandonedError(RuntimeError):
@@ -28,8 +29,8 @@ class Rendezvous:
     A member that is done leaves, and the others go on without it; one that fails takes the meeting down with it.
     """
 
-    def __init__(self, members: int, by: By):
-        self._by, self._members = by, set(range(members))
+    def __init__(self, members: int, by: By, add: Add | None = None):
+        self._by, self._members, self._add = by, set(range(members)), add or in_order
         self._brought: dict[int, tuple[str, Tensor, float]] = {}
         self._agreed: tuple[Tensor, float] | None = None  # the average, and the count it is of
         self._exchanges, self._turn = 0, 0
@@ -71,12 +72,12 @@ class Rendezvous:
         self._changed.notify_all()
 
     def _average(self) -> None:
-        brought = [self._brought[member] for member in sorted(self._brought)]
-        (what, total, _), counts = brought[0], [count for _, _, count in brought]
-        self._broken |= {name for name, _, _ in brought} != {what}
+        brought = dict(sorted(self._brought.items()))
+        what, *others = {name for name, _, _ in brought.values()}
+        counts = [count for _, _, count in brought.values()]
+        self._broken |= bool(others)
         if not self._broken:
-            for _, values, _ in brought[1:]:
-                total = total + values
+            total = self._add({member: values for member, (_, values, _) in brought.items()})
             average = total / (sum(counts) if self._by == "samples" else len(counts))
             self._agreed = average, sum(counts)
             self._seen.setdefault(what, []).append(self._agreed)
@@ -101,9 +102,17 @@ class Rendezvous:
         return table
 
 
-def in_lockstep(visits: Sequence[Callable[[Meeting], T]], by: By) -> tuple[list[T], Rendezvous]:
+def in_order(brought: Mapping[int, Tensor]) -> Tensor:
+    """Add in the open."""
+    total, *others = brought.values()
+    for values in others:
+        total = total + values
+    return total
+
+
+def in_lockstep(visits: Sequence[Callable[[Meeting], T]], by: By, add: Add | None = None) -> tuple[list[T], Rendezvous]:
     """Make visits in turns, one thread each, so that they can meet; results in order."""
-    place = Rendezvous(len(visits), by)
+    place = Rendezvous(len(visits), by, add)
 
     def make(member: int) -> T:
         meeting, failed = Meeting(by, partial(place.exchange, member)), True

@@ -53,10 +53,12 @@ class Roster:
     world: World | None = None  # what is true of clients that live here; for engines and devices, not for methods
     later: Callable[[int], Roster] | None = None  # where data move: what is known in a round
     proxy: Callable[[Model], float] | None = None  # a model's loss on samples that the server holds, if it holds any
+    setup: int | None = None  # bytes it took to tell, where that was not done in plain numbers
+    clusters: np.ndarray | None = None  # of every client, found without label counts being told; -1: it has no data
 
     def at(self, round: int) -> Roster:
         """Give what is known in a round."""
-        return self if self.later is None else replace(self.later(round), proxy=self.proxy)
+        return self if self.later is None else replace(self.later(round), proxy=self.proxy, clusters=self.clusters)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -86,6 +88,8 @@ class Roster:
     @property
     def setup_bytes(self) -> int:
         """What it cost the clients to tell: 4 bytes a label held or a label count, 8 a size or speed."""
+        if self.setup is not None:
+            return self.setup
         told = {name: a.size for name, a in self._known.items() if a is not None}
         if "labels" in told:
             told["labels"] = int(self.labels.sum())

@@ -44,6 +44,7 @@ class View:
     decay: float = 1.0  # this round's step size at the clients, over that of the first
     apart: str | None = None  # why visits cannot be executed as one (`Joint`), or None
     part: Fragment = WHOLE  # where in the round the present step is
+    fewest: int = 1  # clients whose reports can be summed
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,11 @@ class ServerSide(Part):
 
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})  # probes, by Step.kind
     individual: ClassVar[bool] = False  # True: sees whole updates, and is refused under masked aggregation
+
+    @property
+    def reads(self) -> str | None:
+        """Say in words what this part learns of single clients from their reports; None: nothing."""
+        return "every client's whole update" if self.individual else None
 
     @property
     def needs(self) -> frozenset[str]:
@@ -311,6 +317,12 @@ class Engine(Protocol):
 
     def each(self) -> Mapping[int, Report]:
         """Give the last step's reports whole."""
+
+    def why_not(self, clients: Sequence[int]) -> str | None:
+        """Say why what these clients of the last step sent cannot be summed, or None."""
+
+    def beside(self) -> tuple[int, int]:
+        """Give the bytes that the last step's sum took, up and down, beside what its messages declare."""
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
         """Commit the state of the clients whose report counted; forget the others' new state."""

@@ -17,14 +17,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Stopping:
-    """Rules to stop: accuracy reached, no progress, or a majority of satisfied clients (FLIPS, section 2)."""
+    """Rules to stop: accuracy reached, no progress, a majority of satisfied clients (FLIPS, section 2), a budget."""
 
     target: float | None = None
     patience: int | None = None
     vote: float | None = None
+    last: tuple[int, str] | None = None  # a number of rounds, and why there are no more
 
-    def reason(self, progress: Progress, scores: Mapping[str, Any]) -> str | None:
-        """Say why to stop after these scores, or None; rounds that were not evaluated do not count."""
+    def reason(self, progress: Progress, scores: Mapping[str, Any], rounds: int = 0) -> str | None:
+        """Say why to stop after these scores and so many rounds, or None; without scores, the others do not count."""
+        if self.last is not None and rounds >= self.last[0]:
+            return self.last[1]
         if "accuracy" not in scores:
             return None
         accuracy = scores["accuracy"]

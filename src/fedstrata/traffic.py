@@ -24,9 +24,14 @@ class Traffic:
             setattr(self, name, getattr(self, name) + value)
 
 
-def cost_of(step: Step, size: int, tasks: Sequence[Task], received: Sequence[Report]) -> Traffic:
-    """Charge a step whose model message has a size; a joint step as if its single steps had been played."""
-    traffic = Traffic()
+def cost_of(
+    step: Step, size: int, tasks: Sequence[Task], received: Sequence[Report], beside: tuple[int, int] = (0, 0)
+) -> Traffic:
+    """Charge a step whose model message has a size; a joint step as if its single steps had been played.
+
+    `beside` is what the engine's own messages took, up and down.
+    """
+    traffic = Traffic(*beside)
     if step.joint is not None and tasks and not all(r.finite for r in received):
         return traffic  # it came to nothing, and its single steps will be played instead
     visits = step.visits([r.client for r in received])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from hashlib import sha256
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from torch import nn
 from fedstrata import __version__, registry
 from fedstrata.assemble import assemble, initial_model
 from fedstrata.devices import equipped
+from fedstrata.errors import RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
 from fedstrata.judge import Judge, ProxyLoss
 from fedstrata.loop import State, run, scored
 from fedstrata.metrics import first_round
 from fedstrata.plan import Plan, per_round
+from fedstrata.privacy.arranged import accountant, arranged, guarded
+from fedstrata.privacy.statement import statement
 from fedstrata.runs import Keeps, Run
 from fedstrata.stopping import Stopping
 from fedstrata.threads import one_thread
@@ -38,8 +42,10 @@ class Work:
         self.federation = federation = equipped(
             federation, system.speed.kind, system.speed.sigma, system.bandwidth.mean, system.bandwidth.sigma, seed
         )
-        self.plan: Plan = assemble(experiment, federation, model)
-        roster = federation.roster(self.plan.needs, self.plan.streams)
+        self.private = private = arranged(experiment, assemble(experiment, federation, model), federation)
+        self.plan: Plan = private.plan
+        self.accountant = accountant(experiment, self.plan, private.roster)
+        roster = private.roster
         if "proxy" in self.plan.needs and federation.proxy is not None:
             roster = replace(roster, proxy=ProxyLoss(self.plan.local, federation.proxy))
         self.roster = roster
@@ -89,7 +95,7 @@ class Work:
         tell({"event": "begin", "method": name, "rounds": train.rounds, "round": state.round, "run_dir": at})
         if keeps is None:
             self._introduce(log)
-        engine = self._engine(log)
+        engine = guarded(self.experiment, self.plan, self._engine(log), len(self.federation), log)
         try:
             if keeps is None:
                 save(state)
@@ -97,10 +103,11 @@ class Work:
                 engine.restore(keeps)
             roster = self.roster if engine.joins else self.roster.behind_messages()
             with one_thread():
-                stopping = Stopping(**train.stop.model_dump())
+                stopping = Stopping(**train.stop.model_dump(), last=self._last_round())
                 run(self.plan, roster, engine, state, self._judge(engine.device), stopping, log, save)
         finally:
             engine.close()
+            self.private.close()
         self._conclude(folder, state, time.perf_counter() - began)
         return folder
 
@@ -110,12 +117,34 @@ class Work:
         visits = train.rounds * min(per_round(train.clients_per_round, len(self.federation)), len(self.federation))
         if self.plan.driver.together:
             visits = 0
-        return place.start(self.plan.local, self.federation, visits, log)
+        return place.start(self.plan.local, self.private.federation, visits, log)
 
-    def _judge(self, device: str) -> Judge:
+    def _judge(self, device: str) -> Callable[..., Any]:
+        if self.private.judge is not None:
+            return self.private.judge
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        return Judge(self.plan.local, self.federation, evaluate.every, evaluate.clients, voting, device)
+        return Judge(self.plan.local, self.private.federation, evaluate.every, evaluate.clients, voting, device)
+
+    def _last_round(self) -> tuple[int, str] | None:
+        """Give the last round that a privacy budget allows, and what to say then."""
+        dp = self.experiment.privacy.dp
+        if dp is None or dp.budget is None:
+            return None
+        rounds = self.accountant.rounds_within(dp.budget)
+        if not rounds:
+            raise RequestError(
+                f"privacy.dp.budget = {dp.budget:g} is spent by the first round, which takes epsilon "
+                f"{self.accountant.epsilon(1):.3g}; use more privacy.dp.noise"
+            )
+        return rounds, f"budget: epsilon {self.accountant.epsilon(rounds):.4g} of {dp.budget:g} is spent"
+
+    def _statement(self, rounds: int) -> dict[str, Any]:
+        known, accountant = self.roster._known, self.accountant
+        told = frozenset(name for name, value in known.items() if value is not None)
+        guarantee = None if accountant is None else accountant.describe()
+        epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
+        return statement(self.experiment, self.plan, told, self.private.clusters, guarantee, epsilon)
 
     def _introduce(self, log: Callable[..., None]) -> None:
         federation, plan = self.federation, self.plan
@@ -130,10 +159,13 @@ class Work:
             parameters=plan.space.P,
             fingerprint=federation.fingerprint,
         )
-        if len(federation) <= LISTED:
+        privacy = self.experiment.privacy
+        if len(federation) <= LISTED and privacy.labels == "none" and privacy.clustering == "server":
             log("clients", counts=federation.counts.tolist())
         for note in federation.notes:
             log("fallback", what="data.partition", why=note)
+        for kind, fields in self.private.notes:
+            log(kind, **fields)
         if self.roster.setup_bytes:
             log("setup", told=sorted(plan.needs), bytes_up=self.roster.setup_bytes)
         asked = per_round(plan.clients_per_round, len(federation))
@@ -169,21 +201,30 @@ class Work:
             "precision": self.experiment.engine.precision,
             "stopped": state.stopped or "all rounds played",
             "remarks": _remarks(folder.events()),
+            "privacy": self._statement(state.round),
         }
+        if self.accountant is not None:
+            summary["epsilon"] = _finite(self.accountant.epsilon(state.round))
         if (target := self.experiment.train.stop.target) is not None:
             summary["rounds_to_target"] = first_round(curve, target)
             reached = [event["time"] for event in rounds if event.get("accuracy", -1.0) >= target]
             summary["time_to_target"] = reached[0] if reached else None
-        about = {"classes": self.federation.classes, "method": self.experiment.method.name}
+        about = {"classes": self.private.federation.classes, "method": self.experiment.method.name}
         module = self.plan.local.build().to(self.plan.local.dtype)
         module.load_state_dict(self.plan.space.named(scored(self.plan, state)), strict=False)
         folder.write_result({k: v.clone() for k, v in module.state_dict().items()}, about, summary)
 
 
+def _finite(number: float) -> float | None:
+    return number if isfinite(number) else None
+
+
 def _remarks(events: list[dict[str, Any]]) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
     remarks = []
-    if lost := sum(event["event"] == "round" and event["loss_train"] is None for event in events):
+    without = {event["round"] for event in events if event["event"] == "no_update"}
+    rounds = [event for event in events if event["event"] == "round" and event["loss_train"] is None]
+    if lost := sum(event["round"] in without for event in rounds):
         remarks.append(f"in {lost} of the rounds no update arrived, and the model stayed as it was")
     broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
     if broken:

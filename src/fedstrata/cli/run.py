@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,7 @@ def run(
 ) -> None:
     """Train a model over a federation."""
     from fedstrata.cli.progress import reporter
+    from fedstrata.experiment import Experiment, Privacy
     from fedstrata.training import resume as go_on
     from fedstrata.training import train
 
@@ -76,6 +78,19 @@ def run(
     else:
         shown["stopped"] = done.summary["stopped"]
         print("\n".join(f"{key:18} {_said(value)}" for key, value in shown.items()))
+        if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
+            print("\nWho could learn what:")
+            print("\n".join(_statement(done.summary["privacy"])))
+
+
+def _statement(privacy: dict[str, Any]) -> list[str]:
+    """Give the privacy statement in lines of a readable length."""
+    lines = []
+    for who, said in privacy.items():
+        lines.append(f"  {who}: {said}" if not isinstance(said, list) else f"  {who}:")
+        for sentence in said if isinstance(said, list) else ():
+            lines += textwrap.wrap(sentence, 110, initial_indent="    - ", subsequent_indent="      ")
+    return [part for line in lines for part in textwrap.wrap(line, 118, subsequent_indent="      ")]
 
 
 def stop_cleanly() -> None:

@@ -58,6 +58,7 @@ class FedNova(Combiner):
     """Updates are divided by their clients' numbers of steps before they are averaged."""
 
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    reads: ClassVar[str] = "how many local steps each client took"
 
     effective: Literal["normalised", "steps"] = "normalised"  # what tau_eff is the mean of
 

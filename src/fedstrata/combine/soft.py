@@ -39,6 +39,7 @@ class Soft(Combiner):
     """The more a client's samples differ, the less its update counts."""
 
     paper: ClassVar[str] = "FedPBS, arXiv 2603.13909"
+    reads: ClassVar[str] = "how much each client's samples vary, which sets its weight"
 
     by: Of = "gradient"  # what the variance is of
     tau: NonNegative = 1.0

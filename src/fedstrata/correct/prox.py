@@ -94,6 +94,11 @@ class Prox(LocalPart, ServerPart):
         """Clients tell their variance."""
         return (Variance(self.gate),) if self.looks else ()
 
+    @property
+    def reads(self) -> str | None:
+        """Read variances where they are asked for."""
+        return "how much each client's samples vary" if self.looks else None
+
     def init(self, view: View, model: Model) -> Told | None:
         """Know nothing."""
         return Told(f64(torch.inf), f64(torch.nan)) if self.looks else None

@@ -69,7 +69,7 @@ class GlobalBatches(Scheduled):
 
     def by_messages(self, view: View, now: Slice) -> Played:
         """Reserve samples, then compute gradients together."""
-        moves = batches(now.epoch, now.pools, now.until, view.batch_size, self.least(view))
+        moves = batches(now.epoch, now.pools, now.until, view.batch_size, self.least(view), view.fewest)
         answers, steps = None, ceil(now.entries / view.batch_size)
         visits = refused = done = 0
         while (move := next_of(moves, answers)) is not None:

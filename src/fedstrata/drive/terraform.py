@@ -149,6 +149,7 @@ class Terraform(Driver):
     """
 
     paper: ClassVar[str] = "Terraform, arXiv 2602.20450"
+    reads: ClassVar[str] = "how large each client's update of the last layer is"
 
     signal: Signal = "head"  # the final layer's update, its bias alone, its weight alone, or the loss in training
     range: Range = "iqr"  # where to cut, in quartiles of the samples: (Q1, Q3), (0, 1), (0, Q3), (Q1, 1)

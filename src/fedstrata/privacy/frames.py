@@ -2,15 +2,16 @@
 
     "fedstrata" | kind | job (16 bytes) | sender (int32; -1 is the server) | fields ... | Ed25519 signature
 
-Kind and fields have their length in front. A signature covers everything before it, so a bit that changed, a part that
-is missing, another job's message and another sender's are all refused; that a message comes twice or too early, only
-its receiver can know (`Inbox`).
+Kind and fields have their length in front. A signature covers the SHA-256 of everything before it (Ed25519 itself
+reads a long message twice, and slowly), so a bit that changed, a part that is missing, another job's message and
+another sender's are all refused; that a message comes twice or too early, only its receiver can know (`Inbox`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from cryptography.exceptions import InvalidSignature
 
@@ -42,7 +43,7 @@ class Frame:
             raise ValueError(f"a job has {JOB} bytes, not {len(self.job)}")
         parts = [MAGIC, _counted(self.kind.encode()), self.job, self.sender.to_bytes(4, "little", signed=True)]
         body = b"".join([*parts, *map(_counted, self.fields)])
-        return body + identity.sign(body)
+        return body + identity.sign(sha256(body).digest())
 
 
 def opened(data: bytes, roll: Roll, kind: str, job: bytes, sender: int) -> Frame:
@@ -52,7 +53,7 @@ def opened(data: bytes, roll: Roll, kind: str, job: bytes, sender: int) -> Frame
         if is_ != should:
             raise RefusedError(f"a message has the {what} {is_!r} where {should!r} is expected")
     try:
-        roll.key(sender).verify(data[-64:], data[:-64])
+        roll.key(sender).verify(data[-64:], sha256(memoryview(data)[:-64]).digest())
     except InvalidSignature:
         raise RefusedError(f"a message of kind {kind!r} is not signed by its sender {sender}") from None
     return frame

@@ -28,19 +28,22 @@ Refused = Mapping[int, list[int]]  # by client; a client that did not answer is 
 
 
 def batches(
-    epoch: Epoch, pools: Pools, until: int, size: int, least: int = 1
+    epoch: Epoch, pools: Pools, until: int, size: int, least: int = 1, fewest: int = 1
 ) -> Generator[Reserve | Learn, Refused, None]:
-    """Play an epoch until so many entries are over; a batch of fewer than `least` samples is left out."""
+    """Play an epoch until so many entries are over; a batch of too few samples or too few clients is left out."""
     while epoch.over < until and epoch.left:
         entries = epoch.take(min(size, until - epoch.over))
         epoch.batches += 1
         held = yield from _reserved(entries, pools, epoch.batches)
         count = sum(map(len, held.values()))
         epoch.over += len(entries) - count  # strata that were given up
-        if count < least:
+        if count < least or 0 < len(held) < fewest:
+            few = f"a sum over fewer than {fewest} clients shows what one of them sent"
+            why = "batch norm has nothing to normalise over" if count < least else few
             for client, codes in held.items():
                 pools.give_back(client, codes)
-                pools.note("batch_left_out", samples=count, why="batch norm has nothing to normalise over")
+            if count:
+                pools.note("batch_left_out", samples=count, why=why)
             epoch.over += count
             continue
         there = yield Learn(held)

@@ -101,7 +101,11 @@ def davies_bouldin(vectors: np.ndarray, cluster: np.ndarray) -> float:
     if len(sizes) < 2:
         return 0.0
     centres = _sums(vectors, cluster, len(sizes)) / sizes[:, None]
-    spread = np.bincount(cluster, np.linalg.norm(vectors - centres[cluster], axis=1)) / sizes
+    return overlap(centres, np.bincount(cluster, np.linalg.norm(vectors - centres[cluster], axis=1)) / sizes)
+
+
+def overlap(centres: np.ndarray, spread: np.ndarray) -> float:
+    """Give the Davies-Bouldin index of two or more clusters, from their centres and mean distances to them."""
     square = (centres**2).sum(1)
     apart = np.sqrt(np.maximum(square[:, None] + square - 2 * centres @ centres.T, 0))
     ratio = (spread[:, None] + spread) / np.maximum(apart, TINY)

@@ -7,6 +7,8 @@ Repaired in Algorithm 1: a small cluster that is visited twice gives no client t
 picks of the client, not of the cluster; the straggler rate is a mean, where line 46 adds up without bound
 (`rate = "literal"`; "reset" counts each round anew). Label vectors are shares, with which the paper's ten clusters
 are found, not counts. Beyond the paper, clients that join or whose labels changed go to the nearest centre.
+
+Where clusters were found without label counts being told (`roster.clusters`), those are taken as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedstrata.errors import RequestError
 from fedstrata.options import Count
 from fedstrata.select.clusters import Rule, find_clusters, nearest
 from fedstrata.select.members import Members, fingerprints
@@ -29,7 +32,7 @@ from fedstrata.serverside import Outcome, Scores, Selector, View
 class Fairness:
     """Who is in which cluster, how often everybody was picked, and who did not report."""
 
-    centres: np.ndarray  # [k, C]; [0, C] before the first round
+    centres: np.ndarray  # [k, C]; [0, C] before the first round, and where clusters were found elsewhere
     cluster: np.ndarray  # of each client; -1: it never had data
     told: np.ndarray  # fingerprint of the label counts by which each client was clustered
     picks: np.ndarray  # by client
@@ -72,7 +75,7 @@ class Flips(Selector):
         queue = [(int(state.cluster_picks[c]), members.first(c), c) for c in here.filled()]
         heapq.heapify(queue)
         turns: list[int] = []
-        taken = np.zeros(len(state.centres), dtype=np.int64)
+        taken = np.zeros(len(state.cluster_picks), dtype=np.int64)
         while queue and len(turns) < view.k:
             picks, first, c = heapq.heappop(queue)
             if taken[c] < here.size(c):  # else its members are all in, and it waits for the next round
@@ -103,10 +106,10 @@ class Flips(Selector):
     def _extras(self, state: Fairness, view: View, here: Members, chosen: list[int]) -> list[int]:
         """Go round the clusters that lost clients, most losses first, and take members that do not straggle."""
         wanted, late = int(state.rate * view.k + 1e-9), np.flatnonzero(state.straggler)
-        late = late[view.roster.counts[late].any(1)]  # who left for good is not missed
+        late = late[_among(late, view.roster.holders)]  # who left for good is not missed
         if not wanted or not len(late):
             return []
-        lost = np.bincount(state.cluster[late], minlength=len(state.centres))
+        lost = np.bincount(state.cluster[late], minlength=len(state.cluster_picks))
         busy = state.straggler.copy()
         busy[chosen] = True
         by_losses = sorted(np.flatnonzero(lost).tolist(), key=lambda c: (-lost[c], here.first(c)))
@@ -125,11 +128,22 @@ class Flips(Selector):
     # ---- clusters
 
     def _refreshed(self, state: Fairness, view: View) -> Members:
-        """Cluster everybody at first; later, only who joined or whose label counts changed. Fairness is kept."""
-        counts, ids = view.roster.counts, view.roster.holders
-        if state.members is not None and state.members.counts is counts:
+        """Give the members of clusters, found anew where something was told since. Fairness is kept."""
+        roster = view.roster
+        told = roster.counts if roster.clusters is None else roster.clusters
+        if state.members is not None and state.members.told is told:
             return state.members
-        _grow(state, view.roster.clients)
+        _grow(state, roster.clients)
+        if roster.clusters is None:
+            self._cluster(state, view)
+        else:
+            _take_over(state, view, roster.clusters)
+        state.members = Members.of(state.cluster, len(state.cluster_picks), roster.holders, roster.key, told)
+        return state.members
+
+    def _cluster(self, state: Fairness, view: View) -> None:
+        """Cluster everybody at first; later, only who joined or whose label counts changed."""
+        counts, ids = view.roster.counts, view.roster.holders
         told = fingerprints(counts)
         changed = ids[(state.cluster[ids] < 0) | (state.told[ids] != told[ids])]
         before = state.cluster[changed]
@@ -147,14 +161,36 @@ class Flips(Selector):
             view.note("clusters", round=view.round + 1, changed=len(changed), moved=moved)
             _welcome(state, view, changed[before < 0])
         state.told[changed] = told[changed]
-        state.members = Members.of(state.cluster, len(state.centres), ids, view.roster.key, counts)
-        return state.members
 
     def _vectors(self, counts: np.ndarray) -> np.ndarray:
         if self.features == "counts":
             return counts.astype(np.float32)
         shares: np.ndarray = np.divide(counts, counts.sum(1, keepdims=True), dtype=np.float32)
         return shares
+
+
+def _take_over(state: Fairness, view: View, clusters: np.ndarray) -> None:
+    """Let everybody be in the cluster that was found elsewhere."""
+    ids = view.roster.holders
+    if (clusters[ids] < 0).any():
+        lost = ids[clusters[ids] < 0].tolist()
+        raise RequestError(f"clients {lost[:5]} have data but are in no cluster: cluster again after clients joined")
+    joined = ids[state.cluster[ids] < 0]
+    more = max(int(clusters.max(initial=-1)) + 1 - len(state.cluster_picks), 0)
+    first = not len(state.cluster_picks)
+    state.cluster_picks = np.concatenate([state.cluster_picks, np.zeros(more, dtype=np.int64)])
+    state.cluster[ids] = clusters[ids]
+    if first:
+        view.note("clusters", clusters=more, told="memberships")
+    else:
+        _welcome(state, view, joined)
+
+
+def _among(some: np.ndarray, all: np.ndarray) -> np.ndarray:
+    """Say which of some ids are among all, of which there may be many; those are in order."""
+    at = np.searchsorted(all, some)
+    at[at == len(all)] = 0
+    return all[at] == some if len(all) else np.zeros(len(some), dtype=bool)
 
 
 def _grow(state: Fairness, clients: int) -> None:
@@ -171,7 +207,7 @@ def _welcome(state: Fairness, view: View, joined: np.ndarray) -> None:
     if not len(joined):
         return
     most = np.iinfo(np.int64).max
-    least = np.full(len(state.centres), most)
+    least = np.full(len(state.cluster_picks), most)
     old = np.setdiff1d(view.roster.holders, joined)
     np.minimum.at(least, state.cluster[old], state.picks[old])
     least[least == most] = 0  # nobody else is in the cluster

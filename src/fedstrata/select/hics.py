@@ -35,6 +35,8 @@ from fedstrata.space import Space
 class HeadUpdate(LocalPart):
     """Shows the server how the head moved."""
 
+    shows: ClassVar[bool] = True
+
     def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
         """Show it."""
         return Done(shown={"head": (buf.w - buf.w0)[buf.head]})
@@ -54,6 +56,7 @@ class Hics(Selector):
     """Clusters of clients whose labels seem even train first; combine with uniform weights."""
 
     paper: ClassVar[str] = "Chen and Vikalo, NeurIPS 2024"
+    reads: ClassVar[str] = "every selected client's update of the last layer"
     LIMIT: ClassVar[int] = 5_000
 
     clusters: Count = 10  # M

@@ -13,20 +13,20 @@ CHUNK = 65_536
 class Members:
     """Clients side by side with those of their cluster."""
 
-    counts: np.ndarray  # the label counts these are the clusters of
+    told: np.ndarray  # the label counts or clusters that these are the members by
     ids: np.ndarray  # by cluster, then by key
     starts: np.ndarray  # of each cluster, and the end
     keys: np.ndarray  # least key of each cluster: orders clusters that are otherwise equal
 
     @classmethod
-    def of(cls, cluster: np.ndarray, k: int, clients: np.ndarray, key: np.ndarray, counts: np.ndarray) -> Members:
+    def of(cls, cluster: np.ndarray, k: int, clients: np.ndarray, key: np.ndarray, told: np.ndarray) -> Members:
         """Sort clients by cluster and key, once for many rounds."""
         ids = clients[np.lexsort((key[clients], cluster[clients]))]
         sizes = np.bincount(cluster[clients], minlength=k)
         starts = np.concatenate([[0], np.cumsum(sizes)])
         keys = np.full(len(sizes), -1, dtype=key.dtype)
         keys[sizes > 0] = key[ids[starts[:-1][sizes > 0]]]
-        return cls(counts, ids, starts, keys)
+        return cls(told, ids, starts, keys)
 
     def only(self, eligible: np.ndarray) -> Members:
         """Leave out who is not eligible."""
@@ -36,7 +36,7 @@ class Members:
         here[eligible] = True
         stays = here[self.ids]
         before = np.concatenate([[0], np.cumsum(stays)])
-        return Members(self.counts, self.ids[stays], before[self.starts], self.keys)
+        return Members(self.told, self.ids[stays], before[self.starts], self.keys)
 
     def filled(self) -> list[int]:
         """Give the clusters that have members."""

@@ -84,6 +84,7 @@ class Oort(Selector):
     """Clients with high loss and short rounds, and a share of clients never heard of."""
 
     paper: ClassVar[str] = "Lai et al., OSDI 2021"
+    reads: ClassVar[str] = "how high each selected client's training losses are, and how long it took"
     needs: ClassVar[frozenset[str]] = frozenset({"sizes"})
 
     epsilon: Fraction = 0.9  # share of a round that explores, before the first decay

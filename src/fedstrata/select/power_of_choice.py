@@ -44,6 +44,7 @@ class PowerOfChoice(Selector):
     """Of d candidates drawn by size, the k with the highest loss train."""
 
     paper: ClassVar[str] = "Cho et al., AISTATS 2022"
+    reads: ClassVar[str] = "the loss of every client that is asked, whether it is then selected or not"
     needs: ClassVar[frozenset[str]] = frozenset({"sizes"})
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType(
         {"probe-loss": mean_loss, "probe-batch-loss": batch_loss}

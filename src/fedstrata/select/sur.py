@@ -44,6 +44,7 @@ class Sur(Selector):
     """The k clients whose samples' gradients differ least train."""
 
     paper: ClassVar[str] = "FedPBS, arXiv 2603.13909"
+    reads: ClassVar[str] = "how much the gradients of each asked client's samples vary"
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType(
         {
             "probe-gradient-variance": partial(tell, of="gradient"),

@@ -56,6 +56,7 @@ class Tifl(Selector):
     """The clients of a round come from one tier of similar latency; tiers that do badly become likelier."""
 
     paper: ClassVar[str] = "Chai et al., HPDC 2020"
+    reads: ClassVar[str] = "how long each client takes, and how accurate the model is on each client's own test data"
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({"profile": profile})
 
     tiers: Count = 5

@@ -31,6 +31,7 @@ class FedExp(ServerPart):
     """A longer step where clients' updates point in different directions."""
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
+    reads: ClassVar[str] = "how long each client's update is"
 
     eps: Positive = 1e-3
     eps_each: bool = False  # eps for every client that arrived

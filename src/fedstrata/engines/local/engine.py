@@ -26,6 +26,7 @@ from fedstrata.federation import Federation
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, read, weighted_sum
 from fedstrata.options import Count
 from fedstrata.part import Part
+from fedstrata.rendezvous import Add
 from fedstrata.serverside import Step
 from fedstrata.threads import cores
 from fedstrata.transfer import home
@@ -66,6 +67,7 @@ class LocalEngine:
         self._reports: dict[int, Report] = {}
         self._outcome: Tensors | None = None  # of a joint step
         self._statistics: Tensor | None = None  # of norms that met
+        self.adding: Callable[[Sequence[Task]], Add] | None = None  # how clients that meet add up; None: in the open
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report."""
@@ -75,7 +77,8 @@ class LocalEngine:
         if step.joint is not None:
             answers, self._outcome = self._in_this_process().joint(step, tasks, keeps)
         elif step.together is not None:
-            answers, self._statistics = self._in_this_process().lockstep(tasks, keeps, step.together)
+            add = None if self.adding is None else self.adding(tasks)
+            answers, self._statistics = self._in_this_process().lockstep(tasks, keeps, step.together, add)
         else:
             answers = self._crew.work(tasks, keeps)
         self._reports = {r.client: r for r in read([report for report, _ in answers])}
@@ -95,6 +98,13 @@ class LocalEngine:
     def each(self) -> Mapping[int, Report]:
         """Give the last step's reports whole."""
         return {client: report.to("cpu") for client, report in self._reports.items()}
+
+    def why_not(self, clients: Sequence[int]) -> None:
+        """Say nothing: whatever arrives can be summed."""
+
+    def beside(self) -> tuple[int, int]:
+        """Give nothing: updates come as they are."""
+        return 0, 0
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
         """Commit the state of the clients whose report counted."""

@@ -22,7 +22,7 @@ from fedstrata.engines.local.groups import grouped
 from fedstrata.federation import Federation
 from fedstrata.messages import Task, Tensors
 from fedstrata.norms import By, Meeting
-from fedstrata.rendezvous import in_lockstep
+from fedstrata.rendezvous import Add, in_lockstep
 from fedstrata.rng import torch_seeded
 from fedstrata.serverside import Step
 from fedstrata.threads import cores, one_thread, threads
@@ -58,7 +58,7 @@ class InProcess:
         return [answers[i] for i in range(len(tasks))]
 
     def lockstep(
-        self, tasks: Sequence[Task], keeps: Mapping[int, Tensors], by: By
+        self, tasks: Sequence[Task], keeps: Mapping[int, Tensors], by: By, add: Add | None = None
     ) -> tuple[list[Answer], Tensor | None]:
         """Make all visits side by side; also give the norm statistics that the clients agreed on."""
         buf = self._benches[0].lane.buf
@@ -70,7 +70,7 @@ class InProcess:
             visits: list[Callable[[Meeting], Answer]] = [
                 partial(_meet, bench, self._visiting(task, keeps)) for bench, task in pairs
             ]
-            answers, place = in_lockstep(visits, by)
+            answers, place = in_lockstep(visits, by, add)
         return self._brought_home(answers), place.statistics(self._benches[0].lane.space)
 
     def joint(self, step: Step, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> tuple[list[Answer], Tensors]:

@@ -23,6 +23,7 @@ from fedstrata.errors import FedstrataError
 from fedstrata.federation import Federation
 from fedstrata.messages import Task, Tensors
 from fedstrata.norms import By
+from fedstrata.rendezvous import Add
 from fedstrata.transfer import away, home
 
 LARGE = 1e9  # multiplications of a batch that keep a GPU busy by themselves
@@ -122,13 +123,13 @@ class OnGpu(InProcess):
         return self._brought_home([answers[i] for i in range(len(tasks))])
 
     def lockstep(
-        self, tasks: Sequence[Task], keeps: Mapping[int, Tensors], by: By
+        self, tasks: Sequence[Task], keeps: Mapping[int, Tensors], by: By, add: Add | None = None
     ) -> tuple[list[Answer], Tensor | None]:
         """Clients that meet compute step by step: what they tell each other cannot be recorded."""
         recorders = [bench.lane.recorder for bench in self._benches]
         for bench in self._benches:
             bench.lane.recorder = None
-        done = super().lockstep(tasks, keeps, by)
+        done = super().lockstep(tasks, keeps, by, add)
         for bench, recorder in zip(self._benches, recorders, strict=False):
             bench.lane.recorder = recorder
         return done

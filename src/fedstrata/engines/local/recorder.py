@@ -6,7 +6,9 @@ stream it is replayed on: graphs of several lanes that were recorded on one stre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,7 +52,8 @@ class Recorder:
             for _ in range(WARM_UP):
                 self._step(width)
             self._stream.synchronize()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+            with _nothing_thrown_away(), recording:
                 self._step(width)
             self._graphs[width], self._pool = graph, graph.pool()
         except torch.OutOfMemoryError:
@@ -61,3 +64,15 @@ class Recorder:
             self._give_up(str(error).strip().splitlines()[0])
         for now, old in zip(self._state, before, strict=True):
             now.copy_(old)
+
+
+@contextmanager
+def _nothing_thrown_away() -> Iterator[None]:
+    """Keep Python from collecting garbage: an old graph that is destroyed meanwhile spoils the new one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,118 @@
+"""What sums under masks cost: beside a round of LeNet-5, and for a large model with drop-outs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import shake_256
+from itertools import count
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.job import CLASSES, LR, network
+from fedstrata.engines.local.engine import OnThisMachine
+from fedstrata.federation import Federation
+from fedstrata.loop import play_round
+from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.sums.fixed_point import NARROW, WIDE
+from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
+from fedstrata.threads import one_thread
+from fedstrata.training import described
+from fedstrata.work import Work
+
+CLIENTS, SAMPLES, TURNS, WARM, LONG = 10, 600, 12, 2, 1_000_000
+MANY, MISSING, LARGE = 100, 10, 1_000_000
+
+
+def rows() -> list[dict[str, Any]]:
+    """Measure."""
+    return [*_beside_a_round(), _large()]
+
+
+def _beside_a_round() -> list[dict[str, Any]]:
+    """Take turns: a round of ten clients, and the sums of ten updates of its model."""
+    size = sum(parameter.numel() for parameter in network("lenet5").parameters())
+    values, weights = _updates(CLIENTS, size), dict.fromkeys(range(CLIENTS), 1.0)
+    parties, jobs = _parties(CLIENTS), (number.to_bytes(16, "little") for number in count())
+    seconds: dict[str, list[float]] = {"round": [], "narrow": [], "wide": []}
+    with _rounds() as play:
+        for _ in range(TURNS):
+            _timed(seconds["round"], play)
+            told = _timed(
+                seconds["narrow"], lambda: secure_sum(values, weights, range(CLIENTS), parties, next(jobs), NARROW)
+            )
+            _timed(seconds["wide"], lambda: secure_sum(values, weights, range(CLIENTS), parties, next(jobs), WIDE))
+    round, narrow, wide = (median(taken[WARM:]) for taken in seconds.values())
+    error = np.abs(told.total - sum(values[i].astype(np.float64) for i in values)).max()
+    name = f"masked sum of {CLIENTS} updates of LeNet-5"
+    return [
+        _row(f"{name}, share of a round of {CLIENTS} x {SAMPLES} samples, at most", narrow / round, "", 0.10),
+        _row("that round", round, "s"),
+        _row(name, narrow, "s"),
+        _row(f"{name}, words of 64 bits", wide, "s"),
+        _row(f"{name}, sent by a client", told.up[0] / 1e6, "MB"),
+        _row(f"{name}, largest error", error / NARROW.unit, "units"),
+    ]
+
+
+def _large() -> dict[str, Any]:
+    """Count the CPU seconds of all parties together."""
+    values = _updates(MANY - MISSING, LARGE)
+    weights, parties = dict.fromkeys(range(MANY), 1.0), _parties(MANY)
+    start = process_time()
+    secure_sum(values, weights, range(MANY), parties, bytes(16))
+    name = f"masked sum of {LARGE:,} numbers, {MANY} clients, {MISSING} drop-outs, CPU of all, at most"
+    return _row(name, process_time() - start, "s", 15.0)
+
+
+@contextmanager
+def _rounds() -> Iterator[Callable[[], None]]:
+    """Give what plays a round of LeNet-5 on clients of 600 images."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((CLIENTS * SAMPLES, 1, 28, 28), dtype=np.float32)
+    y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(CLIENTS), SAMPLES)
+    federation, module = Federation.from_arrays(x, y, owner, test=(x[:CLASSES], y[:CLASSES])), network("lenet5")
+    asked = {"train.clients_per_round": CLIENTS, "train.batch_size": 32, "train.epochs": 1, "train.lr": LR}
+    work = Work(described(None, "fedavg", asked, federation, module), federation, module)
+    engine, state = OnThisMachine(device="cpu").start(work.plan.local, federation, LONG, _ignore), work.fresh()
+
+    def play() -> None:
+        play_round(work.plan, state, work.plan.view(work.roster, state.round, _ignore), engine)
+        state.round += 1
+
+    with one_thread():
+        yield play
+    engine.close()
+
+
+def _timed(kept: list[float], act: Callable[[], Any]) -> Any:
+    start = perf_counter()
+    told = act()
+    kept.append(perf_counter() - start)
+    return told
+
+
+def _updates(clients: int, size: int) -> dict[int, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {client: rng.standard_normal(size, dtype=np.float32) for client in range(clients)}
+
+
+def _parties(clients: int) -> Parties:
+    server, *others = (Identity.new(_entropy(party)) for party in range(-1, clients))
+    return Parties(server, dict(enumerate(others)), Roll.of(server, others), _entropy)
+
+
+def _entropy(party: int) -> Entropy:
+    calls = count()
+    return lambda size: shake_256(b"%d|%d" % (party, next(calls))).digest(size)
+
+
+def _row(name: str, value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
+    return {"name": name, "value": float(value), "unit": unit, "goal": goal, "met": goal is None or value <= goal}
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Keep no events."""

@@ -1,0 +1,243 @@
+"""The one way in: from what each client holds to placeholders, in any mode.
+
+Stratify section IV-A needs one placeholder per distinct label, each client's own map, and the total of each
+placeholder; every mode gives just that, up to the order of the placeholders, which the server draws. Parties are
+separate objects, and every message between them passes through here as bytes: counted, recorded where a transcript is
+kept, or lost where a client is absent. A job that misses a reply is given up and repeated without the missing clients.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedstrata.errors import RequestError, unknown_name
+from fedstrata.privacy.frames import SERVER, RefusedError
+from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.labels import ckks_paper, plain, prf
+from fedstrata.privacy.labels.parties import Client, Server
+from fedstrata.privacy.labels.served import remaining
+from fedstrata.rng import Rng
+
+Note = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class MaskedLabels:
+    """What all parties know in the end. Rows are all clients there are; those left out hold nothing."""
+
+    mode: str
+    placeholders: int
+    own: list[dict[Any, int]]  # each client's own labels, known to that client only
+    holds: np.ndarray  # [N, P]: which client holds which placeholder, known to the server
+    totals: np.ndarray  # [P]: samples of a placeholder over the clients that took part, known to the server
+    counts: np.ndarray | None  # [N, P]: each client's samples, where the clients told them openly
+    clients: tuple[int, ...]  # that took part
+    left_out: tuple[int, ...]
+    bytes_up: np.ndarray  # [N]: sent by each client, given-up jobs included
+    bytes_down: np.ndarray  # [N]: received by each client
+    warning: str | None = None  # what the mode is not worth
+
+
+@dataclass(frozen=True)
+class Message:
+    """What passed the server."""
+
+    step: str
+    sender: int
+    receiver: int
+    data: bytes
+
+
+@dataclass
+class Transcript:
+    """Everything the server sent and received."""
+
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> bytes:
+        """All of it in one piece, to search in."""
+        return b"\n".join(message.data for message in self.messages)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """The parties of a protocol, and its limits."""
+
+    client: type[Client]
+    server: type[Server]
+    keys: Callable[[], tuple[dict[str, Any], dict[str, Any]]] = lambda: ({}, {})  # of clients, and of the server
+    most: int | None = None  # clients
+    warning: str | None = None
+
+
+def _ckks_keys() -> tuple[dict[str, Any], dict[str, Any]]:
+    keys = ckks_paper.Keys.new()
+    return {"secret": keys.secret}, {"public": keys.public}
+
+
+MODES: dict[str, Mode] = {
+    "prf": Mode(prf.PrfClient, prf.PrfServer, most=prf.MOST),
+    "ckks-paper": Mode(ckks_paper.CkksClient, ckks_paper.CkksServer, _ckks_keys, warning=ckks_paper.WARNING),
+    "none": Mode(plain.PlainClient, plain.PlainServer),
+}
+
+
+def masked_labels(
+    mode: str,
+    held: Sequence[Mapping[Any, int]],
+    *,
+    rng: Rng,
+    entropy: Callable[[int], Entropy] = lambda _: os.urandom,
+    absent: Mapping[int, str] | None = None,
+    note: Note = lambda *_, **__: None,
+    transcript: Transcript | None = None,
+    distributions: bool = False,
+) -> MaskedLabels:
+    """Replace labels by placeholders.
+
+    Parameters
+    ----------
+    mode : str
+        A name in `MODES`.
+    held : sequence of mappings
+        How many samples of which label each client holds.
+    rng : Generator
+        What the server draws the order of the placeholders from.
+    entropy : callable
+        Gives each party (-1 is the server) its own source of secret bytes.
+    absent : mapping, optional
+        The step from which on a client is silent.
+    note : callable
+        Is told of clients that are left out.
+    transcript : Transcript, optional
+        Records all messages.
+    distributions : bool
+        Whether clients also tell their counts openly, by placeholder (as clustering at the server needs).
+    """
+    absent = absent or {}
+    kind = _asked(mode, len(held), absent)
+    sources = [entropy(party) for party in range(len(held))]
+    identities, server_entropy = [Identity.new(source) for source in sources], entropy(SERVER)
+    server_identity = Identity.new(server_entropy)
+    roll = Roll.of(server_identity, identities)
+    of_clients, of_server = kind.keys()
+    clients = [
+        kind.client(i, identities[i], roll, held[i], sources[i], open_counts=distributions, **of_clients)
+        for i in range(len(held))
+    ]
+    if kind.warning is not None:
+        ckks_paper.warn()
+    post = _Post(clients, absent, transcript)
+    members, first = tuple(range(len(held))), 0
+    while True:
+        server = kind.server(
+            server_identity, roll, members, server_entropy, rng, distributions=distributions, **of_server
+        )
+        refused = post.carry(server)
+        if not server.missing:
+            return _known(mode, server, post, kind.warning)
+        told = server.step == server.counting
+        first = first or len(members) * told
+        stay = remaining(members, server.missing, kind.client.least, first, told, rng)
+        note(
+            "label_masking_repeated",
+            step=server.step,
+            missing=sorted(server.missing),
+            refused=refused,
+            left_out=sorted(set(members) - set(stay)),
+            clients=len(stay),
+        )
+        members = stay
+
+
+def _asked(mode: str, clients: int, absent: Mapping[int, str]) -> Mode:
+    if mode not in MODES:
+        raise unknown_name("privacy.labels", mode, MODES)
+    kind = MODES[mode]
+    if clients < kind.client.least:
+        raise RequestError(
+            f'privacy.labels = "{mode}" with {clients} clients; allowed: at least {kind.client.least}, '
+            "because the sum over fewer tells one client's counts to another"
+        )
+    if kind.most is not None and clients > kind.most:
+        raise RequestError(
+            f'privacy.labels = "{mode}" with {clients} clients; allowed: at most {kind.most}, '
+            'because every two of them agree on a key; mask the labels of fewer clients, or use "none"'
+        )
+    for client, step in absent.items():
+        if not 0 <= client < clients or step not in kind.client.steps:
+            raise RequestError(
+                f'absent = {{{client}: "{step}"}}; allowed: clients 0 to {clients - 1}, steps {kind.client.steps}'
+            )
+    return kind
+
+
+class _Post:
+    """Carries messages between the server and the clients, and loses those of absent ones."""
+
+    def __init__(self, clients: Sequence[Client], absent: Mapping[int, str], transcript: Transcript | None):
+        self.clients, self._absent, self._transcript = clients, absent, transcript
+        self.up, self.down = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=np.int64)
+
+    def carry(self, server: Server) -> dict[int, str]:
+        """Play a job until it is done or misses a reply; give why replies were refused, by client."""
+        refused: dict[int, str] = {}
+        while asks := server.asks():
+            step = server.step
+            for client, ask in asks.items():
+                self._seen(step, SERVER, client, ask)
+                if self._silent(client, step):
+                    continue
+                reply = self.clients[client].answer(step, ask)
+                self._seen(step, client, SERVER, reply)
+                try:
+                    server.take(client, reply)
+                except RefusedError as error:
+                    if client not in server.missing:  # its reply was well; what all of them add up to is not
+                        raise
+                    refused[client] = str(error)
+            if server.asks() is asks:
+                break
+        return refused
+
+    def _silent(self, client: int, step: str) -> bool:
+        steps = self.clients[client].steps
+        return client in self._absent and steps.index(step) >= steps.index(self._absent[client])
+
+    def _seen(self, step: str, sender: int, receiver: int, data: bytes) -> None:
+        sent, client = (self.up, sender) if sender != SERVER else (self.down, receiver)
+        sent[client] += len(data)
+        if self._transcript is not None:
+            self._transcript.messages.append(Message(step, sender, receiver, data))
+
+
+def _known(mode: str, server: Server, post: _Post, warning: str | None) -> MaskedLabels:
+    clients, placeholders = len(post.clients), len(server.totals)
+    holds = np.zeros((clients, placeholders), dtype=bool)
+    for client, own in server.holds.items():
+        holds[client, own] = True
+    counts = None
+    if server.counts is not None:
+        counts = np.zeros((clients, placeholders), dtype=np.int64)
+        for client, told in server.counts.items():
+            counts[client] = told
+    took_part = set(server.members)
+    return MaskedLabels(
+        mode=mode,
+        placeholders=placeholders,
+        own=[client.own if client.me in took_part else {} for client in post.clients],
+        holds=holds,
+        totals=server.totals,
+        counts=counts,
+        clients=server.members,
+        left_out=tuple(sorted(set(range(clients)) - took_part)),
+        bytes_up=post.up,
+        bytes_down=post.down,
+        warning=warning,
+    )

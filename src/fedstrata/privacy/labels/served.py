@@ -1,0 +1,87 @@
+"""What a client remembers of the jobs it served, so that no two sums can be subtracted down to a few clients.
+
+A server that learns the sum of counts over a set of clients S, and then over S without one of them, knows that one's
+counts; and a client cannot tell a server that pretends somebody dropped out from one that says the truth. Therefore a
+client that has once sent its masked counts within a set sends them again only
+
+* within the same set, or
+* within a part of it that leaves at least three of it out, and has at least three clients and at least half of the
+  first set in which this client ever sent its counts.
+
+Why that is enough. A sum is known to the server only if all clients of its set sent their counts. Two such sets with a
+client in common are parts of each other, at least three clients apart: that client served both. Two without one inside
+a third are its exact halves. So all sums that can be had are over a chain of sets (or over a set and its halves), and
+adding and subtracting them gives the sums over what the chain loses at each link and over its end: at least three
+clients each, no finer. (Comparing sets two by two would not do: {x} with A and B, then A, then B, are far from each
+other and give x. Nor would half of the last set: a server can have counts sent in sets it never completes.)
+
+A job that ended before a client sent its counts told nothing of them and does not bind the client, but its id is never
+accepted again. Clients that conspire with the server know their own share of a sum: they learn the sum over the others
+of its set. A set in which all conspire but one protects nobody, whatever the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from fedstrata.errors import FedstrataError
+from fedstrata.privacy.frames import RefusedError
+from fedstrata.rng import Rng
+
+LEAST = 3  # clients in a sum, and in the difference of two
+
+
+@dataclass
+class Served:
+    """One client's memory; it must outlive the jobs."""
+
+    jobs: set[bytes] = field(default_factory=set)  # seen, served or not
+    first: frozenset[int] | None = None  # the set in which its counts were sent first
+    last: frozenset[int] | None = None  # ... and last
+
+    def new_job(self, job: bytes) -> None:
+        """Take note of a job."""
+        if job in self.jobs:
+            raise RefusedError("the server repeats the id of an earlier job")
+        self.jobs.add(job)
+
+    def check(self, members: Collection[int]) -> None:
+        """Refuse a set in which the counts must not be sent."""
+        now = frozenset(members)
+        if len(now) < LEAST:
+            raise RefusedError(f"a sum over {len(now)} clients is asked for; at least {LEAST} must take part")
+        if self.first is None or self.last is None or now == self.last:
+            return
+        if not now < self.last or len(self.last - now) < LEAST or 2 * len(now) < len(self.first):
+            raise RefusedError(
+                f"counts were sent within {len(self.last)} clients, and a sum over {len(now)} could be subtracted from "
+                f"theirs: only the same clients are served, or {LEAST} fewer and still half of the first ones"
+            )
+
+    def sent(self, members: Collection[int]) -> None:
+        """Take note that the counts are about to be sent within a set."""
+        self.check(members)
+        self.last = frozenset(members)
+        self.first = self.first or self.last
+
+
+def remaining(
+    members: Collection[int], missing: Collection[int], least: int, first: int, told: bool, rng: Rng
+) -> tuple[int, ...]:
+    """Give the clients with whom a job can be repeated without the missing ones.
+
+    `first`: of how many clients counts were asked first, 0 if of none yet; `told`: whether in this job some may have
+    sent theirs. Then at least three must stay away, and the server draws who goes with the missing ones.
+    """
+    stay = sorted(set(members) - set(missing))
+    spare = max(LEAST - len(members) + len(stay), 0) if told else 0
+    needed = max(least, -(-first // 2))
+    if len(stay) - spare < needed:
+        why = f" (once counts were sent, {LEAST} must stay away and half of the first clients remain)" if first else ""
+        raise FedstrataError(
+            f"label masking cannot go on: of {len(members)} clients {len(members) - len(stay)} are missing, and "
+            f"{max(len(stay) - spare, 0)} could go on where {needed} are needed{why}"
+        )
+    gone = {stay[at] for at in rng.permutation(len(stay))[:spare].tolist()}
+    return tuple(client for client in stay if client not in gone)

@@ -1,0 +1,122 @@
+"""What does not fit a wish for privacy, said before anything is computed."""
+
+from __future__ import annotations
+
+from fedstrata.combine.size import Size
+from fedstrata.combine.uniform import Uniform
+from fedstrata.drive.rounds import Rounds
+from fedstrata.errors import RequestError
+from fedstrata.experiment import Experiment
+from fedstrata.federation import Federation
+from fedstrata.plan import Plan, per_round
+from fedstrata.select.flips import Flips
+
+FEWEST = 3  # clients whose sum shows none of them
+
+
+def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
+    """Raise for the first thing that does not fit."""
+    privacy = experiment.privacy
+    if privacy.labels != "none":
+        _labels(experiment, federation)
+    if privacy.clustering != "server" and not isinstance(plan.select, Flips):
+        raise RequestError(
+            f'privacy.clustering = "{privacy.clustering}" is for clusters of label distributions; '
+            'use method.select = "flips", or privacy.clustering = "server"'
+        )
+    if privacy.clustering == "masked" and federation.moves is not None:
+        raise RequestError(
+            'privacy.clustering = "masked" does not fit data.drift and data.stream: clients find their clusters once'
+        )
+    if privacy.histogram_epsilon is not None and "counts" not in plan.needs:
+        raise RequestError(
+            f"privacy.histogram_epsilon = {privacy.histogram_epsilon:g}: this method asks no client for its label "
+            'counts; leave it out, or use method.select = "flips"'
+        )
+    if privacy.aggregate == "masked":
+        _masked(experiment, plan, len(federation))
+    if privacy.dp is not None:
+        _noised(experiment, plan, len(federation))
+
+
+def _labels(experiment: Experiment, federation: Federation) -> None:
+    mode = experiment.privacy.labels
+    if federation.moves is not None:
+        raise RequestError(
+            f'privacy.labels = "{mode}" does not fit data.drift and data.stream: labels are agreed on once'
+        )
+    if federation.proxy is not None:
+        raise RequestError(
+            f'privacy.labels = "{mode}" does not fit data.proxy = {experiment.data.proxy}: whoever holds labelled '
+            "samples can name every placeholder by looking at what a model answers"
+        )
+
+
+def _masked(experiment: Experiment, plan: Plan, clients: int) -> None:
+    looking = {
+        f'method.combine = "{experiment.method.combine["kind"]}"': plan.combine.individual,
+        f'method.select = "{experiment.method.select["kind"]}"': plan.select.individual
+        or any(part.shows for part in plan.local.parts.values()),
+    }
+    for key, individual in looking.items():
+        if individual:
+            raise RequestError(
+                f'privacy.aggregate = "masked" does not fit {key}: it looks at single updates, and only their sum can '
+                'be seen; use privacy.aggregate = "open"'
+            )
+    if not plan.driver.side_by_side and not plan.driver.steps_at_server:
+        raise RequestError(
+            'privacy.aggregate = "masked" does not fit a chain: a model that goes from client to client is never '
+            'summed; use privacy.aggregate = "open", or method.driver = "rounds" or "sync"'
+        )
+    k = min(per_round(plan.clients_per_round, clients), clients)
+    if k < FEWEST and plan.driver.side_by_side:
+        raise RequestError(
+            f'train.clients_per_round gives {k}; privacy.aggregate = "masked" needs at least {FEWEST} clients a round: '
+            "the sum over fewer shows one client's update to another"
+        )
+
+
+def _noised(experiment: Experiment, plan: Plan, clients: int) -> None:
+    privacy, method = experiment.privacy, experiment.method
+    dp = privacy.dp
+    assert dp is not None
+    reading = next((part for part in plan.server_side if part.reads is not None), None)
+    beside = [name for name, part in plan.local.parts.items() if part.up(plan.space)]
+    reasons = [
+        (
+            not isinstance(plan.driver, Rounds),
+            f'method.driver = "{method.driver["kind"]}": epsilon is accounted for one sum a round; use "rounds"',
+        ),
+        (
+            plan.combine not in (Size(), Uniform()),
+            f'method.combine = "{method.combine["kind"]}": weights must not depend on what is hidden; '
+            'use "size" or "uniform"',
+        ),
+        (
+            reading is not None,
+            f"{type(reading).__name__}: it reads {'' if reading is None else reading.reads}, without noise",
+        ),
+        (bool(beside), f"{', '.join(beside)}: it sends more than the update, which would need noise of its own"),
+        (bool(plan.space.Q), 'a model with norm statistics: they are not clipped; use model.norm = "group"'),
+        (plan.local.optimizer.state == "carried", "an optimizer whose memory travels"),
+    ]
+    for holds, why in reasons:
+        if holds:
+            raise RequestError(f"privacy.dp does not fit {why}")
+    if dp.budget is not None and not dp.noise:
+        raise RequestError("privacy.dp.budget needs privacy.dp.noise > 0: without noise epsilon is infinite")
+    if privacy.aggregate == "masked":
+        k = min(per_round(plan.clients_per_round, clients), clients)
+        most = 2.0 ** (privacy.encoding.bits - 1 - privacy.encoding.fraction) / k
+        reach = dp.clip * (1 + (8 * dp.noise if dp.where == "local" else 0))  # eight standard deviations
+        if (rounding := 2.0 ** -(privacy.encoding.fraction + 1) * plan.space.P**0.5) >= dp.clip:
+            raise RequestError(
+                f"privacy.dp.clip = {dp.clip:g} is lost in the rounding of privacy.encoding, {rounding:g}; "
+                "use a larger fraction"
+            )
+        if reach > most:
+            raise RequestError(
+                f"privacy.dp.clip = {dp.clip:g} reaches {reach:g}, and privacy.encoding holds numbers up to {most:g}; "
+                "use more bits or a smaller fraction"
+            )

@@ -1,0 +1,133 @@
+"""What everybody could learn from a run, in plain words, from how the run is set up. It stands in every summary.
+
+It claims no more than the protocols give: what a trained model tells about its data is always among it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedstrata.experiment import Experiment
+from fedstrata.plan import Plan
+
+NAMED_BY_MODEL = (
+    "Placeholders hide labels only from who has no labelled examples: whoever holds a trained model and one public "
+    "example of each class can name every placeholder by looking at the predictions, and whoever knows how common the "
+    "classes are can guess."
+)
+TOLD = {
+    "sizes": "how many samples each client holds",
+    "speeds": "how fast each client's device is",
+    "labels": "which {labels} each client holds",
+    "totals": "how many samples of each {label} there are in all; of one that a single client holds, that is its count",
+    "counts": "how many samples of each {label} every client holds",
+}
+
+
+def statement(
+    experiment: Experiment,
+    plan: Plan,
+    told: frozenset[str],
+    clusters: str | None = None,
+    guarantee: str | None = None,
+    epsilon: float | None = None,
+) -> dict[str, Any]:
+    """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means."""
+    said: dict[str, Any] = {
+        "server": _server(experiment, plan, told, clusters),
+        "other clients": _others(experiment, plan),
+        "server with a client": _colluding(experiment, plan),
+    }
+    if _chained(plan):
+        said["next client of a chain"] = [
+            "The model as the client before it left it. Where a client trains on one or few samples, the difference to "
+            "the model before shows much of them to whoever has both."
+        ]
+    if guarantee is not None:
+        said["differential privacy"] = [guarantee, "Losses and lengths of updates in reports are not covered by it."]
+        if experiment.privacy.dp is not None and experiment.privacy.dp.where == "local":
+            said["differential privacy"] = [guarantee, "Reports tell no losses. How many samples a client has is told."]
+        said["epsilon"] = epsilon
+    said["note"] = (
+        "This was a simulation: all parties lived on one machine and drew their secrets from the run's seed. The "
+        "statement says what they would learn at sites of their own."
+    )
+    return said
+
+
+def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: str | None) -> list[str]:
+    privacy, masked = experiment.privacy, experiment.privacy.labels != "none"
+    words = {"label": "placeholder", "labels": "placeholders"} if masked else {"label": "label", "labels": "labels"}
+    said = [f"It is told {TOLD[fact].format(**words)}." for fact in TOLD if fact in told]
+    if masked:
+        said.append("Labels are placeholders: it is not told which label is which. " + NAMED_BY_MODEL)
+    said += [clusters[:1].upper() + clusters[1:] + "."] if clusters else []
+    if privacy.clustering == "enclave":
+        said.append(_enclave(experiment))
+    said.append(_updates(experiment, plan))
+    noised = privacy.dp is not None and privacy.dp.where == "local"
+    also = "" if noised else ", how high its mean loss was and how long its update is"
+    said.append(f"With every report it reads how many samples and steps it stands for{also}.")
+    for part in plan.server_side:
+        if part.reads is not None:
+            said.append(f"{type(part).__name__} reads {part.reads}.")
+    return said
+
+
+def _updates(experiment: Experiment, plan: Plan) -> str:
+    privacy = experiment.privacy
+    what = "gradient" if plan.driver.steps_at_server else "update"
+    if privacy.aggregate == "masked":
+        normed = " The sums of batch norm are masked likewise." if plan.space.normed else ""
+        return (
+            f"Of the clients' {what}s it sees the weighted sum over at least {plan.fewest} of them, exact to the "
+            "encoding, and no single one; unless it breaks the protocol, by weights of 0 for all others or with the "
+            f"help of enough clients.{normed}"
+        )
+    if privacy.dp is not None and privacy.dp.where == "local":
+        return f"It sees every client's {what}, clipped and with noise."
+    if _chained(plan):
+        return "Models go from client to client; where they pass through the server, it sees each of them."
+    return f"It sees every client's {what}, and could find out much about the samples behind it."
+
+
+def _enclave(experiment: Experiment) -> str:
+    setting = experiment.privacy.enclave
+    noise = "" if not setting.noise else f", of which a share of {setting.noise:g} is drawn at random"
+    hidden = f"Label counts and the test set are in an enclave; it sees who is selected{noise}, and figures of models."
+    over_time = "Who is selected together shows, over many rounds, who is in the same cluster."
+    if setting.attestation == "dev-insecure":
+        return (
+            f"{hidden} {over_time} The enclave is a plain process (dev-insecure): its host can read everything in it."
+        )
+    return f"{hidden} {over_time} That rests on the hardware that the report names, and on who signed it."
+
+
+def _others(experiment: Experiment, plan: Plan) -> list[str]:
+    mode = experiment.privacy.labels
+    said = ["The models that they receive, and what those tell about everybody's data."]
+    if mode == "prf":
+        said.append("Their own labels' placeholders, and how many placeholders there are.")
+    if mode == "ckks-paper":
+        said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
+    if plan.space.normed and (plan.driver.steps_at_server or plan.driver.together):
+        said.append("Means and variances of the batches that they take part in.")
+    return said
+
+
+def _colluding(experiment: Experiment, plan: Plan) -> list[str]:
+    privacy, said = experiment.privacy, []
+    if privacy.labels == "prf":
+        said.append(
+            "All label names, because every client can work out anybody's placeholder; of label counts, what the "
+            "server is told, and beyond that only sums over the other clients."
+        )
+    if privacy.labels == "ckks-paper":
+        said.append("All labels and all counts: the clients share one key.")
+    if privacy.aggregate == "masked":
+        said.append("Of the others' updates their sum, as long as at least two others do not collude.")
+    return said or ["What each of them learns, and nothing more."]
+
+
+def _chained(plan: Plan) -> bool:
+    return not plan.driver.side_by_side and not plan.driver.steps_at_server

@@ -1,0 +1,334 @@
+"""Whole runs with [privacy]: the same models up to the encoding, also when resumed; refusals, statements, budgets."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedstrata import RequestError, Run, resume, train
+from fedstrata.assemble import federation_of
+from fedstrata.experiment import Experiment
+from fedstrata.loop import play_round
+from fedstrata.privacy.arranged import guarded
+from fedstrata.testing.worlds import in_process
+from fedstrata.work import Work
+
+SMALL = {"data.clients": 8, "train.rounds": 3, "train.clients_per_round": 5, "engine.precision": "fp64"}
+FLIPS_YOGI = {"method.name": "flips", "method.combine.server": "yogi"}
+BATCH = {"method.name": "stratify-batch", "train.rounds": 1, "method.schedule.length": 200, "train.batch_size": 40}
+NORMED = {"model.name": "mlp", "model.norm": "batch"}
+ALIKE = {
+    "fedavg": {},
+    "scaffold": {"method.name": "scaffold"},
+    "soft weights": {"method.name": "fedbs"},
+    "flips and yogi": FLIPS_YOGI,
+    "stratify-batch": BATCH,
+    "fednova with stragglers": {"method.name": "fednova", "train.clients_per_round": 8, "system.stragglers.rate": 0.2},
+    "terraform": {"method.name": "terraform", "train.clients_per_round": 8},
+}
+INSECURE = {
+    "privacy.clustering": "enclave",
+    "privacy.enclave.attestation": "dev-insecure",
+    "privacy.enclave.allow_insecure": True,
+}
+FINE = {"privacy.encoding.bits": 64, "privacy.encoding.fraction": 40}
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def model(run: Run) -> torch.Tensor:
+    return torch.cat([t.double().reshape(-1) for _, t in sorted(run.model().items())])
+
+
+def events(run: Run, kind: str) -> list[dict]:
+    return [event for event in run.events() if event["event"] == kind]
+
+
+def distance(a: Run, b: Run) -> float:
+    return float((model(a) - model(b)).abs().max())
+
+
+# ---- masked sums -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_masked_sums_change_a_run_by_no_more_than_the_encoding(tmp_path, name):
+    asked = SMALL | ALIKE[name]
+    if "stratify" in name:
+        asked = asked | {"engine.execution": "messages"}
+    plain = train(overrides=asked, out=tmp_path / "open")
+    fine = train(overrides=asked | {"privacy.aggregate": "masked"} | FINE, out=tmp_path / "fine")
+    assert distance(plain, fine) < 1e-9
+    assert plain.summary["accuracy"] == fine.summary["accuracy"]
+    assert fine.summary["bytes_up"] > plain.summary["bytes_up"]
+
+
+def test_the_default_encoding_is_close(tmp_path):
+    plain = train(overrides=SMALL, out=tmp_path / "open")
+    masked = train(overrides=SMALL | {"privacy.aggregate": "masked"}, out=tmp_path / "masked")
+    assert 0 < distance(plain, masked) < 3 * 5 * 2.0**-20
+    assert masked.summary["accuracy"] == pytest.approx(plain.summary["accuracy"], abs=0.005)
+
+
+def test_sums_of_batch_norm_are_masked_too(tmp_path):
+    asked = SMALL | BATCH | NORMED | {"engine.execution": "messages"}
+    plain = train(overrides=asked, out=tmp_path / "open")
+    masked = train(overrides=asked | {"privacy.aggregate": "masked"} | FINE, out=tmp_path / "masked")
+    assert distance(plain, masked) < 1e-6  # norms meet in steps of 2^-32
+    assert any("batch norm" in sentence for sentence in masked.summary["privacy"]["server"])
+
+
+def test_whoever_is_missing_is_left_out_of_the_sum_and_too_few_are_not_summed(tmp_path):
+    asked = SMALL | {"train.clients_per_round": 8, "train.rounds": 6, "system.stragglers.rate": 0.5}
+    run = train(overrides=asked | {"privacy.aggregate": "masked"}, out=tmp_path / "run")
+    why = {event["why"] for event in run.events() if event["event"] == "dropped"}
+    assert any("too few to take the masks off" in reason for reason in why)
+    assert events(run, "no_update")
+    assert any("no update arrived" in remark for remark in run.summary["remarks"])
+
+
+def test_a_number_that_does_not_fit_is_an_event_and_never_wraps(tmp_path):
+    asked = {"privacy.aggregate": "masked", "privacy.encoding.fraction": 30, "train.lr": 5.0}
+    run = train(overrides=SMALL | asked, out=tmp_path / "run")
+    assert any("does not fit privacy.encoding" in e["why"] for e in run.events() if e["event"] == "dropped")
+
+
+def test_a_masked_step_is_summed_once_and_never_shown(tmp_path):
+    work = Work(
+        Experiment.of(None, **SMALL, **{"privacy.aggregate": "masked"}),
+        federation_of(Experiment.of(None, **SMALL)),
+        None,
+    )
+    engine = guarded(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
+    state = work.fresh()
+    play_round(work.plan, state, work.plan.view(work.roster, 0, lambda *_, **__: None), engine)
+    with pytest.raises(RuntimeError, match="single updates"):
+        engine.each()
+    with pytest.raises(RuntimeError, match="once a step"):
+        engine.collect({})
+
+
+# ---- masked labels ---------------------------------------------------------------------------------------------------
+
+
+def test_masked_labels_only_put_the_classes_into_another_order(tmp_path):
+    for name, asked in {"flips": FLIPS_YOGI, "batch": BATCH}.items():
+        experiment = Experiment.of(None, **(SMALL | asked | {"privacy.labels": "prf"}))
+        federation = federation_of(experiment)
+        work = Work(experiment, federation, None)
+        codes = work.private.federation.codes
+        assert sorted(codes) == list(range(10))
+        assert not np.array_equal(codes, np.arange(10))
+        private = train(overrides=SMALL | asked | {"privacy.labels": "prf"}, out=tmp_path / name)
+        plain = train(
+            overrides={k: v for k, v in (SMALL | asked).items() if k != "data.clients"},
+            federation=federation.relabelled(codes),
+            model=work.plan.local.build(),
+            out=tmp_path / f"{name}-plain",
+        )
+        assert distance(private, plain) == 0.0
+        last = [events(run, "round")[-1]["recall"] for run in (private, plain)]
+        assert last[0] == last[1]  # by label, whatever the order of the classes
+        assert events(private, "labels_masked")[0]["placeholders"] == 10
+
+
+def test_all_modes_train_the_same_up_to_the_order(tmp_path):
+    pytest.importorskip("tenseal")
+    few = SMALL | {"data.clients": 4, "train.clients_per_round": 4, "train.rounds": 1, **FLIPS_YOGI}
+    few |= {"data.partition": {"kind": "labels-per-client", "labels": 2, "unowned": "drop"}}
+    works = [
+        Work(experiment := Experiment.of(None, **few, **{"privacy.labels": mode}), federation_of(experiment), None)
+        for mode in ("none", "prf", "ckks-paper")
+    ]
+    tables = [sorted(map(tuple, work.roster.counts.T.tolist())) for work in works]
+    assert tables[0] == tables[1] == tables[2]
+
+
+def test_gradients_and_the_server_s_messages_name_no_label_without_an_example():
+    """An adversary has everything the server has, and guesses labels from the biases: it names placeholders only."""
+    hits = []
+    for seed in range(12):
+        asked = SMALL | BATCH | {"privacy.labels": "prf", "train.seed": seed, "data.partition": "iid"}
+        experiment = Experiment.of(None, **asked)
+        work = Work(experiment, federation_of(experiment), None)
+        federation, codes = work.private.federation, work.private.federation.codes
+        module = work.plan.local.build().double()
+        rows = federation.train_split[0][:1]
+        x = work.plan.local.inputs(federation.train.x[torch.from_numpy(rows)], torch.float64)
+        cross_entropy(module(x), federation.train.y[torch.from_numpy(rows)]).backward()
+        bias = list(module.parameters())[-1].grad
+        placeholder = int(bias.argmin())
+        assert placeholder == federation.labels[rows[0]]  # the head names the placeholder, always
+        label = int(np.flatnonzero(codes == placeholder)[0])
+        hits.append(label == placeholder)  # the best guess of who knows nothing else: the order of the labels
+    assert np.mean(hits) < 0.5  # by chance one in ten
+
+
+def test_the_trained_model_names_placeholders_to_who_has_one_example_a_class(tmp_path):
+    """The statement says so, and it is so: nothing hides what a model answers."""
+    asked = {"train.rounds": 10, "train.clients_per_round": "all", "data.partition": "iid", "privacy.labels": "prf"}
+    run = train(overrides=asked, out=tmp_path / "run")
+    experiment = Experiment.of(None, **asked)
+    work = Work(experiment, federation_of(experiment), None)
+    module = work.plan.local.build()
+    module.load_state_dict(run.model())
+    plain, codes = work.federation, work.private.federation.codes
+    named = []
+    for label in range(10):
+        row = np.flatnonzero(plain.test.y.numpy() == label)[:1]
+        x = work.plan.local.inputs(plain.test.x[torch.from_numpy(row)], torch.float32)
+        named.append(int(module.eval()(x).argmax()) == codes[label])
+    assert np.mean(named) > 0.7
+    assert any("one public example" in sentence for sentence in run.summary["privacy"]["server"])
+
+
+# ---- clusters --------------------------------------------------------------------------------------------------------
+
+
+def test_an_enclave_selects_and_scores_as_the_open_run_does(tmp_path):
+    plain = train(overrides=SMALL | FLIPS_YOGI, out=tmp_path / "open")
+    run = train(overrides=SMALL | FLIPS_YOGI | INSECURE, out=tmp_path / "enclave")
+    assert distance(plain, run) == 0.0
+    assert run.summary["accuracy"] == plain.summary["accuracy"]
+    assert not any("is told" in sentence for sentence in run.summary["privacy"]["server"])
+    assert any("dev-insecure" in sentence for sentence in run.summary["privacy"]["server"])
+
+
+def test_clusters_by_masked_sums_and_blurred_histograms_serve_flips(tmp_path):
+    for name, asked in {
+        "masked": {"privacy.clustering": "masked"},
+        "noise": {"privacy.histogram_epsilon": 1.0},
+    }.items():
+        run = train(overrides=SMALL | FLIPS_YOGI | asked, out=tmp_path / name)
+        told = " ".join(run.summary["privacy"]["server"])
+        assert ("secure sums" if name == "masked" else "1-differential privacy") in told
+        assert ("label every client holds" in told) == (name == "noise")
+
+
+# ---- differential privacy --------------------------------------------------------------------------------------------
+
+DP = {"method.combine": "uniform", "privacy.dp.clip": 0.5, "privacy.dp.noise": 1.0}
+
+
+@pytest.mark.parametrize("where", ["server", "local"])
+@pytest.mark.parametrize("aggregate", ["open", "masked"])
+def test_noise_is_added_counted_and_the_same_in_equal_runs(tmp_path, where, aggregate):
+    pytest.importorskip("dp_accounting")
+    asked = SMALL | DP | {"privacy.dp.where": where, "privacy.aggregate": aggregate}
+    runs = [train(overrides=asked, out=tmp_path / str(i)) for i in range(2)]
+    quiet = train(overrides=asked | {"privacy.dp.noise": 0.0}, out=tmp_path / "quiet")
+    assert distance(*runs) == 0.0
+    assert distance(runs[0], quiet) > 0.01
+    assert runs[0].summary["epsilon"] > 0
+    assert runs[0].summary["privacy"]["epsilon"] == runs[0].summary["epsilon"]
+    assert quiet.summary["epsilon"] is None  # without noise it is infinite
+    told = events(runs[0], "round")[-1]["loss_train"]
+    assert (told is None) == (where == "local")
+
+
+def test_a_clipped_step_has_the_length_of_the_clip(tmp_path):
+    asked = SMALL | {"train.rounds": 1, "train.lr": 1.0, "method.combine": "uniform", "privacy.dp.clip": 1e-3}
+    before = train(overrides=asked | {"train.lr": 1e-12}, out=tmp_path / "before")
+    after = train(overrides=asked, out=tmp_path / "after")
+    assert float((model(after) - model(before)).norm()) <= 1e-3 + 1e-9
+
+
+def test_a_run_stops_at_its_budget(tmp_path):
+    pytest.importorskip("dp_accounting")
+    free = train(overrides=SMALL | DP | {"train.rounds": 4}, out=tmp_path / "free")
+    budget = free.summary["epsilon"] * 0.9
+    run = train(overrides=SMALL | DP | {"train.rounds": 50, "privacy.dp.budget": budget}, out=tmp_path / "run")
+    assert run.summary["stopped"].startswith("budget")
+    assert run.summary["rounds"] < 4
+    assert run.summary["epsilon"] <= budget
+    with pytest.raises(RequestError, match="spent by the first round"):
+        train(overrides=SMALL | DP | {"privacy.dp.budget": 1e-3}, out=tmp_path / "no")
+
+
+# ---- resume, refusals, statements ------------------------------------------------------------------------------------
+
+RESUMED = {
+    "masked": {"privacy.aggregate": "masked", "system.stragglers.rate": 0.2, "train.clients_per_round": 8},
+    "labels": FLIPS_YOGI | {"privacy.labels": "prf", "privacy.aggregate": "masked"},
+    "enclave": FLIPS_YOGI | INSECURE | {"system.stragglers.rate": 0.3},
+    "clusters": FLIPS_YOGI | {"privacy.clustering": "masked"},
+    "noise": DP,
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_private_run_goes_on_as_if_nothing_happened(tmp_path, name):
+    if name == "noise":
+        pytest.importorskip("dp_accounting")
+    asked = SMALL | RESUMED[name]
+    whole = train(overrides=asked, out=tmp_path / "whole")
+
+    def watch(event):
+        if event["event"] == "round" and event["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(overrides=asked, out=tmp_path / "cut", watch=watch)
+    assert distance(whole, resume(tmp_path / "cut")) == 0.0
+
+
+REFUSED = [
+    ({"method.combine": "median", "privacy.aggregate": "masked"}, "looks at single updates"),
+    ({"method.name": "fedcda", "privacy.aggregate": "masked"}, "looks at single updates"),
+    ({"method.select": "gradclus", "privacy.aggregate": "masked"}, "looks at single updates"),
+    ({"method.select": "hics", "privacy.aggregate": "masked"}, "looks at single updates"),
+    ({"method.name": "stratify-single", "privacy.aggregate": "masked"}, "does not fit a chain"),
+    ({"train.clients_per_round": 2, "privacy.aggregate": "masked"}, "at least 3 clients"),
+    ({"privacy.clustering": "masked"}, 'use method.select = "flips"'),
+    ({"method.name": "flips", "privacy.clustering": "enclave"}, "measurement"),
+    (
+        {"method.name": "flips", "privacy.clustering": "enclave", "privacy.enclave.attestation": "dev-insecure"},
+        "allow",
+    ),
+    ({"privacy.histogram_epsilon": 1.0}, "asks no client for its label counts"),
+    ({"method.name": "stratify-batch", "privacy.labels": "prf", "data.drift": {}}, "data.drift"),
+    ({"method.name": "fedga-greedy", "data.proxy": 20, "privacy.labels": "prf"}, "data.proxy"),
+    ({"data.clients": 2, "privacy.labels": "prf"}, "at least 3"),
+    ({"method.select": "oort", "privacy.dp.noise": 1.0}, "it reads"),
+    ({"method.name": "scaffold", "privacy.dp.noise": 1.0}, "more than the update"),
+    ({"method.name": "fedbs", "privacy.dp.noise": 1.0}, "weights must not depend"),
+    ({"method.name": "stratify-batch", "privacy.dp.noise": 1.0}, "one sum a round"),
+    ({"privacy.dp.budget": 1.0}, "without noise epsilon is infinite"),
+    ({"privacy.labels": "rot13"}, "privacy.labels"),
+    ({"privacy.encoding.bits": 16, "privacy.aggregate": "masked"}, "privacy.encoding.bits"),
+]
+
+
+@pytest.mark.parametrize(("asked", "why"), REFUSED)
+def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, asked, why):
+    with pytest.raises(RequestError, match=why):
+        train(overrides={"train.rounds": 1} | asked, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_every_summary_says_who_could_learn_what(tmp_path):
+    said = {
+        name: train(overrides=SMALL | {"train.rounds": 1} | asked, out=tmp_path / name).summary["privacy"]
+        for name, asked in {
+            "open": {},
+            "oort": {"method.select": "oort"},
+            "chain": {"method.name": "stratify-single", "method.schedule.length": 20},
+            "masked": {"privacy.aggregate": "masked"},
+        }.items()
+    }
+    for statement in said.values():
+        assert {"server", "other clients", "server with a client", "note"} <= statement.keys()
+    assert any("every client's update" in s for s in said["open"]["server"])
+    assert any("Oort reads" in s for s in said["oort"]["server"])
+    assert "next client of a chain" in said["chain"]
+    assert any("no single one" in s for s in said["masked"]["server"])
+    assert any("at least two others" in s for s in said["masked"]["server with a client"])
