@@ -22,6 +22,10 @@ class DamagedError(RequestError):
     """A file is not what it should be; one that was downloaded must not be trusted again."""
 
 
+class UnsummableError(FedstrataError):
+    """What clients sent cannot be summed, because too few of them are left; the run goes on without it."""
+
+
 class ClientError(FedstrataError):
     """A part raised while it worked for one client."""
 

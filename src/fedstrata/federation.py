@@ -76,6 +76,16 @@ class Federation:
         held = len(self.train_split.rows)
         return f"Federation({self.name}: {len(self)} clients, {held} training samples, {len(self.classes)} classes)"
 
+    @property
+    def samples(self) -> int:
+        """Training samples that clients hold."""
+        return len(self.train_split.rows)
+
+    @property
+    def tests(self) -> int:
+        """Test samples."""
+        return len(self.test)
+
     @cached_property
     def labels(self) -> np.ndarray:
         """Class index of every training sample."""

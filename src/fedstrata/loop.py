@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedstrata.errors import UnsummableError
 from fedstrata.ledger import Ledger
 from fedstrata.messages import Report, Sums, Task, prefixed, tensor_bytes
 from fedstrata.metrics import round_figures
@@ -117,15 +118,16 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
     lost = plan.system.lost(view, turn, step, reports)
     state.clock += (took := plan.system.took(view, step, size, reports, lost))
     arrived = _arrived(view, at, step, reports, lost)
-    if step.combine and arrived and (reason := engine.why_not([r.client for r in arrived])):
-        view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=reason)
-        arrived = []
     gathered = Gathered(engine, step, arrived, plan.combine.individual)
 
     if step.combine and arrived:
-        sums = plan.combine.combine(state.combine, view, state.model, gathered)
-        state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
-    elif step.combine and step.joint is None:
+        try:
+            sums = plan.combine.combine(state.combine, view, state.model, gathered)
+            state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
+        except UnsummableError as error:  # under masks, a sum over too few is not formed
+            view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
+            arrived = []
+    if step.combine and not arrived and step.joint is None:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
 
     here = [r.client for r in arrived]

@@ -22,6 +22,38 @@ class AbandonedError(RuntimeError):
     """A member waits for one that failed."""
 
 
+class Statistics:
+    """Averages what members bring, and remembers what norms agreed on."""
+
+    def __init__(self, by: By):
+        self._by = by
+        self._seen: dict[str, list[tuple[Tensor, float]]] = {}
+
+    def averaged(self, what: str, total: Tensor, counts: Sequence[float]) -> tuple[Tensor, float]:
+        """Give the average of a total, and the count it is of."""
+        agreed = total / (sum(counts) if self._by == "samples" else len(counts)), sum(counts)
+        self._seen.setdefault(what, []).append(agreed)
+        return agreed
+
+    def table(self, space: Space) -> Tensor | None:
+        """Give the batch's means and unbiased variances where the model's buffers hold the running ones.
+
+        One row for each time a norm was used in the forward pass; not a number where it was used less often.
+        """
+        seen = self._seen
+        used = [norm for norm in space.norms if f"{norm.name}.mean" in seen]
+        if not used:
+            return None
+        uses = max(len(seen[f"{norm.name}.mean"]) for norm in used)
+        table = torch.full((uses, space.Q), torch.nan, dtype=seen[f"{used[0].name}.mean"][0][0].dtype)
+        for norm in used:
+            pairs = zip(seen[f"{norm.name}.mean"], seen[f"{norm.name}.var"], strict=True)
+            for row, ((mean, count), (variance, _)) in zip(table, pairs, strict=False):
+                norm.mean.of(row).copy_(mean)
+                norm.var.of(row).copy_(variance * count / max(count - 1, 1))
+        return table
+
+
 class Rendezvous:
     """Collects one contribution a member, averages in the order of members, and remembers norm statistics.
 
@@ -30,13 +62,12 @@ class Rendezvous:
     """
 
     def __init__(self, members: int, by: By, add: Add | None = None):
-        self._by, self._members, self._add = by, set(range(members)), add or in_order
+        self._members, self._add, self._statistics = set(range(members)), add or in_order, Statistics(by)
         self._brought: dict[int, tuple[str, Tensor, float]] = {}
         self._agreed: tuple[Tensor, float] | None = None  # the average, and the count it is of
         self._exchanges, self._turn = 0, 0
         self._broken = False
         self._changed = Condition()
-        self._seen: dict[str, list[tuple[Tensor, float]]] = {}
 
     def begin(self, member: int) -> None:
         """Wait for one's first turn."""
@@ -78,28 +109,12 @@ class Rendezvous:
         self._broken |= bool(others)
         if not self._broken:
             total = self._add({member: values for member, (_, values, _) in brought.items()})
-            average = total / (sum(counts) if self._by == "samples" else len(counts))
-            self._agreed = average, sum(counts)
-            self._seen.setdefault(what, []).append(self._agreed)
+            self._agreed = self._statistics.averaged(what, total, counts)
         self._brought, self._exchanges = {}, self._exchanges + 1
 
     def statistics(self, space: Space) -> Tensor | None:
-        """Give the batch's means and unbiased variances where the model's buffers hold the running ones.
-
-        One row for each time a norm was used in the forward pass; not a number where it was used less often.
-        """
-        seen = self._seen
-        used = [norm for norm in space.norms if f"{norm.name}.mean" in seen]
-        if not used:
-            return None
-        uses = max(len(seen[f"{norm.name}.mean"]) for norm in used)
-        table = torch.full((uses, space.Q), torch.nan, dtype=seen[f"{used[0].name}.mean"][0][0].dtype)
-        for norm in used:
-            pairs = zip(seen[f"{norm.name}.mean"], seen[f"{norm.name}.var"], strict=True)
-            for row, ((mean, count), (variance, _)) in zip(table, pairs, strict=False):
-                norm.mean.of(row).copy_(mean)
-                norm.var.of(row).copy_(variance * count / max(count - 1, 1))
-        return table
+        """Give what norms agreed on."""
+        return self._statistics.table(space)
 
 
 def in_order(brought: Mapping[int, Tensor]) -> Tensor:

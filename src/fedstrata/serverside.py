@@ -313,13 +313,10 @@ class Engine(Protocol):
         """Run tasks; give the open half of every report that came back, in task order."""
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
-        """Sum what the last step's clients sent: the only road to `Report.summed`."""
+        """Sum what the last step's clients sent: the only road to `Report.summed`. May be `Unsummable`."""
 
     def each(self) -> Mapping[int, Report]:
         """Give the last step's reports whole."""
-
-    def why_not(self, clients: Sequence[int]) -> str | None:
-        """Say why what these clients of the last step sent cannot be summed, or None."""
 
     def beside(self) -> tuple[int, int]:
         """Give the bytes that the last step's sum took, up and down, beside what its messages declare."""

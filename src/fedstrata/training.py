@@ -13,7 +13,7 @@ from fedstrata.errors import RequestError
 from fedstrata.experiment import GIVEN, Experiment
 from fedstrata.federation import Federation
 from fedstrata.runs import Run
-from fedstrata.work import Watch, Work
+from fedstrata.work import Elsewhere, Watch, Work
 
 
 def train(
@@ -85,9 +85,10 @@ def begin(
     model: nn.Module | None,
     path: Path | None,
     watch: Watch | None,
+    elsewhere: Elsewhere | None = None,
 ) -> Run:
     """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
-    work = Work(experiment, federation, model)
+    work = Work(experiment, federation, model, elsewhere)
     path = path or Run.claim(Path("runs"), experiment.method.name)
     with Run.create(path, experiment.to_toml()).locked() as folder:
         return work.go_on(folder, work.fresh(folder.log), watch)
@@ -99,6 +100,7 @@ def resume(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     watch: Watch | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU)."""
     with Run.open(Path(path)).locked() as folder:
@@ -113,7 +115,7 @@ def resume(
             return folder
         if model is not None and experiment.model.name != GIVEN:
             raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
-        work = Work(experiment, federation or federation_of(experiment), model)
+        work = Work(experiment, federation or federation_of(experiment), model, elsewhere)
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
             folder.cut_events(0)
             return work.go_on(folder, work.fresh(folder.log), watch)

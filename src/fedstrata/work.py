@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import sha256
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -16,7 +16,7 @@ from fedstrata import __version__, registry
 from fedstrata.assemble import assemble, initial_model
 from fedstrata.devices import equipped
 from fedstrata.errors import RequestError
-from fedstrata.experiment import Experiment
+from fedstrata.experiment import Experiment, Privacy
 from fedstrata.federation import Federation
 from fedstrata.judge import Judge, ProxyLoss
 from fedstrata.loop import State, run, scored
@@ -33,10 +33,27 @@ LISTED = 1000  # most clients whose label counts are written into the events
 Watch = Callable[[Mapping[str, Any]], None]
 
 
+class Elsewhere(Protocol):
+    """Where clients live, if not here."""
+
+    def engine(self, plan: Plan, federation: Any, note: Callable[..., None]) -> Any:
+        """Give what carries tasks to them."""
+
+    def judge(self, classes: int) -> Callable[..., Any]:
+        """Give what scores models at their places."""
+
+
 class Work:
     """One experiment on one federation, ready to run."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, model: nn.Module | None):
+    def __init__(
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        model: nn.Module | None,
+        elsewhere: Elsewhere | None = None,
+    ):
+        self._elsewhere = elsewhere
         system, seed = experiment.system, experiment.train.seed
         self.experiment, self.model = experiment, model
         self.federation = federation = equipped(
@@ -45,6 +62,8 @@ class Work:
         self.private = private = arranged(experiment, assemble(experiment, federation, model), federation)
         self.plan: Plan = private.plan
         self.accountant = accountant(experiment, self.plan, private.roster)
+        if (last := self._last_round()) is not None:  # so that the last round that is played is scored
+            self.plan = replace(self.plan, rounds=min(self.plan.rounds, last[0]))
         roster = private.roster
         if "proxy" in self.plan.needs and federation.proxy is not None:
             roster = replace(roster, proxy=ProxyLoss(self.plan.local, federation.proxy))
@@ -76,6 +95,8 @@ class Work:
         def log(kind: str, **fields: Any) -> None:
             if kind == "round":
                 fields["wall"] = {"seconds": round(time.perf_counter() - began, 3)}
+            if kind == "round" and self._secretive:  # they are made of what the server is not told
+                fields = {key: value for key, value in fields.items() if not key.startswith("label_divergence")}
             folder.log(kind, **fields)
             tell({"event": kind, **fields})
 
@@ -95,7 +116,9 @@ class Work:
         tell({"event": "begin", "method": name, "rounds": train.rounds, "round": state.round, "run_dir": at})
         if keeps is None:
             self._introduce(log)
-        engine = guarded(self.experiment, self.plan, self._engine(log), len(self.federation), log)
+        engine = self._engine(log)
+        if self._elsewhere is None:  # sites guard what leaves them themselves
+            engine = guarded(self.experiment, self.plan, engine, len(self.federation), log)
         try:
             if keeps is None:
                 save(state)
@@ -112,6 +135,8 @@ class Work:
         return folder
 
     def _engine(self, log: Callable[..., None]) -> Any:
+        if self._elsewhere is not None:
+            return self._elsewhere.engine(self.plan, self.federation, log)
         choice, train = self.experiment.engine, self.experiment.train
         place = registry.build("engines", choice.kind, choice.place, "engine")
         visits = train.rounds * min(per_round(train.clients_per_round, len(self.federation)), len(self.federation))
@@ -122,6 +147,8 @@ class Work:
     def _judge(self, device: str) -> Callable[..., Any]:
         if self.private.judge is not None:
             return self.private.judge
+        if self._elsewhere is not None:
+            return self._elsewhere.judge(len(self.federation.classes))
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
         return Judge(self.plan.local, self.private.federation, evaluate.every, evaluate.clients, voting, device)
@@ -146,21 +173,26 @@ class Work:
         epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
         return statement(self.experiment, self.plan, told, self.private.clusters, guarantee, epsilon)
 
+    @property
+    def _secretive(self) -> bool:
+        """Whether the run folder, which is the server's, must not tell what the data are like."""
+        return self.experiment.privacy != Privacy()
+
     def _introduce(self, log: Callable[..., None]) -> None:
         federation, plan = self.federation, self.plan
         log(
             "start",
             version=__version__,
             clients=len(federation),
-            samples=len(federation.train_split.rows),
+            samples=federation.samples,
             left_out=federation.left_out,
-            test_samples=len(federation.test),
+            test_samples=federation.tests,
             classes=list(federation.classes),
             parameters=plan.space.P,
             fingerprint=federation.fingerprint,
         )
-        privacy = self.experiment.privacy
-        if len(federation) <= LISTED and privacy.labels == "none" and privacy.clustering == "server":
+        listed = len(federation) <= LISTED and (self._elsewhere is None or "counts" in plan.needs)
+        if listed and not self._secretive:
             log("clients", counts=federation.counts.tolist())
         for note in federation.notes:
             log("fallback", what="data.partition", why=note)
@@ -209,7 +241,10 @@ class Work:
             summary["rounds_to_target"] = first_round(curve, target)
             reached = [event["time"] for event in rounds if event.get("accuracy", -1.0) >= target]
             summary["time_to_target"] = reached[0] if reached else None
-        about = {"classes": self.private.federation.classes, "method": self.experiment.method.name}
+        classes: Sequence[Any] = self.federation.classes
+        if self.experiment.privacy.labels != "none":  # whoever has the model should not have the names with it
+            classes = [f"placeholder {i}" for i in range(len(classes))]
+        about = {"classes": tuple(classes), "method": self.experiment.method.name}
         module = self.plan.local.build().to(self.plan.local.dtype)
         module.load_state_dict(self.plan.space.named(scored(self.plan, state)), strict=False)
         folder.write_result({k: v.clone() for k, v in module.state_dict().items()}, about, summary)

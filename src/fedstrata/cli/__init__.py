@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import compare, data, listing, run
+from fedstrata.cli import compare, data, deploy, listing, run
 from fedstrata.errors import FedstrataError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("list")(listing.listing)
 app.add_typer(data.app, name="data")
+app.add_typer(deploy.app, name="deploy")
 
 
 @app.callback(invoke_without_command=True)

@@ -7,12 +7,15 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.errors import RequestError
+
+if TYPE_CHECKING:
+    from fedstrata.runs import Run
 
 SHOWN = (
     "method",
@@ -43,7 +46,6 @@ def run(
 ) -> None:
     """Train a model over a federation."""
     from fedstrata.cli.progress import reporter
-    from fedstrata.experiment import Experiment, Privacy
     from fedstrata.training import resume as go_on
     from fedstrata.training import train
 
@@ -67,20 +69,27 @@ def run(
         raise typer.Exit(130) from None
     finally:
         progress.close()
-    targets = [key for key in ("rounds_to_target", "time_to_target") if key in done.summary]
-    shown = {key: done.summary.get(key) for key in (*SHOWN, *targets)}
     if progress.run_dir is None:
         print(f"{done.path} was finished already", file=sys.stderr)
+    conclude(done, as_json)
+
+
+def conclude(done: Run, as_json: bool) -> None:
+    """Print the outcome of a run."""
+    from fedstrata.experiment import Experiment, Privacy
+
+    targets = [key for key in ("rounds_to_target", "time_to_target") if key in done.summary]
+    shown = {key: done.summary.get(key) for key in (*SHOWN, *targets)}
     for remark in done.summary["remarks"]:
         print(f"warning: {remark}", file=sys.stderr)
     if as_json:
         print(json.dumps(shown))
-    else:
-        shown["stopped"] = done.summary["stopped"]
-        print("\n".join(f"{key:18} {_said(value)}" for key, value in shown.items()))
-        if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
-            print("\nWho could learn what:")
-            print("\n".join(_statement(done.summary["privacy"])))
+        return
+    shown["stopped"] = done.summary["stopped"]
+    print("\n".join(f"{key:18} {_said(value)}" for key, value in shown.items()))
+    if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
+        print("\nWho could learn what:")
+        print("\n".join(_statement(done.summary["privacy"])))
 
 
 def _statement(privacy: dict[str, Any]) -> list[str]:

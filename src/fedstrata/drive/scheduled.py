@@ -71,6 +71,11 @@ class Scheduled(Driver):
         """What the schedule needs."""
         return self.schedule.needs
 
+    @property
+    def reads(self) -> str | None:
+        """Clients say when they run out of a label, unless they start over by themselves."""
+        return None if self.schedule.replacement else "who runs out of which label, and so most clients' label counts"
+
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse stages that would choose clients or samples beside the schedule."""
         if plan.select != Random():

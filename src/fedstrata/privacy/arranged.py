@@ -183,7 +183,7 @@ def _cluster_in_secret(now: Arranged) -> None:
     """Let clients find their clusters by masked sums; the server hears which one each is in."""
     from fedstrata.privacy.clustering import Member, masked_k_means  # noqa: PLC0415
     from fedstrata.privacy.simulated import identities, job_of, secrets  # noqa: PLC0415
-    from fedstrata.privacy.sums.meeting import MaskedMeeting  # noqa: PLC0415
+    from fedstrata.privacy.sums.meeting import Attendant, MaskedMeeting  # noqa: PLC0415
 
     plan, streams = now.plan, now.plan.streams
     assert isinstance(plan.select, Flips)
@@ -192,7 +192,7 @@ def _cluster_in_secret(now: Arranged) -> None:
     told = now.roster._known.get("counts")  # with noise, where that was asked for
     counts = now.federation.counts if told is None else told
     members = {i: Member(i, counts[i] / counts[i].sum(), clients[i], roll, job) for i in ids}
-    meeting = MaskedMeeting(ids, job, [secrets(streams, "clusters", i) for i in ids])
+    meeting = MaskedMeeting([Attendant(i, clients[i], roll, job, secrets(streams, "clusters", i)) for i in ids])
     found = masked_k_means(members, server, roll, job, meeting.sum, plan.select.clusters, plan.select.elbow)
     now.roster = replace(
         now.roster,

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.errors import UnsummableError
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, tensor_bytes
 from fedstrata.privacy.noising import at_most_one, central_noise, clipped, local_noise
 from fedstrata.privacy.simulated import identities, job_of, secrets
-from fedstrata.privacy.sums.fixed_point import Encoding
-from fedstrata.privacy.sums.meeting import MaskedMeeting
-from fedstrata.privacy.sums.protocol import FEWEST
+from fedstrata.privacy.sums.fixed_point import Encoding, TooLargeError
+from fedstrata.privacy.sums.meeting import Attendant, MaskedMeeting
+from fedstrata.privacy.sums.protocol import FEWEST, enough_weight
 from fedstrata.privacy.sums.protocol import Task as Sum
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
 from fedstrata.revised import revised
@@ -63,13 +64,20 @@ class Guarded:
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report, as far as it may be told."""
         self._tasks, self._sums, self._beside = tasks, 0, (0, 0)
-        reports: list[Report] = self._engine.ask(step, tasks)
+        try:
+            if self._encoding is not None and step.together is not None and len(tasks) < FEWEST:
+                raise TooLargeError(f"fewer than {FEWEST} clients do not meet under masks")
+            reports: list[Report] = self._engine.ask(step, tasks)
+        except TooLargeError as error:  # in a meeting: everybody's computation is lost
+            clients = [task.client for task in tasks]
+            self._note("dropped", round=tasks[0].round + 1, step=tasks[0].step, clients=clients, why=str(error))
+            return []
         if not step.combine:
             return reports
         if self._noise is not None:  # an update that is not finite counts as zero: who sent one must not show
             reports = [revised(report, finite=True) for report in reports]
         if self._noise is not None and self._noise.local:  # numbers without noise would tell what the noise hides
-            reports = [revised(report, loss=NOT_TOLD, drift=NOT_TOLD) for report in reports]
+            reports = [revised(report, loss=NOT_TOLD, drift=NOT_TOLD, meta={}) for report in reports]
         if self._encoding is None:
             return reports
         whole = self._engine.each()
@@ -81,6 +89,8 @@ class Guarded:
         if self._sums:
             raise RuntimeError("masked or noised updates are summed once a step; use another combiner")
         self._sums += 1
+        if self._encoding is not None:
+            self._enough(weights)
         whole = self._engine.each()
         sent = {client: whole[client].summed for client in weights}
         shares, most = at_most_one(np.array(list(weights.values())))
@@ -101,16 +111,6 @@ class Guarded:
     def each(self) -> Mapping[int, Report]:
         """Refuse: nobody sees a single update."""
         raise RuntimeError("single updates are not shown where they are masked or noised")
-
-    def why_not(self, clients: Sequence[int]) -> str | None:
-        """Say why what these clients sent cannot be summed, or None."""
-        if self._encoding is None:
-            return None
-        if len(clients) < FEWEST:
-            return f"masked updates of fewer than {FEWEST} clients are not summed"
-        if self._sum().alone(clients):
-            return f"{len(clients)} of {len(self._tasks)} are too few to take the masks off"
-        return None
 
     def beside(self) -> tuple[int, int]:
         """Give the bytes of masks, keys and shares."""
@@ -165,6 +165,11 @@ class Guarded:
 
     # ---- the protocol
 
+    def _enough(self, weights: Mapping[int, float]) -> None:
+        enough_weight(weights)
+        if self._sum().alone(weights):
+            raise UnsummableError(f"{len(weights)} of {len(self._tasks)} are too few to take the masks off")
+
     def _total(self, values: Mapping[int, np.ndarray], weights: Mapping[int, float]) -> np.ndarray:
         if self._encoding is None:
             total: np.ndarray = np.sum([weights[client] * flat for client, flat in values.items()], axis=0)
@@ -190,9 +195,19 @@ class Guarded:
 
     def _meeting(self, tasks: Sequence[Task]) -> MaskedMeeting:
         where = {"round": tasks[0].round, "step": tasks[0].step}
-        clients = [task.client for task in tasks]
-        entropies = [secrets(self._streams, "meeting", client, **where) for client in clients]
-        return MaskedMeeting(clients, job_of(self._streams, "meeting", **where), entropies)
+        job = job_of(self._streams, "meeting", **where)
+        return MaskedMeeting(
+            [
+                Attendant(
+                    task.client,
+                    self._clients[task.client],
+                    self._roll,
+                    job,
+                    secrets(self._streams, "meeting", task.client, **where),
+                )
+                for task in tasks
+            ]
+        )
 
     def _draw(self, purpose: str, client: int = -1) -> Any:
         first = self._tasks[0]

@@ -33,6 +33,16 @@ def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
             f"privacy.histogram_epsilon = {privacy.histogram_epsilon:g}: this method asks no client for its label "
             'counts; leave it out, or use method.select = "flips"'
         )
+    if privacy.histogram_epsilon is not None:
+        beside = {
+            "data.drift and data.stream: counts would be told again and again": federation.moves is not None,
+            f'privacy.labels = "{privacy.labels}": that protocol tells exact totals': privacy.labels != "none",
+            'privacy.clustering = "enclave": exact counts go there': privacy.clustering == "enclave",
+        }
+        if why := next((key for key, holds in beside.items() if holds), None):
+            raise RequestError(f"privacy.histogram_epsilon does not fit {why}")
+    if privacy.clustering == "masked" and isinstance(plan.select, Flips) and plan.select.features == "counts":
+        raise RequestError('privacy.clustering = "masked" finds clusters of shares; use method.select.features = "l1"')
     if privacy.aggregate == "masked":
         _masked(experiment, plan, len(federation))
     if privacy.dp is not None:

@@ -44,9 +44,15 @@ def statement(
             "the model before shows much of them to whoever has both."
         ]
     if guarantee is not None:
-        said["differential privacy"] = [guarantee, "Losses and lengths of updates in reports are not covered by it."]
+        said["differential privacy"] = [
+            guarantee,
+            "Losses, lengths of updates and what samplers tell in reports are not covered by it.",
+        ]
         if experiment.privacy.dp is not None and experiment.privacy.dp.where == "local":
-            said["differential privacy"] = [guarantee, "Reports tell no losses. How many samples a client has is told."]
+            said["differential privacy"] = [
+                guarantee,
+                "Beside, reports tell how many samples and steps they are of.",
+            ]
         said["epsilon"] = epsilon
     said["note"] = (
         "This was a simulation: all parties lived on one machine and drew their secrets from the run's seed. The "
@@ -57,6 +63,7 @@ def statement(
 
 def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: str | None) -> list[str]:
     privacy, masked = experiment.privacy, experiment.privacy.labels != "none"
+    told |= {"labels", "totals"} if masked else set()  # whatever the method needs, the protocol tells that
     words = {"label": "placeholder", "labels": "placeholders"} if masked else {"label": "label", "labels": "labels"}
     said = [f"It is told {TOLD[fact].format(**words)}." for fact in TOLD if fact in told]
     if masked:
@@ -110,6 +117,8 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
         said.append("Their own labels' placeholders, and how many placeholders there are.")
     if mode == "ckks-paper":
         said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
+    if experiment.privacy.clustering == "masked":
+        said.append("The centres of all clusters, in every step of finding them.")
     if plan.space.normed and (plan.driver.steps_at_server or plan.driver.together):
         said.append("Means and variances of the batches that they take part in.")
     return said
@@ -125,7 +134,10 @@ def _colluding(experiment: Experiment, plan: Plan) -> list[str]:
     if privacy.labels == "ckks-paper":
         said.append("All labels and all counts: the clients share one key.")
     if privacy.aggregate == "masked":
-        said.append("Of the others' updates their sum, as long as at least two others do not collude.")
+        said.append(
+            "Of the others' updates their sum. With two thirds of a step's other clients on its side (above 25 "
+            "clients, half of a client's neighbours) the server can read single updates."
+        )
     return said or ["What each of them learns, and nothing more."]
 
 

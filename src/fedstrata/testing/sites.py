@@ -67,9 +67,6 @@ class Sites:
         """Give the last step's reports whole."""
         return self._reports
 
-    def why_not(self, clients: Sequence[int]) -> None:
-        """Say nothing: whatever arrives can be summed."""
-
     def beside(self) -> tuple[int, int]:
         """Give nothing: updates come as they are."""
         return 0, 0

@@ -57,7 +57,7 @@ def work_of(overrides: Mapping[str, Any] | None = None, federation: Federation |
 
 def in_process(work: Work) -> Engine:
     """Give the plain local engine."""
-    return LocalEngine(InProcess(work.plan.local, work.federation))
+    return LocalEngine(InProcess(work.plan.local, work.private.federation))
 
 
 def play(

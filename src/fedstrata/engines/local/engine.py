@@ -99,9 +99,6 @@ class LocalEngine:
         """Give the last step's reports whole."""
         return {client: report.to("cpu") for client, report in self._reports.items()}
 
-    def why_not(self, clients: Sequence[int]) -> None:
-        """Say nothing: whatever arrives can be summed."""
-
     def beside(self) -> tuple[int, int]:
         """Give nothing: updates come as they are."""
         return 0, 0

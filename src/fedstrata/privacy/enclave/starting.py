@@ -86,7 +86,7 @@ class Enclave:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", SERVICE, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 stdin=subprocess.DEVNULL,
             )
         self._line, self._heard = Connection(ours.detach()), heard

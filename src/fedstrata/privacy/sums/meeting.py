@@ -15,39 +15,48 @@ import torch
 from torch import Tensor
 
 from fedstrata.privacy.agreement import Agreement, transcript_of
-from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.identity import Entropy
+from fedstrata.privacy.frames import Frame, RefusedError, opened
+from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.masks import add_streams
 from fedstrata.privacy.sums.fixed_point import WIDE
 from fedstrata.privacy.sums.protocol import FEWEST
 
 DOMAIN = b"fedstrata meeting"
-
-
-def hmac_of(key: bytes, exchange: int) -> bytes:
-    """Give the key of one exchange: of those of others it tells nothing."""
-    return hmac.digest(key, b"exchange|%d" % exchange, "sha256")
+KEY = "meeting/key"
 
 
 class Attendant:
-    """A client in a meeting."""
+    """A client in a meeting: its key is signed, and every exchange has a number that only rises."""
 
-    def __init__(self, me: int, entropy: Entropy):
+    def __init__(self, me: int, identity: Identity, roll: Roll, job: bytes, entropy: Entropy):
+        self.me, self._identity, self._roll, self._job = me, identity, roll, job
         self._own = Agreement.new(me, entropy)
-        self.me, self.public = me, self._own.public
         self._pairs: dict[int, bytes] = {}
+        self._last = 0
 
-    def meet(self, keys: Mapping[int, bytes], transcript: bytes) -> None:
+    def hello(self) -> bytes:
+        """Give the public key."""
+        return Frame(KEY, self._job, self.me, (self._own.public,)).signed(self._identity)
+
+    def meet(self, hellos: Mapping[int, bytes]) -> None:
         """Learn everybody's keys."""
-        others = {other: key for other, key in keys.items() if other != self.me}
-        self._pairs = {other: self._own.pair(other, key, transcript).mask for other, key in others.items()}
+        keys = {one: opened(data, self._roll, KEY, self._job, one).fields[0] for one, data in hellos.items()}
+        if keys.get(self.me) != self._own.public:
+            raise RefusedError(f"client {self.me} is not in a meeting that it is asked to")
+        transcript = transcript_of(DOMAIN, self._job, keys)
+        self._pairs = {
+            other: self._own.pair(other, key, transcript).mask for other, key in keys.items() if other != self.me
+        }
 
     def masked(self, values: Any, exchange: int, present: Sequence[int]) -> np.ndarray:
         """Give the words of what one brings, under a mask with everybody who is present."""
-        if len(present) < FEWEST:
+        if len(set(present)) < FEWEST or not set(present) <= {self.me, *self._pairs}:
             raise RefusedError(f"a sum over {len(present)} clients tells one what another brought")
+        if exchange <= self._last:
+            raise RefusedError(f"exchange {exchange} of a meeting is over: its masks hide nothing more")
+        self._last = exchange
         words = WIDE.words(values, len(present))
-        keys = {other: hmac_of(self._pairs[other], exchange) for other in present if other != self.me}
+        keys = {other: _key(self._pairs[other], exchange) for other in present if other != self.me}
         plus, minus = ([key for other, key in keys.items() if (self.me < other) == adds] for adds in (True, False))
         add_streams(words, plus, minus)
         return words
@@ -56,13 +65,12 @@ class Attendant:
 class MaskedMeeting:
     """Everybody who meets in a step, in one process; calling it adds up what they bring."""
 
-    def __init__(self, clients: Sequence[int], job: bytes, entropies: Sequence[Entropy]):
-        self._attendants = [Attendant(*who) for who in zip(clients, entropies, strict=True)]
-        keys = {one.me: one.public for one in self._attendants}
-        transcript = transcript_of(DOMAIN, job, keys)
-        for one in self._attendants:
-            one.meet(keys, transcript)
-        self._by_client = {one.me: one for one in self._attendants}
+    def __init__(self, attendants: Sequence[Attendant]):
+        self._attendants = list(attendants)
+        self._by_client = {one.me: one for one in attendants}
+        hellos = {one.me: one.hello() for one in attendants}
+        for one in attendants:
+            one.meet(hellos)
         self._exchanges = 0
 
     def __call__(self, brought: Mapping[int, Tensor]) -> Tensor:
@@ -76,3 +84,8 @@ class MaskedMeeting:
         self._exchanges += 1
         sent = [self._by_client[one].masked(values, self._exchanges, list(brought)) for one, values in brought.items()]
         return WIDE.numbers(np.sum(sent, axis=0, dtype=WIDE.dtype))
+
+
+def _key(pair: bytes, exchange: int) -> bytes:
+    """Give the key of one exchange: it tells nothing of those of others."""
+    return hmac.digest(pair, b"exchange|%d" % exchange, "sha256")

@@ -28,14 +28,14 @@ chance, but not against a server that tries jobs, and with them circles, until i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.errors import RequestError, UnsummableError
 from fedstrata.privacy.agreement import derived, transcript_of
 from fedstrata.privacy.frames import RefusedError, join
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding
@@ -44,7 +44,15 @@ from fedstrata.privacy.sums.neighbours import neighbours, threshold
 DOMAIN = b"fedstrata secure sum"
 ADVERTISE, KEYS, SHARES, DELIVERY, INPUT = "sum/advertise", "sum/keys", "sum/shares", "sum/delivery", "sum/input"
 SURVIVORS, AGREE, AGREED, REVEAL = "sum/survivors", "sum/agree", "sum/agreed", "sum/reveal"
+LEAST_WEIGHT = 1e-3  # of the largest, below which an update is lost among the others
 FEWEST = 3  # inputs in a sum: with two, each of their owners would know the other's
+
+
+def enough_weight(weights: Mapping[int, float]) -> None:
+    """Refuse a sum in which all but one or two clients weigh next to nothing: it would show them."""
+    most = max(weights.values(), default=0.0)
+    if sum(weight >= LEAST_WEIGHT * most for weight in weights.values()) < FEWEST:
+        raise UnsummableError(f"masked updates are not summed where fewer than {FEWEST} clients have any weight")
 
 
 @dataclass(frozen=True)

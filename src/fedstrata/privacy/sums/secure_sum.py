@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.errors import RequestError
+from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding
 from fedstrata.privacy.sums.member import Member
@@ -36,6 +37,47 @@ class Summed:
     down: Mapping[int, int]
 
 
+Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies
+
+
+def carried(
+    server: Summing,
+    asked: Sequence[int],
+    weights: Mapping[int, float],
+    carry: Carry,
+    refuse: Callable[[int, RefusedError], None],
+) -> np.ndarray:
+    """Play a sum, whatever carries its messages; who does not reply, or not as it should, is missing from then on."""
+
+    def take(taken: Callable[[int, bytes], None], replies: Mapping[int, bytes]) -> None:
+        for client, reply in replies.items():
+            try:
+                taken(client, reply)
+            except RefusedError as error:
+                refuse(client, error)
+
+    take(server.advertised, carry("advertise", dict.fromkeys(asked, b"")))
+    take(server.shared, carry("share", server.keys()))
+    take(server.masked, carry("masked", server.deliveries(weights)))
+    take(server.agreed, carry("agree", server.survivors()))
+    take(server.revealed, carry("reveal", server.agreements()))
+    return server.total()
+
+
+def acted(member: Member, step: str, message: bytes, values: Any) -> bytes:
+    """Let a member act on the message of a step."""
+    acts: dict[str, Callable[[], bytes]] = {
+        "advertise": member.advertise,
+        "share": lambda: member.share(message),
+        "masked": lambda: member.masked(message, values),
+        "agree": lambda: member.agree(message),
+        "reveal": lambda: member.reveal(message),
+    }
+    if step not in acts:
+        raise RefusedError(f"a secure sum has no step {step!r}")
+    return acts[step]()
+
+
 def secure_sum(
     values: Mapping[int, Any],
     weights: Mapping[int, float],
@@ -49,41 +91,32 @@ def secure_sum(
 
     A job's number serves once: it, and the entropy, must be other ones for the next sum.
     """
-    if not values or not set(values) <= set(asked).intersection(weights):
-        raise RequestError("a secure sum is over arrays of clients that were asked and have a weight, at least of some")
-    size = len(next(iter(values.values())))
-    task = Task(job, tuple(sorted(asked)), size, parties.roll.digest, encoding, needed)
-    server, wire = Summing(task, parties.server, parties.roll), _Wire()
+    if not values or not set(values) <= set(asked):
+        raise RequestError("a secure sum is over arrays of clients that were asked, and at least of some")
+    task = Task(job, tuple(sorted(asked)), len(next(iter(values.values()))), parties.roll.digest, encoding, needed)
     members = {
         client: Member(task, client, parties.clients[client], parties.roll, parties.entropy(client))
         for client in task.members
     }
-    for client, member in members.items():
-        server.advertised(client, wire.sent(client, member.advertise()))
-    for client, keys in server.keys().items():
-        server.shared(client, wire.sent(client, members[client].share(wire.received(client, keys))))
-    for client, delivery in server.deliveries(dict.fromkeys(asked, 0.0) | dict(weights)).items():
-        wire.received(client, delivery)
-        if client in values:
-            server.masked(client, wire.sent(client, members[client].masked(delivery, values[client])))
-    for client, survivors in server.survivors().items():
-        server.agreed(client, wire.sent(client, members[client].agree(wire.received(client, survivors))))
-    for client, agreements in server.agreements().items():
-        server.revealed(client, wire.sent(client, members[client].reveal(wire.received(client, agreements))))
-    return Summed(server.total(), dict(wire.up), dict(wire.down))
+    up: Counter[int] = Counter()
+    down: Counter[int] = Counter()
+
+    def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        replies = {}
+        for client, message in messages.items():
+            down[client] += len(message)
+            if step == "masked" and client not in values:
+                continue
+            replies[client] = acted(members[client], step, message, values.get(client))
+            up[client] += len(replies[client])
+        return replies
+
+    server = Summing(task, parties.server, parties.roll)
+    given = {client: weights.get(client, 0.0) for client in asked}
+    total = carried(server, task.members, given, carry, _never)
+    return Summed(total, dict(up), dict(down))
 
 
-class _Wire:
-    """Counts what goes over it."""
-
-    def __init__(self) -> None:
-        self.up: Counter[int] = Counter()
-        self.down: Counter[int] = Counter()
-
-    def sent(self, client: int, data: bytes) -> bytes:
-        self.up[client] += len(data)
-        return data
-
-    def received(self, client: int, data: bytes) -> bytes:
-        self.down[client] += len(data)
-        return data
+def _never(client: int, error: RefusedError) -> None:
+    """Raise: in one process every message is right."""
+    raise error

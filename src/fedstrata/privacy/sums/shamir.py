@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from fedstrata.errors import FedstrataError
+from fedstrata.errors import UnsummableError
 from fedstrata.privacy.identity import Entropy
 
 PRIME = 2**257 - 93
@@ -17,7 +17,7 @@ SECRET, SHARE = 32, 33  # bytes
 DRAWN = 48  # bytes behind a coefficient: what the remainder favours is below 2^-120
 
 
-class UnrecoverableError(FedstrataError):
+class UnrecoverableError(UnsummableError):
     """Too many parties are missing, or what they gave does not fit: the sum cannot be unmasked."""
 
 

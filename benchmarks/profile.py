@@ -1,0 +1,109 @@
+"""Where a round on the CPU goes: what is left to win where `engine` misses a goal.
+
+Of a lane's time, the share inside PyTorch's operators cannot be had back without other kernels; two lanes cannot be
+faster than two processes that only compute; and the first round cannot come before torch is imported, here and in the
+lanes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.peers.job import CLASSES, LR, network
+from fedstrata.engines.local.engine import OnThisMachine
+from fedstrata.federation import Federation
+from fedstrata.loop import play_round
+from fedstrata.threads import one_thread
+from fedstrata.training import described
+from fedstrata.work import Work
+
+ROUNDS = 3
+BUSY = """
+import sys, time, torch
+from torch import nn
+torch.set_num_threads(1)
+layers = nn.Sequential(nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.Conv2d(32, 64, 5, padding=2)).requires_grad_()
+x = torch.randn(32, 1, 28, 28)
+layers(x).sum().backward()
+print("ready", flush=True)
+sys.stdin.readline()
+end, steps = time.perf_counter() + 5.0, 0
+while time.perf_counter() < end:
+    layers(x).sum().backward()
+    steps += 1
+print(steps)
+"""
+
+
+def measure() -> list[dict[str, Any]]:
+    """Give shares, ratios and seconds; none of them has a goal."""
+    rows = [_row(f"{name}: inside PyTorch's operators", _inside(model), "of a lane") for name, model in WORK.items()]
+    alone, together = _steps(1), _steps(2)
+    rows.append(_row("convolutions in two processes against one", together / alone, "x"))
+    for what, code in {"torch": "import torch", "a lane's process": "import fedstrata.engines.local.worker"}.items():
+        rows.append(_row(f"importing {what}", _seconds(code), "s"))
+    return rows
+
+
+WORK = {"W1L LeNet-5": "lenet5", "W1 CNN": "cnn"}
+
+
+def _row(name: str, value: float, unit: str) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "goal": None, "met": True}
+
+
+def _inside(model: str) -> float:
+    """Play rounds of two clients on one lane, and give the share of the time that operators report."""
+    rng, samples, clients = np.random.default_rng(0), 600, 4
+    x = rng.standard_normal((clients * samples, 1, 28, 28), dtype=np.float32)
+    y, rows = np.arange(len(x)) % CLASSES, list(np.arange(len(x)).reshape(clients, samples))
+    federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(model)
+    asked = {"train.clients_per_round": 2, "train.batch_size": 32, "train.epochs": 1, "train.lr": LR}
+    work = Work(described(None, "fedavg", asked, federation, module), federation, module)
+    engine, state = OnThisMachine(device="cpu", lanes=1).start(work.plan.local, federation, 0, _ignore), work.fresh()
+
+    def one_round() -> None:
+        play_round(work.plan, state, work.plan.view(work.roster, state.round, _ignore), engine)
+        state.round += 1
+
+    with one_thread():
+        one_round()
+        began = time.perf_counter()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(ROUNDS):
+                one_round()
+            took = time.perf_counter() - began
+    engine.close()
+    return sum(event.self_cpu_time_total for event in profile.key_averages()) * 1e-6 / took
+
+
+def _steps(processes: int) -> int:
+    """Give the steps that so many processes make at the same time."""
+    command = [sys.executable, "-c", BUSY]
+    running = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+    ]
+    for process in running:
+        assert process.stdout is not None
+        process.stdout.readline()
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return sum(int(process.communicate()[0]) for process in running)
+
+
+def _seconds(code: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - began
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Keep no events."""

@@ -1,0 +1,263 @@
+"""`fedstrata deploy`: the same experiments at real sites."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
+from fedstrata.cli.run import conclude, stop_cleanly
+from fedstrata.errors import RequestError
+
+app = typer.Typer(
+    help="Run experiments across real sites: one server, one client a site. docs/deploy.md walks through it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+There = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The server of this machine, where it is not on the usual port.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No keys and no encryption: for trying out only.")]
+Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Port that sites connect to.")]
+Wanted = Annotated[int | None, typer.Option("--sites", metavar="N", min=1, help="How many sites to wait for.")]
+HERE = "127.0.0.1:8000"
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the keys.")],
+    sites: Annotated[str, typer.Option(metavar="A,B,C", help="Names of the sites.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME_OR_IP", help="What sites call the server; may be given several times."),
+    ] = None,
+) -> None:
+    """Make the keys of a federation: certificates for the server, a key for every site."""
+    from fedstrata.deploy.keys import make
+
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    make(folder, names, host or [])
+    print(f"{folder}/server    belongs on the server's machine")
+    for name in sorted(names):
+        print(f"{folder}/sites/{name}    belongs to site {name}, and to nobody else")
+    print(f"{folder}/ca    stays here; nobody needs it to run anything")
+
+
+@app.command()
+def server(
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder `server` that `deploy keys` made.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all of this machine.")
+    ] = "127.0.0.1",
+    port: Port = 8000,
+    stream_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Port for single batches; PORT + 1 if not given."),
+    ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(metavar="NAME_OR_IP", help="What sites call this machine; by default as its certificate says."),
+    ] = None,
+    insecure: Insecure = False,
+) -> None:
+    """Start the server of a federation, and keep it until Ctrl-C."""
+    from fedstrata.deploy import flower
+    from fedstrata.deploy.keys import of_server
+    from fedstrata.deploy.server import Server, public_name, serve
+
+    flower.required()
+    _either(keys, insecure, "DIR/server")
+    folder, names = (None, []) if keys is None else of_server(keys, host)
+    asked = Server(
+        host=host,
+        port=port,
+        stream_port=stream_port or min(port + 1, 65535),
+        public=public or public_name(host, names),
+        keys=None if folder is None else str(folder),
+    )
+    with _until_stopped("the server has ended; runs go on with: fedstrata deploy run --resume DIR"):
+        serve(asked, _say)
+
+
+@app.command()
+def client(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server is.")],
+    site: Annotated[str, typer.Option(metavar="NAME", help="Name of this site, as in its keys.")],
+    keys: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="This site's folder that `deploy keys` made.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Experiment file whose [data] this site has, or a data set's name, or a file of samples.",
+        ),
+    ] = None,
+    sets: Sets = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Serve part I of N, counted from 0, of a named set: for trying out."),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long to try where the server does not take the site.")
+    ] = 90.0,
+    insecure: Insecure = False,
+) -> None:
+    """Start a site that serves its data to runs, and keep it until Ctrl-C."""
+    from fedstrata.deploy import flower, state
+    from fedstrata.deploy.client import Client, attend, described, part
+    from fedstrata.deploy.keys import of_site
+
+    flower.required()
+    name, at = state.site_name(site), state.joined(*state.address(server))
+    _either(keys, insecure, f"DIR/sites/{name}")
+    experiment = described(data, overrides(sets))
+    table, seed = experiment.dump()["data"], experiment.train.seed
+    own = None if keys is None else of_site(keys, name)
+    share = None if partition is None else part(partition)
+    with _until_stopped(f"site {name} has ended"):
+        attend(Client(name, at, own, table, seed, share, patience), _say)
+
+
+@app.command()
+def run(
+    experiment: ExperimentFile = None,
+    sites: Wanted = None,
+    sets: Sets = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder; the next free one under runs/ without it.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0.0, help="How long to wait for the sites.")] = 600.0,
+    deadline: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="How long sites have for each exchange; 0: no limit.")
+    ] = 0.0,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream", help="Keep a connection to every site open; by default if the method needs it."
+        ),
+    ] = None,
+    server: There = HERE,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model over the sites of a server that runs on this machine."""
+    from fedstrata.cli.progress import reporter
+    from fedstrata.deploy import flower, submit
+    from fedstrata.deploy.server import found
+    from fedstrata.experiment import Experiment
+    from fedstrata.runs import Run
+
+    if resume is not None and (experiment or sets or out):
+        raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")
+    checked = Experiment.of(experiment, **overrides(sets))
+    if resume is not None and Run.open(resume).summary:
+        print(f"{resume} was finished already", file=sys.stderr)
+        conclude(Run.open(resume), as_json)
+        return
+    if sites is None and resume is None:
+        raise RequestError("--sites is required: how many sites to wait for")
+    flower.required()
+    there = found(server)
+    how = {"wait": wait, "deadline": deadline, "stream": stream}
+    if resume is not None:
+        asked = submit.again(there, resume, sites, **how)
+    else:
+        asked = submit.new(there, checked, out, sites or 1, **how)
+    stop_cleanly()
+    progress, number, say = reporter(quiet), None, (lambda _: None) if quiet else _say
+    try:
+        with submit.submitted(asked) as number:
+            say(f"run {number} waits for {'1 site' if sites == 1 else f'{asked.sites} sites'}; folder: {asked.path}")
+            done = submit.follow(asked, number, progress, say)
+    except KeyboardInterrupt:
+        progress.close()
+        if number is not None:
+            submit.stop(asked, number)
+        begun = (asked.path / "experiment.toml").exists()
+        print(
+            f"stopped{f'; continue with: {submit.advice(asked)}' if begun else ' before the run began'}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    finally:
+        progress.close()
+    conclude(done, as_json)
+
+
+@app.command()
+def status(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_DIR]", help="Run folder: also say what each site contributed.")
+    ] = None,
+    server: There = HERE,
+    as_json: AsJson = False,
+) -> None:
+    """Say which sites are up, when they were last heard of, and what they contributed to a run."""
+    from fedstrata.deploy import flower
+    from fedstrata.deploy.server import found
+    from fedstrata.deploy.status import sites
+
+    flower.required()
+    rows = sites(found(server), folder)
+    if as_json:
+        print(json.dumps({"sites": rows}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("site", "state", "last contact", *(("rounds", "last round", "refused") if folder else ())):
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row, folder is not None))
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
+    print(f"{sum(row['up'] is True for row in rows)} of {sum(row['up'] is not None for row in rows)} sites are up")
+
+
+def _cells(row: dict[str, Any], given: bool) -> list[str]:
+    state = {True: "up", False: "down", None: "-"}[row["up"]]
+    shown = [
+        row["site"] or f"node {row['node']}",
+        state,
+        row["last_contact"] or ("-" if row["up"] is None else "never"),
+    ]
+    if given:
+        what = row["contributed"] or {}
+        shown += [str(what.get("rounds", 0)), str(what.get("last_round") or "-"), str(what.get("refused", 0))]
+    return shown
+
+
+def _either(keys: Path | None, insecure: bool, where: str) -> None:
+    if (keys is None) == (not insecure):
+        raise RequestError(
+            f"say either --keys {where} (made with `fedstrata deploy keys`), or --insecure for trying out"
+        )
+
+
+@contextmanager
+def _until_stopped(said: str) -> Iterator[None]:
+    """Treat a closed terminal and a polite kill like Ctrl-C, which is how these commands end."""
+    stop_cleanly()
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(said, file=sys.stderr)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,223 @@
+"""A site: the process that holds its data, and the one that connects it to the server.
+
+Both belong together: where one ends, the other is ended too. A server that does not take the site at once is asked
+again for a while: after a crash it believes for up to a minute that the site is still there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket as sockets
+import ssl
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from fedstrata import registry
+from fedstrata.deploy import flower, state
+from fedstrata.deploy.gate import HEALTH
+from fedstrata.deploy.processes import Household
+from fedstrata.deploy.server import Say, ask, tail
+from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.experiment import Experiment
+
+LOADING = 3600.0  # seconds that reading the data may take
+REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower logs then
+CONNECTED = "SuperNode ID"
+LONGEST = 100  # bytes in the path of a socket, on any system
+
+SITE, NODE = "the site's process", "the connection to the server"
+
+INSECURE = """\
+!!! INSECURE: nothing is encrypted, and the server is not asked who it is. This is for trying out on one machine."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A site, as its command describes it."""
+
+    site: str
+    server: str  # HOST:PORT
+    keys: Path | None  # its key folder; None: insecure
+    data: Mapping[str, Any]  # the experiment's [data]
+    seed: int
+    partition: tuple[int, int] | None = None
+    patience: float = 90.0  # seconds in which the server must take it
+
+    def config(self, socket: Path) -> dict[str, Any]:
+        """Give what the site's process is told."""
+        return {
+            "site": self.site,
+            "socket": str(socket),
+            "server": self.server,
+            "keys": None if self.keys is None else str(self.keys),
+            "data": {"data": dict(self.data), "seed": self.seed},
+            "partition": None if self.partition is None else list(self.partition),
+        }
+
+
+def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
+    """Read what a site has: an experiment file, the name of a data set, or a file or folder of its own samples."""
+    if strange := [key for key in overrides if key.split(".")[0] != "data" and key != "train.seed"]:
+        raise RequestError(f"{strange[0]} cannot be set: a site only says what data it has (data.*, train.seed)")
+    if data is None:
+        if not overrides:
+            raise RequestError(
+                "say what data this site has: --data EXPERIMENT.toml, --data NAME, --data FILE, or --set"
+            )
+        return Experiment.of(None, **overrides)
+    if data.endswith(".toml"):
+        return Experiment.of(data, **overrides)
+    if data in registry.names("datasets"):
+        return Experiment.of({"data": {"name": data}}, **overrides)
+    return Experiment.of({"data": {"name": "own", "path": data}}, **overrides)
+
+
+def part(text: str) -> tuple[int, int]:
+    """Read I/N."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise RequestError(f'--partition = "{text}" is not valid; allowed: I/N, as 0/3, 1/3 and 2/3 for three sites')
+    return int(match[1]), int(match[2])
+
+
+def attend(client: Client, say: Say) -> None:
+    """Start a site and keep it until one of its processes ends or somebody ends it."""
+    flower.required()
+    folder = state.private(state.of_site(client.site))
+    household = Household(folder, f"site {client.site}")
+    private = Path(tempfile.mkdtemp(prefix="fedstrata-"))  # short, because paths of sockets must be; mode 700
+    try:
+        socket = private / "site"
+        if len(os.fsencode(socket)) > LONGEST:
+            raise RequestError(f"the folder for temporary files, {private.parent}, has too long a path: set TMPDIR")
+        if client.keys is None:
+            say(INSECURE)
+        _reach(client, say)
+        _start_site(client, household, socket, say)
+        _connect(client, household, socket, say)
+        while (gone := household.gone()) is None:
+            time.sleep(0.2)
+        raise _ended(client, gone)
+    finally:
+        household.close()
+        shutil.rmtree(private, ignore_errors=True)
+
+
+class EndedError(FedstrataError):
+    """A process of a site ended; the code is its own where that says something."""
+
+    def __init__(self, message: str, code: int = 1):
+        super().__init__(message)
+        self.exit_code = code
+
+
+def _start_site(client: Client, household: Household, socket: Path, say: Say) -> None:
+    """Start the process that holds the data, and wait until it can be asked."""
+    config = socket.with_name("config.json")
+    config.write_text(json.dumps(client.config(socket)))
+    command = [sys.executable, "-m", "fedstrata.engines.sites.site_process", str(config)]
+    child = household.start(SITE, command, None, flower.environment(household.folder))
+    deadline = time.monotonic() + LOADING
+    while not _answers(socket):
+        if child.poll() is not None:
+            raise EndedError(f"site {client.site}: its data cannot be served; see above", child.returncode)
+        if time.monotonic() > deadline:
+            raise FedstrataError(f"site {client.site} has not read its data after {LOADING:.0f} s")
+        time.sleep(0.1)
+    say(f"site {client.site}: its data are ready")
+
+
+def _connect(client: Client, household: Household, socket: Path, say: Say) -> None:
+    """Start the connection to the server; where the server does not take the site, try again for a while."""
+    log, deadline = household.folder / "supernode.log", time.monotonic() + client.patience
+    told = False
+    while True:
+        begin = log.stat().st_size if log.exists() else 0
+        command = flower.supernode(client.server, client.site, socket, free_port(), client.keys)
+        child = household.start(NODE, command, log, flower.environment(household.folder), household.folder)
+        while child.poll() is None and household.gone() is None:
+            if CONNECTED in _since(log, begin):
+                say(f"site {client.site}: connected to {client.server}; the log is {log}; Ctrl-C ends the site")
+                return
+            time.sleep(0.2)
+        if child.poll() is None or REFUSED not in _since(log, begin):
+            return  # whoever waits for us finds out
+        if time.monotonic() > deadline:
+            raise RequestError(
+                f"the server at {client.server} does not take site {client.site}: it does not know the key "
+                f"{(client.keys or Path()) / 'node.pub'}, or another process is connected with it"
+            )
+        if not told:
+            say(f"the server does not take site {client.site} yet; trying for {client.patience:.0f} s")
+            told = True
+        household.drop(NODE)
+        time.sleep(min(5.0, max(deadline - time.monotonic(), 0.0)))
+
+
+def _ended(client: Client, name: str) -> EndedError:
+    log = state.of_site(client.site) / "supernode.log"
+    end = f"; the end of {log}:\n{tail(log)}" if name == NODE else "; see above"
+    return EndedError(f"site {client.site}: {name} ended by itself{end}")
+
+
+def _reach(client: Client, say: Say) -> None:
+    """Find out early what would otherwise be tried for ever: a server that is another one, or speaks otherwise."""
+    authority = None if client.keys is None else client.keys / "ca.crt"
+    try:
+        ask(client.server, HEALTH, authority)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise RequestError(
+                f"--server = {client.server}: the certificate of the server is not to be trusted "
+                f"({reason.verify_message}); its names were given with `fedstrata deploy keys --host`"
+            ) from None
+        if isinstance(reason, ssl.SSLError):
+            raise RequestError(
+                f"--server = {client.server} does not speak TLS; was it started with --insecure?"
+            ) from None
+        if client.keys is None and isinstance(reason, ConnectionResetError):
+            raise _not_plain(client) from None
+        say(f"the server at {client.server} does not answer ({reason}); trying until it does")
+    except HTTPException:
+        raise _not_plain(client) from None
+
+
+def _not_plain(client: Client) -> RequestError:
+    return RequestError(
+        f"--server = {client.server} does not answer as a server without TLS does; leave out --insecure"
+    )
+
+
+def _answers(socket: Path) -> bool:
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(socket))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """Give a port that is free now."""
+    with sockets.socket(sockets.AF_INET, sockets.SOCK_STREAM) as probe:
+        probe.bind((flower.LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _since(log: Path, begin: int) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(begin)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,166 @@
+"""Flower's commands: how they are called. Nothing here imports Flower; only processes of their own do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedstrata.errors import FedstrataError, RequestError
+
+CONNECTION = "fedstrata"  # what Flower's configuration calls our server
+LOOPBACK = "127.0.0.1"
+PATIENCE = 120.0  # seconds that one of Flower's short commands may take
+
+
+def required() -> None:
+    """Refuse to go on without Flower."""
+    if find_spec("flwr") is None:
+        raise RequestError('real sites need Flower, which is not installed here: pip install "fedstrata[flower]"')
+
+
+def home(folder: Path) -> Path:
+    """Give Flower's own folder inside one of ours, so that it shares nothing with other uses of Flower."""
+    return folder / "flwr"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Give what Flower's processes find around them: our Flower first, no telemetry, no look for updates."""
+    around = dict(os.environ)
+    around["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), around.get("PATH", os.defpath)])
+    for name in ("no_proxy", "NO_PROXY"):  # what stays on this machine goes through no proxy
+        around[name] = ",".join(filter(None, [around.get(name), LOOPBACK, "localhost"]))
+    return around | {
+        "FLWR_HOME": str(home(folder)),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # a second, without it, added to every message
+        "PYTHONUNBUFFERED": "1",  # logs are followed
+    }
+
+
+def configure(folder: Path, address: str, ca: Path | None) -> None:
+    """Tell Flower's command line where the server is."""
+    trust = {"insecure": True} if ca is None else {"root-certificates": str(ca)}
+    home(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    table = {"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}}
+    (home(folder) / "config.toml").write_text(tomli_w.dumps(table))
+
+
+# ---- processes that stay -------------------------------------------------------------------------------------------
+
+
+def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str]:
+    """Give the command of the server, behind our gate."""
+    command = [sys.executable, "-P", "-m", "fedstrata.deploy.gate", "--host", host, "--port", str(port)]
+    command += ["--database", str(folder / "superlink.db"), "--disable-runtime-dependency-installation"]
+    if keys is None:
+        return [*command, "--insecure"]
+    command += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")]
+    return [*command, "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
+
+
+def supernode(server: str, site: str, socket: Path, port: int, keys: Path | None) -> list[str]:
+    """Give the command of a site's connection to the server; it runs no app but ours, and its port is for us."""
+    command = [sys.executable, "-P", "-m", "fedstrata.deploy.thin", "--superlink", server]
+    command += ["--host", LOOPBACK, "--port", str(port), "--node-config", f"site='{site}' socket='{socket}'"]
+    if keys is None:
+        return [*command, "--insecure"]
+    certificate, key = str(keys / "ca.crt"), str(keys / "node.key")
+    return [*command, "--root-certificates", certificate, "--auth-supernode-private-key", key]
+
+
+# ---- short commands ------------------------------------------------------------------------------------------------
+
+
+def submission(app: Path, config: Path) -> list[str]:
+    """Give the words of `flwr` that start a run."""
+    return ["run", str(app), CONNECTION, "--run-config", str(config)]
+
+
+def registration(key: Path) -> list[str]:
+    """Give the words that let a site connect."""
+    return ["supernode", "register", str(key), CONNECTION]
+
+
+def removal(node: str) -> list[str]:
+    """Give the words that shut a site out."""
+    return ["supernode", "unregister", node, CONNECTION]
+
+
+def listing() -> list[str]:
+    """Give the words that name the sites and say whether they are up."""
+    return ["supernode", "list", CONNECTION]
+
+
+def stopping(run: str) -> list[str]:
+    """Give the words that stop a run."""
+    return ["stop", run, CONNECTION]
+
+
+def outcome(run: str) -> list[str]:
+    """Give the words that say how a run is doing."""
+    return ["list", CONNECTION, "--run-id", run]
+
+
+def log_of(folder: Path, run: str) -> str:
+    """Give what the server side of a run printed, as far as Flower kept it."""
+    return _called(folder, ["log", run, CONNECTION, "--show"]).stdout
+
+
+def flwr(folder: Path, words: list[str]) -> dict[str, Any]:
+    """Call Flower's command line and give what it says."""
+    done = _called(folder, [*words, "--format", "json"])
+    said = read(done.stdout)
+    if not said.get("success"):
+        why = said.get("error-message") or done.stderr or done.stdout or f"exit code {done.returncode}"
+        raise FlowerError(words[0], " ".join(str(why).split()))
+    return said
+
+
+def _called(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    around = environment(folder)
+    command = shutil.which("flwr", path=around["PATH"])
+    if command is None:
+        required()
+        raise RequestError("Flower is installed, but its command `flwr` is not where it should be; install it again")
+    try:
+        return subprocess.run(  # in our folder: Flower looks for projects of its own in the one it is started in
+            [command, *words],
+            env=around,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is ours
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise FedstrataError(f"`flwr {words[0]}` does not come back; is the server still there?") from None
+
+
+class FlowerError(FedstrataError):
+    """Flower's command line refused."""
+
+    def __init__(self, word: str, why: str):
+        super().__init__(f"`flwr {word}` failed: {why}")
+        self.why = why
+
+
+def read(text: str) -> dict[str, Any]:
+    """Find the one JSON object in what `flwr` printed."""
+    first, last = text.find("{"), text.rfind("}")
+    try:
+        said = json.loads(text[first : last + 1], strict=False)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}

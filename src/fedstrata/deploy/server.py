@@ -1,0 +1,212 @@
+"""The server of a federation: a SuperLink behind our gate, and the sites' keys that it knows."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstrata.deploy import flower, keys, state
+from fedstrata.deploy.gate import GATE, HEALTH
+from fedstrata.deploy.processes import Household, running
+from fedstrata.errors import FedstrataError, RequestError
+
+READY = 90.0  # seconds in which a server must be up
+Say = Callable[[str], None]
+
+INSECURE = """\
+!!! INSECURE: nothing is encrypted, and whoever reaches this port can take part as a site, read every model
+!!! and send updates. This is for trying out on one machine. Elsewhere make keys: fedstrata deploy keys DIR ..."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What other commands on this machine need to know about a server."""
+
+    host: str  # where it listens
+    port: int
+    stream_port: int  # where a run listens whose sites exchange single batches
+    public: str  # what sites call its machine
+    keys: str | None  # its key folder; None: insecure
+
+    @property
+    def folder(self) -> Path:
+        """Where it keeps its things."""
+        return state.of_server(self.port)
+
+    @property
+    def address(self) -> str:
+        """Where this machine itself reaches it."""
+        here = {"0.0.0.0": flower.LOOPBACK, "::": "::1"}.get(self.host, self.host)
+        return state.joined(here, self.port)
+
+    @property
+    def authority(self) -> Path | None:
+        """The certificate that signs its own; None: insecure."""
+        return None if self.keys is None else Path(self.keys) / "ca.crt"
+
+    def nodes(self) -> dict[str, str]:
+        """Give the ids under which Flower knows the sites, by site; empty where nobody is registered."""
+        return {site: entry["node"] for site, entry in _known(self.folder).items()}
+
+
+def serve(server: Server, say: Say) -> None:
+    """Start a server and keep it until it ends or somebody ends it."""
+    flower.required()
+    folder = state.private(server.folder)
+    household = Household(folder, f"a server on port {server.port}")
+    try:
+        _free(server.host, server.port)
+        log = folder / "superlink.log"
+        path = None if server.keys is None else Path(server.keys)
+        flower.configure(folder, server.address, server.authority)
+        command = flower.superlink(folder, server.host, server.port, path)
+        household.start("the server", command, log, flower.environment(folder), folder)
+        _wait(server, household, log)
+        (folder / "server.json").write_text(json.dumps(asdict(server)))
+        if server.keys is None:
+            say(INSECURE)
+        else:
+            register(server, keys.nodes(Path(server.keys)), say)
+        say(next_steps(server))
+        while household.gone() is None:
+            time.sleep(0.2)
+        raise FedstrataError(f"the server ended by itself; the end of {log}:\n{tail(log)}")
+    finally:
+        household.close()
+
+
+def public_name(host: str, names: Sequence[str]) -> str:
+    """Give what sites probably call this machine: where it listens, or a name of its certificate, or its own."""
+    if not keys.anywhere(host):
+        return host
+    outside = [name for name in names if name not in keys.ALWAYS]
+    return outside[0] if outside else flower.LOOPBACK if names else socket.gethostname()
+
+
+def found(text: str) -> Server:
+    """Give the server of this machine that an address names."""
+    _, port = state.address(text)
+    folder = state.of_server(port)
+    if not running(folder):
+        raise RequestError(
+            f"--server = {text}: no server of yours runs on port {port} of this machine; start one first: "
+            f"fedstrata deploy server{'' if port == state.PORT else f' --port {port}'}"
+        )
+    try:
+        return Server(**json.loads((folder / "server.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        raise RequestError(f"--server = {text}: the server on port {port} is not ready yet") from None
+
+
+def register(server: Server, wanted: dict[str, Path], say: Say) -> None:
+    """Let exactly the sites connect whose public keys are there; Flower keeps that over restarts."""
+    folder, known = server.folder, _known(server.folder)
+    for site, entry in list(known.items()):
+        if site not in wanted or wanted[site].read_text() != entry["key"]:
+            flower.flwr(folder, flower.removal(entry["node"]))
+            del known[site]
+            _note(folder, known)
+            say(f"site {site} has a new key" if site in wanted else f"site {site} may no longer connect")
+    for site, path in wanted.items():
+        if site in known:
+            continue
+        try:
+            node = str(flower.flwr(folder, flower.registration(path))["node-id"])
+        except flower.FlowerError as error:
+            if "already in use" not in error.why:
+                raise
+            node = ""  # Flower knows the key, we forgot its number
+        known[site] = {"node": node, "key": path.read_text()}
+        _note(folder, known)
+
+
+def next_steps(server: Server) -> str:
+    """Say what to do once a server is up."""
+    secure = server.keys is not None
+    sites = sorted(keys.nodes(Path(server.keys))) if server.keys is not None else []
+    there = state.joined(server.public, server.port)
+    lines = [f"the server is up: {'https' if secure else 'http'}://{state.joined(server.host, server.port)}"]
+    if secure:
+        lines.append(f"sites that may connect: {', '.join(sites)}")
+    trust = "--keys FOLDER_OF_THE_SITE" if secure else "--insecure"
+    port = "" if server.port == state.PORT else f" --server {server.address}"
+    lines += [
+        f"next, at every site:   fedstrata deploy client --server {there} --site NAME {trust} --data DATA",
+        f"then, here:            fedstrata deploy run EXPERIMENT.toml --sites {len(sites) or 'N'}{port}",
+        f"which sites are up:    fedstrata deploy status{port}",
+        f"the log is {server.folder / 'superlink.log'}; Ctrl-C ends the server",
+    ]
+    return "\n".join(lines)
+
+
+def ask(address: str, path: str, authority: Path | None, seconds: float = 5.0) -> int:
+    """Ask a server for a path and give the status; OSError where there is no answer, as of another certificate."""
+    trust = None if authority is None else ssl.create_default_context(cafile=str(authority))
+    handlers: list[Any] = [urllib.request.ProxyHandler({})]
+    if trust is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=trust))
+    scheme = "http" if trust is None else "https"
+    try:
+        with urllib.request.build_opener(*handlers).open(f"{scheme}://{address}{path}", timeout=seconds) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """Give the end of a log."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+def _wait(server: Server, household: Household, log: Path) -> None:
+    """Wait until the server answers; one without the gate is not let live."""
+    deadline = time.monotonic() + READY
+    while time.monotonic() < deadline:
+        if household.gone() is not None:
+            raise FedstrataError(f"the server did not start; the end of {log}:\n{tail(log)}")
+        try:
+            up = ask(server.address, HEALTH, server.authority)
+        except (OSError, ValueError):
+            time.sleep(0.2)
+            continue
+        if up == 200 and ask(server.address, GATE, server.authority) == 204:
+            return
+        raise FedstrataError("this version of Flower cannot be guarded: it is not served behind fedstrata's gate")
+    raise FedstrataError(f"the server is not up after {READY:.0f} s; the end of {log}:\n{tail(log)}")
+
+
+def _free(host: str, port: int) -> None:
+    """Refuse a port or address that cannot be had, before anything is started."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise RequestError(
+                f"--host {host} --port {port} cannot be used on this machine: {error.strerror or error}"
+            ) from None
+
+
+def _known(folder: Path) -> dict[str, dict[str, str]]:
+    try:
+        known: dict[str, dict[str, str]] = json.loads((folder / "nodes.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return known
+
+
+def _note(folder: Path, known: dict[str, dict[str, str]]) -> None:
+    (folder / "nodes.json").write_text(json.dumps(known, indent=2) + "\n")

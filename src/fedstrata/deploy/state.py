@@ -1,0 +1,64 @@
+"""Where servers and sites of this machine keep what they need between two commands.
+
+    STATE/server-PORT/    the server's database, log and address
+    STATE/site-NAME/      a site's log
+
+STATE is the environment variable FEDSTRATA_STATE, or ~/.local/state/fedstrata. Only its owner may look inside.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from fedstrata.errors import RequestError
+
+PORT = 8000
+
+
+def folder() -> Path:
+    """Give the state folder."""
+    return Path(os.environ.get("FEDSTRATA_STATE", "~/.local/state/fedstrata")).expanduser().absolute()
+
+
+def of_server(port: int) -> Path:
+    """Give the folder of the server on a port; there is one at most."""
+    return folder() / f"server-{port}"
+
+
+def of_site(name: str) -> Path:
+    """Give a site's folder."""
+    return folder() / f"site-{name}"
+
+
+def private(path: Path) -> Path:
+    """Make a folder, and keep others out of it."""
+    try:
+        for each in (folder(), path):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            each.chmod(0o700)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be made: {error}; set FEDSTRATA_STATE to another folder") from None
+    return path
+
+
+def site_name(name: str, key: str = "--site") -> str:
+    """Check a site's name: it becomes a folder's."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
+        raise RequestError(f'{key} = "{name}" is not valid; allowed: letters, digits, - and _, at most 63 of them')
+    return name
+
+
+def address(text: str, key: str = "--server") -> tuple[str, int]:
+    """Read HOST:PORT; an IPv6 address stands in brackets."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536 or re.search(r"[\s/@]", host):
+        raise RequestError(f'{key} = "{text}" is not valid; allowed: HOST:PORT, such as 127.0.0.1:{PORT}')
+    return host, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """Write HOST:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,67 @@
+"""Which sites are up, and what each contributed to a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedstrata.deploy import flower
+from fedstrata.deploy.server import Server
+from fedstrata.runs import Run
+
+UP = "online"
+NEVER = "N/A"
+
+
+def sites(server: Server, run: Path | None = None) -> list[dict[str, Any]]:
+    """Give a row for each site: by name, where its key is registered."""
+    names = {node: site for site, node in server.nodes().items()}
+    nodes = [n for n in flower.flwr(server.folder, flower.listing())["nodes"] if n["status"] != "unregistered"]
+    rows = [_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP]
+    if run is not None:
+        given = contributed(Run.open(run))
+        for row in rows:
+            row["contributed"] = given.pop(row["site"], None)
+        rows += [  # nobody has registered, so nodes have no names
+            {"site": site, "node": None, "up": None, "since": None, "last_contact": None, "contributed": what}
+            for site, what in given.items()
+        ]
+    return sorted(rows, key=lambda row: (row["site"] is None, str(row["site"])))
+
+
+def _row(node: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    up = node["status"] == UP
+    last = "now" if up else node["offline-at"]
+    return {
+        "site": names.get(node["node-id"]),
+        "node": node["node-id"],
+        "up": up,
+        "since": node["online-at"] if up else None,
+        "last_contact": None if last == NEVER else last,
+    }
+
+
+def contributed(run: Run) -> dict[str, dict[str, Any]]:
+    """Count from a run's events what every site did; sites are named by the event `sites`."""
+    names: list[str] = []
+    given: dict[str, dict[str, Any]] = {}
+    for event in run.events():
+        if event["event"] == "sites":
+            names = list(event.get("wall", event)["sites"])
+            for name in names:
+                given.setdefault(name, {"rounds": 0, "steps": 0, "last_round": None, "refused": 0})
+        elif event["event"] == "site_refused" and event["site"] in given:
+            given[event["site"]]["refused"] += 1
+        elif event["event"] == "round":
+            taught = [client for step in event["steps"] for client in _teachers(step)]
+            for client in sorted(set(taught)):
+                if client < len(names):
+                    row = given[names[client]]
+                    row["rounds"] += 1
+                    row["steps"] += taught.count(client)
+                    row["last_round"] = event["round"]
+    return given
+
+
+def _teachers(step: dict[str, Any]) -> list[int]:
+    return list(step["clients"]) if step["kind"] in ("train", "gradient") else []

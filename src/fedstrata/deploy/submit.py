@@ -1,0 +1,290 @@
+"""Runs at real sites: a thin Flower app is submitted, and the run folder that its server side writes is followed.
+
+The app holds nothing but a pyproject that points into the installed package; it is the same for every run. What
+differs goes into the run configuration: paths on the server's machine, and how many sites to wait for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedstrata import __version__
+from fedstrata.deploy import flower, state
+from fedstrata.deploy.server import Server, tail
+from fedstrata.deploy.thin import COMPONENTS
+from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.experiment import Experiment
+from fedstrata.runs import Run
+from fedstrata.work import Watch
+
+APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
+FAILED = "failed.json"  # what the server side writes when it gives up
+LOOK = 0.2  # seconds between two looks at the run folder
+ASK = 15.0  # seconds without news after which Flower is asked how the run is doing
+GONE = 5.0  # seconds after which a run folder that nobody holds any more is given up
+
+DEFAULTS: dict[str, Any] = {
+    "experiment": "",  # the resolved experiment file
+    "out": "",  # the run folder
+    "resume": False,
+    "sites": 1,  # how many to wait for
+    "wait": 600.0,  # seconds for that
+    "deadline": 0.0,  # seconds that sites have for each exchange; 0: no limit
+    "stream": "",  # HOST:PORT at which sites find a stream; empty: messages will do
+    "listen": "",  # where the stream listens
+    "keys": "",  # the server's key folder; empty: insecure
+    "folder": "",  # where the run was asked for: relative paths and parts of one's own start there
+}
+SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and then
+
+
+def pyproject() -> dict[str, Any]:
+    """Give the whole app."""
+    return {
+        "project": {
+            "name": APP,
+            "version": __version__,
+            "description": "A fedstrata run; the code is in the installed package",
+            "license": {"text": "Apache-2.0"},
+            "dependencies": [],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedstrata",
+                    "components": COMPONENTS,
+                    "config": DEFAULTS,
+                }
+            }
+        },
+    }
+
+
+def write_app(folder: Path) -> Path:
+    """Write the app folder."""
+    app = folder / APP
+    app.mkdir(parents=True)
+    (app / "pyproject.toml").write_text(tomli_w.dumps(pyproject()))
+    return app
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run that is to be played at the sites of a server."""
+
+    server: Server
+    experiment: Experiment
+    path: Path  # of the run folder
+    sites: int
+    wait: float = 600.0
+    deadline: float = 0.0
+    stream: bool | None = None  # None: as the method needs it
+    resume: bool = False
+    checkpoint: Mapping[str, Any] | None = None  # from which it goes on; None: from the beginning
+
+    def config(self, experiment: Path) -> dict[str, Any]:
+        """Give the run configuration."""
+        server = self.server
+        streams = fine(self.experiment) if self.stream is None else self.stream
+        return {
+            "experiment": str(experiment),
+            "out": str(self.path),
+            "resume": self.resume,
+            "sites": self.sites,
+            "wait": float(self.wait),
+            "deadline": float(self.deadline),
+            "stream": state.joined(server.public, server.stream_port) if streams else "",
+            "listen": state.joined(server.host, server.stream_port) if streams else "",
+            "keys": server.keys or "",
+            "folder": str(Path.cwd()),
+        }
+
+
+def fine(experiment: Experiment) -> bool:
+    """Say whether a method exchanges so much so often that messages, of seconds each, would not do."""
+    driver = experiment.method.driver
+    return driver["kind"] not in SLOW or driver.get("norms", "own") != "own"
+
+
+@contextmanager
+def submitted(submission: Submission) -> Iterator[str]:
+    """Hand a run to Flower, and give Flower's number of it; what was written for that is removed in the end."""
+    flower.required()
+    (submission.path / FAILED).unlink(missing_ok=True)
+    folder = submission.server.folder
+    with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
+        place = Path(name)
+        app, experiment, config = write_app(place), place / "experiment.toml", place / "run.toml"
+        experiment.write_text(submission.experiment.to_toml())
+        config.write_text(tomli_w.dumps(submission.config(experiment)))
+        yield str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+
+
+def new(server: Server, experiment: Experiment, out: Path | None, sites: int, **how: Any) -> Submission:
+    """Describe a new run; a folder that holds one already is refused here, not after the sites were asked."""
+    if out is not None and out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {FAILED}):
+        raise RequestError(
+            f"--out = {out} is there already: continue a run with --resume {out}, or name another folder"
+        )
+    path = (out or Run.claim(Path("runs"), experiment.method.name)).absolute()
+    return Submission(server, experiment, path, sites, **how)
+
+
+def again(server: Server, path: Path, sites: int | None, **how: Any) -> Submission:
+    """Describe how a run goes on; without a number, with as many sites as it had."""
+    run = Run.open(path)
+    experiment = Experiment.of(run.path / "experiment.toml")
+    if held(run.path):
+        raise RequestError(f"another process is running in {path}")
+    count = sites or len(site_names(run))
+    if not count:
+        raise RequestError("--sites is required: how many sites to wait for")
+    checkpoint = run.checkpoints.manifest()
+    return Submission(server, experiment, path.absolute(), count, **how, resume=True, checkpoint=checkpoint)
+
+
+def site_names(run: Run) -> list[str]:
+    """Give the sites of a run, in the order of its clients."""
+    told = [event["wall"]["sites"] for event in run.events() if event["event"] == "sites"]
+    return list(told[-1]) if told else []
+
+
+# ---- following -----------------------------------------------------------------------------------------------------
+
+
+def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str], None]) -> Run:
+    """Show the events of a run as its folder gets them, until it is finished or has failed."""
+    run, server = Run(submission.path), submission.server
+    begun, news, asked, free = False, time.monotonic(), time.monotonic(), None
+    lines = Lines(run, submission.checkpoint)
+    while True:
+        over = (run.path / "summary.json").exists() or (run.path / FAILED).exists()  # first: then all lines are there
+        for event in lines.new():
+            if not begun:
+                watch(_begin(submission))
+                begun = True
+            watch(event)
+            news = time.monotonic()
+        if over:
+            return _outcome(run)
+        now = time.monotonic()
+        free = None if not begun or held(run.path) else (free or now)
+        if free is not None and now - free > GONE:
+            raise _lost(submission, number, "its process is gone")
+        if not begun and now - max(news, asked) > ASK:
+            how = state_of(server, number)
+            if how.startswith("finished"):
+                raise _lost(submission, number, how)
+            say(f"no news of the run yet (Flower: {how}); `fedstrata deploy status` says which sites are up")
+            asked = time.monotonic()
+        time.sleep(LOOK)
+
+
+def stop(submission: Submission, number: str) -> None:
+    """Stop a run, and wait until its folder is free."""
+    with suppress(FedstrataError):
+        flower.flwr(submission.server.folder, flower.stopping(number))
+    deadline = time.monotonic() + 30
+    while held(submission.path) and time.monotonic() < deadline:
+        time.sleep(LOOK)
+
+
+def state_of(server: Server, number: str) -> str:
+    """Ask Flower how a run is doing."""
+    runs = flower.flwr(server.folder, flower.outcome(number)).get("runs") or [{}]
+    said, why = str(runs[0].get("status", "unknown")), str(runs[0].get("status-details", "N/A"))
+    return said if why in ("", "N/A") else f"{said} ({why})"
+
+
+def advice(submission: Submission) -> str:
+    """Say how a run goes on."""
+    port = submission.server.port
+    server = "" if port == state.PORT else f" --server {submission.server.address}"
+    return f"fedstrata deploy run --resume {submission.path} --sites {submission.sites}{server}"
+
+
+class Lines:
+    """The lines that a run's events file gets.
+
+    A run that goes on first cuts off what it wrote after its checkpoint, and then notes that it was resumed.
+    """
+
+    def __init__(self, run: Run, checkpoint: Mapping[str, Any] | None):
+        self._path = run.path / "events.jsonl"
+        self._at, self._old = (0, False) if checkpoint is None else (int(checkpoint["events"]), True)
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Give the events that are whole by now."""
+        try:
+            with self._path.open("rb") as file:
+                self._at = 0 if os.fstat(file.fileno()).st_size < self._at else self._at
+                file.seek(self._at)
+                text = file.read()
+        except OSError:
+            return
+        for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
+            event = json.loads(line)
+            if self._old and event["event"] != "resumed":
+                return
+            self._old = False
+            self._at += len(line)
+            yield event
+
+
+def held(folder: Path) -> bool:
+    """Say whether a process is running in a run folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _begin(submission: Submission) -> dict[str, Any]:
+    experiment, checkpoint = submission.experiment, submission.checkpoint
+    played = 0 if checkpoint is None else int(checkpoint["round"])
+    names = {"method": experiment.method.name, "rounds": experiment.train.rounds}
+    return {"event": "begin", **names, "round": played, "run_dir": str(submission.path)}
+
+
+def _outcome(run: Run) -> Run:
+    path = run.path / FAILED
+    if not path.exists():
+        return run
+    try:
+        told = json.loads(path.read_text())
+        why, code, traced = str(told["message"]), int(told["exit_code"]), bool(told.get("trace"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise FedstrataError(f"the run failed, and {path} cannot be read") from None
+    why = f"the run failed with {told['error']}: {why}; {path} says where" if traced else why
+    raise RequestError(why) if code == RequestError.exit_code else FedstrataError(why)
+
+
+def _lost(submission: Submission, number: str, how: str) -> FedstrataError:
+    folder, said = submission.server.folder, ""
+    with suppress(FedstrataError):  # the server may be gone as well
+        said = "\n".join(flower.log_of(folder, number).splitlines()[-15:])
+    log = (
+        f"what it printed last:\n{said}"
+        if said
+        else f"the end of {folder / 'superlink.log'}:\n{tail(folder / 'superlink.log')}"
+    )
+    on = f"; continue with: {advice(submission)}" if (submission.path / "experiment.toml").exists() else ""
+    return FedstrataError(f"the run did not finish: {how}{on}\n{log}")

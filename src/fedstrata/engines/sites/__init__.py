@@ -1,0 +1,1 @@
+"""Real sites: the same plan over requests and replies, whatever carries them."""

@@ -1,0 +1,224 @@
+"""An engine whose lanes are real sites. It shares nothing with them but requests and replies.
+
+A site that does not answer in time, answers with an error, or sends a report that cannot be one is left out of the
+step, with an event; the run goes on with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.engines.sites.checking import checked, expected, model_of
+from fedstrata.engines.sites.host import MET
+from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.telling import SiteError, asked, read_reply, written
+from fedstrata.engines.sites.transport import Failure, Transport
+from fedstrata.errors import FedstrataError
+from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.norms import By
+from fedstrata.plan import Plan
+from fedstrata.privacy.frames import JOB, RefusedError
+from fedstrata.privacy.noising import at_most_one
+from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.privacy.sums.protocol import Task as Sum
+from fedstrata.privacy.sums.protocol import enough_weight
+from fedstrata.privacy.sums.secure_sum import carried
+from fedstrata.privacy.sums.summing import Summing
+from fedstrata.rendezvous import Statistics, in_order
+from fedstrata.serverside import Step
+from fedstrata.wire import pack, pack_task, unpack
+
+Note = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What the server needs for masked sums."""
+
+    papers: Papers
+    names: Sequence[str]
+    encoding: Encoding
+    run: str
+
+    def task(self, tasks: Sequence[Task], plan: Plan) -> Sum:
+        """Describe the sum of a step, the same at every party."""
+        shapes = expected(plan, tasks[0].kind) or {}
+        size = sum(int(torch.Size(shape).numel()) for shape in shapes.values())
+        members = tuple(sorted(task.client for task in tasks))
+        job = sha256(f"{self.run}|{tasks[0].round}|{tasks[0].step}".encode()).digest()[:JOB]
+        return Sum(job, members, size, self.papers.roll(self.names).digest, self.encoding)
+
+    def about(self, task: Sum) -> dict[str, object]:
+        """Give what sites are told of it."""
+        encoding = task.encoding
+        return {
+            "job": task.job.hex(),
+            "members": task.members,
+            "bits": encoding.bits,
+            "fraction": encoding.fraction,
+        }
+
+    def server(self, task: Sum) -> Summing:
+        """Give the server's part."""
+        return Summing(task, self.papers.identity, self.papers.roll(self.names))
+
+
+class AtSites:
+    """Asks sites, by name; client i is the i-th of them."""
+
+    device = "cpu"
+    joins = False
+
+    def __init__(
+        self,
+        transport: Transport,
+        names: Sequence[str],
+        plan: Plan,
+        note: Note,
+        deadline: float | None,
+        masks: Masks | None = None,
+    ):
+        self._transport, self._names, self._plan, self._note = transport, list(names), plan, note
+        self._deadline, self._masks = deadline, masks
+        self._tasks: Sequence[Task] = ()
+        self._beside = 0, 0
+        self._reports: dict[int, Report] = {}
+        self._statistics: Tensor | None = None
+
+    def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
+        """Send every site its task; give the open halves of the reports that came back and can be read."""
+        self._tasks, self._beside = tasks, (0, 0)
+        by = (step.together or "").encode()
+        requests = {self._names[task.client]: asked("task", pack_task(task), by) for task in tasks}
+        said = self._told(requests, tasks)
+        self._statistics = None
+        if step.together is not None:
+            said = self._met(said, step.together, tasks)
+        self._reports = {}
+        for task in tasks:
+            data = said.get(self._names[task.client])
+            if data is None:
+                continue
+            try:
+                masked = self._masks is not None and step.combine
+                self._reports[task.client] = checked(data[1], task, self._plan, model_of(task), masked)
+            except RefusedError as error:
+                self._left_out(task.client, tasks, str(error))
+        return [report.open() for report in self._reports.values()]
+
+    def collect(self, weights: Mapping[int, float]) -> Sums:
+        """Sum what the last step's sites sent."""
+        sums = weighted_sum(self._reports, weights) if self._masks is None else self._masked_sum(weights)
+        met = {} if self._statistics is None else {"statistics": self._statistics}
+        return replace(sums, total={**sums.total, **met})
+
+    def each(self) -> Mapping[int, Report]:
+        """Give the last step's reports whole."""
+        return self._reports
+
+    def beside(self) -> tuple[int, int]:
+        """Give the bytes of masks, keys and shares."""
+        return self._beside
+
+    def settle(self, accepted: Collection[int], tag: Tag) -> None:
+        """Nothing to do: the next task tells a site what was accepted."""
+        self._reports = {}
+
+    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Give nothing: client state stays at its site."""
+        return {}
+
+    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """End the connection."""
+        self._transport.close()
+
+    def _masked_sum(self, weights: Mapping[int, float]) -> Sums:
+        """Let sites that reported add up under masks; one that fails on the way is left out of the sum."""
+        assert self._masks is not None
+        enough_weight(weights)
+        shares, most = at_most_one(np.array(list(weights.values())))
+        weighed = dict(zip(weights, shares.tolist(), strict=True))
+        task = self._masks.task(self._tasks, self._plan)
+        about, up, down = written(self._masks.about(task)), 0, 0
+
+        def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+            nonlocal up, down
+            going = {c: m for c, m in messages.items() if step != "masked" or c in weights}
+            requests = {self._names[c]: asked("sum", step.encode(), about, m) for c, m in going.items()}
+            said = self._told(requests, self._tasks, fields=1)
+            down += sum(map(len, requests.values()))
+            up += sum(len(reply[0]) for reply in said.values())
+            return {client: said[self._names[client]][0] for client in going if self._names[client] in said}
+
+        given = {client: weighed.get(client, 0.0) for client in task.members}
+
+        def refuse(client: int, error: RefusedError) -> None:
+            self._left_out(client, self._tasks, str(error))
+
+        total = carried(self._masks.server(task), task.members, given, carry, refuse)
+        shapes = expected(self._plan, self._tasks[0].kind) or {}
+        plain = sum(int(torch.Size(shape).numel()) for shape in shapes.values()) * self._plan.local.dtype.itemsize
+        self._beside = up - plain * len(weights), down
+        parts = np.split(total * most, np.cumsum([torch.Size(shape).numel() for shape in shapes.values()])[:-1])
+        summed = {
+            name: torch.from_numpy(part).to(self._plan.local.dtype).reshape(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+        return Sums(summed, float(sum(weights.values())), len(weights), shares=dict(weights))
+
+    def _told(
+        self, requests: Mapping[str, bytes], tasks: Sequence[Task], fields: int = 2
+    ) -> dict[str, tuple[bytes, ...]]:
+        """Ask, and give the replies that are ones; every site without one is an event."""
+        answers = self._transport.exchange(requests, self._deadline)
+        said = {}
+        for name in requests:
+            answer = answers.get(name)
+            try:
+                if isinstance(answer, Failure):
+                    raise SiteError(answer.reason)
+                if answer is not None:  # silence is an event of the loop
+                    said[name] = read_reply(answer, fields)
+            except FedstrataError as error:
+                self._left_out(self._names.index(name), tasks, str(error))
+        return said
+
+    def _met(self, said: dict[str, tuple[bytes, ...]], by: By, tasks: Sequence[Task]) -> dict[str, tuple[bytes, ...]]:
+        """Average what sites bring to a meeting, as often as they meet, until they report."""
+        statistics = Statistics(by)
+        done: dict[str, tuple[bytes, ...]] = {name: told for name, told in said.items() if told[0] != MET}
+        waiting = {name: told for name, told in said.items() if told[0] == MET}
+        while waiting:
+            brought = {name: unpack(told[1]) for name, told in sorted(waiting.items(), key=self._place)}
+            what = {header["what"] for header, _ in brought.values()}
+            if len(what) != 1:
+                raise FedstrataError(f"sites of one step meet for different things: {sorted(what)}")
+            counts = [float(header["count"]) for header, _ in brought.values()]
+            total = in_order({i: tensors["values"] for i, (_, tensors) in enumerate(brought.values())})
+            average, count = statistics.averaged(what.pop(), total, counts)
+            told = pack({"count": count}, {"average": average})
+            said = self._told({name: asked("met", told) for name in waiting}, tasks)
+            if len(said) < len(waiting):  # the others cannot go on without it: their computation is lost
+                return {}
+            done |= {name: reply for name, reply in said.items() if reply[0] != MET}
+            waiting = {name: reply for name, reply in said.items() if reply[0] == MET}
+        self._statistics = statistics.table(self._plan.space)
+        return done
+
+    def _place(self, item: tuple[str, object]) -> int:
+        return self._names.index(item[0])
+
+    def _left_out(self, client: int, tasks: Sequence[Task], why: str) -> None:
+        first = tasks[0]
+        self._note(
+            "site_refused", round=first.round + 1, step=first.step, site=self._names[client], client=client, why=why
+        )

@@ -1,0 +1,166 @@
+"""What a site says of its data before a run, and whether sites fit together. Samples never leave a site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.errors import RequestError
+from fedstrata.federation import Federation
+from fedstrata.inputs import Inputs
+from fedstrata.intake import Label, Samples
+from fedstrata.registry import validated
+from fedstrata.rng import Streams
+from fedstrata.roster import Roster
+from fedstrata.split import Split
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One site's data, described."""
+
+    shape: tuple[int, ...]  # of a sample
+    dtype: str
+    classes: tuple[int | str, ...]  # its labels
+    samples: int
+    tests: int
+    scale: float
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    fingerprint: str  # changes when its data do
+    speed: float = 1.0
+    counts: tuple[int, ...] | None = None  # samples of each of its labels, where the server may know
+
+    @classmethod
+    def of(cls, federation: Federation, counted: bool) -> Facts:
+        """Describe a site's own data, a federation of one."""
+        x, inputs = federation.train.x, federation.inputs
+        return cls(
+            shape=tuple(x.shape[1:]),
+            dtype=str(x.dtype).removeprefix("torch."),
+            classes=federation.classes,
+            samples=int(federation.train_split.sizes[0]),
+            tests=int(federation.test_split.sizes[0]),
+            scale=inputs.scale,
+            mean=inputs.mean,
+            std=inputs.std,
+            fingerprint=federation.fingerprint,
+            counts=tuple(federation.counts[0].tolist()) if counted else None,
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Give plain values."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], site: str) -> Facts:
+        """Read what a site said; it is not trusted to say it right."""
+        facts: Facts = validated(cls, dict(values), f"site {site}")
+        if facts.samples < 0 or facts.tests < 0 or not facts.classes or facts.speed <= 0:
+            raise RequestError(f"site {site} describes its data with impossible numbers")
+        if facts.counts is not None and (len(facts.counts) != len(facts.classes) or min(facts.counts) < 0):
+            raise RequestError(f"site {site} counts its labels wrongly")
+        return facts
+
+
+def common_classes(sites: Mapping[str, Facts]) -> tuple[Label, ...]:
+    """Give the labels of all sites together; refuse sites whose samples or labels cannot be of one kind."""
+    (first, model), *others = sites.items()
+    for name, facts in others:
+        for what in ("shape", "dtype", "scale", "mean", "std"):
+            own, expected = getattr(facts, what), getattr(model, what)
+            if own != expected:
+                raise RequestError(f"site {name} has samples with {what} {own}, site {first} has {expected}")
+    seen: dict[str, tuple[Label, str]] = {}
+    for name, facts in sites.items():
+        for label in facts.classes:
+            known, where = seen.setdefault(str(label).strip().casefold(), (label, name))
+            if known != label or type(known) is not type(label):
+                raise RequestError(f"site {name} has a label {label!r}, site {where} has {known!r}: use one name")
+    labels = {label for facts in sites.values() for label in facts.classes}
+    return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
+
+
+@dataclass(frozen=True)
+class Away(Federation):
+    """Clients that live elsewhere, as far as the server knows them: two blank samples stand for their kind."""
+
+    facts: tuple[Facts, ...] = ()
+
+    @classmethod
+    def of(cls, sites: Mapping[str, Facts]) -> Away:
+        """Put together what sites said."""
+        classes, facts = common_classes(sites), tuple(sites.values())
+        model = facts[0]
+        blank = Samples(torch.zeros((2, *model.shape), dtype=getattr(torch, model.dtype)), torch.zeros(2).long())
+        return cls(
+            train=blank,
+            test=blank,
+            train_split=Split.nothing(len(facts)),
+            test_split=Split.nothing(len(facts)),
+            classes=classes,
+            name="sites",
+            inputs=Inputs(scale=model.scale, mean=model.mean, std=model.std),
+            speeds=np.array([f.speed for f in facts]),
+            facts=facts,
+        )
+
+    @property
+    def samples(self) -> int:
+        """Training samples that sites hold."""
+        return sum(facts.samples for facts in self.facts)
+
+    @property
+    def tests(self) -> int:
+        """Test samples that they hold."""
+        return sum(facts.tests for facts in self.facts)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Label counts that sites told, [N, C]; zeros where they did not."""
+        table = np.zeros((len(self.facts), len(self.classes)), dtype=np.int64)
+        index = {label: i for i, label in enumerate(self.classes)}
+        for row, facts in zip(table, self.facts, strict=True):
+            for label, count in zip(facts.classes, facts.counts or (), strict=False):
+                row[index[label]] = count
+        return table
+
+    @property
+    def fingerprint(self) -> str:
+        """What all sites hold."""
+        return "-".join(facts.fingerprint[:16] for facts in self.facts)
+
+    def roster(self, needs: frozenset[str], streams: Streams) -> Roster:
+        """Tell the server's parts what sites told."""
+        sizes, counts = np.array([facts.samples for facts in self.facts]), self.counts
+        known = {
+            "sizes": sizes,
+            "labels": counts > 0,
+            "totals": counts.sum(0),
+            "counts": counts,
+            "speeds": np.array([facts.speed for facts in self.facts]),
+        }
+        return Roster(
+            clients=len(self.facts),
+            classes=len(self.classes),
+            holders=np.flatnonzero(sizes),
+            key=streams("tiebreak").permutation(len(self.facts)),
+            _known={name: value if name in needs else None for name, value in known.items()},
+        )
+
+
+def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:
+    """Give a site's own data with the class indices of the run."""
+    index = {label: i for i, label in enumerate(classes)}
+    if strange := [label for label in federation.classes if label not in index]:
+        raise RequestError(f"this site has labels that the run does not know: {strange[:5]}")
+    codes = torch.tensor([index[label] for label in federation.classes])
+
+    def coded(samples: Samples) -> Samples:
+        return Samples(samples.x, codes[samples.y], samples.groups)
+
+    return replace(federation, train=coded(federation.train), test=coded(federation.test), classes=tuple(classes))

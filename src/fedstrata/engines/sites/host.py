@@ -1,0 +1,222 @@
+"""A site: its data, its model replica and its state. Everything it does is a request in and a reply out.
+
+A visit that meets others on its way (synchronised norms) replies early with what it brings, and goes on when the
+answer comes; so whoever carries the messages needs to know nothing of that.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.assemble import assemble
+from fedstrata.engines.sites.facts import Facts, aligned
+from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.telling import read_request, read_values, refused, replied, written
+from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.experiment import Experiment
+from fedstrata.federation import Federation
+from fedstrata.judge import answers
+from fedstrata.lane import Lane
+from fedstrata.network import Network
+from fedstrata.norms import By, Meeting
+from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.identity import Roll
+from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.privacy.sums.member import Member
+from fedstrata.privacy.sums.protocol import Task as Sum
+from fedstrata.privacy.sums.secure_sum import acted
+from fedstrata.site import Site
+from fedstrata.space import Space
+from fedstrata.threads import one_thread
+from fedstrata.wire import pack, pack_report, unpack, unpack_report, unpack_task
+
+COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the roster that are made of label counts
+MET, REPORT = b"meet", b"report"
+
+
+@dataclass
+class Session:
+    """One run, as this site takes part in it."""
+
+    run: str
+    client: int
+    site: Site
+    federation: Federation  # its own data, with the run's class indices
+    network: Network
+    space: Space
+    roll: Roll | None = None  # where updates are masked
+    leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
+    member: Member | None = None
+
+
+class Host:
+    """Answers for one site; `load` gives its data, a federation of one client, and `papers` who is who."""
+
+    def __init__(self, name: str, load: Callable[[], Federation], papers: Papers | None = None):
+        self.name, self._load, self._papers = name, load, papers
+        self._session: Session | None = None
+        self._visit: Visit | None = None  # under way: it waits for others
+        self._do: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
+            "introduce": self._introduce,
+            "begin": self._begin,
+            "task": self._task,
+            "met": self._met,
+            "evaluate": self._evaluate,
+            "sum": self._sum,
+        }
+
+    def answer(self, request: bytes) -> bytes:
+        """Do what is asked for; whatever goes wrong is the answer."""
+        try:
+            kind, fields = read_request(request)
+            if kind not in self._do:
+                raise RefusedError(f"there is no request {kind!r}")
+            return replied(*self._do[kind](*fields))
+        except FedstrataError as error:
+            return refused(str(error))
+        except Exception as error:  # the server must hear of it, with where it was
+            return refused("".join(traceback.format_exception(error)[-3:]).strip())
+
+    # ---- requests
+
+    def _introduce(self, asked: bytes) -> tuple[bytes]:
+        needs = set(read_values(asked).get("needs", []))
+        facts = Facts.of(self._load(), bool(needs & COUNTED))
+        return (written({"site": self.name, **facts.dump()}),)
+
+    def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
+        told = read_values(asked)
+        if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
+            return (b"again",)
+        federation = aligned(self._load(), told["classes"])
+        experiment = Experiment.of(read_values(text))
+        plan = assemble(experiment, federation)
+        own = federation.client(0)
+        rows = torch.from_numpy(own.rows)
+        here = replace(own, id=int(told["client"]), rows=np.arange(own.samples), speed=float(told["speed"]))
+        x, y = federation.train.x[rows], federation.train.y[rows]
+        lane = Lane(plan.local, x, y, max(own.samples, 1), fastest=here.speed)
+        module = plan.local.build().to(plan.local.dtype)
+        network = Network(module, plan.local.head, plan.local.half).eval()
+        self._session = Session(
+            told["run"],
+            here.id,
+            Site(here, lane),
+            federation,
+            network,
+            Space.of(module, plan.local.head),
+            self._roll(told["sites"], here.id) if experiment.privacy.aggregate == "masked" else None,
+        )
+        return (b"new",)
+
+    def _roll(self, names: list[str], client: int) -> Roll:
+        """Give the roll of a run in which nobody sees single updates; it must have this site where it says."""
+        if self._papers is None:
+            raise RequestError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
+        if names[client] != self.name:
+            raise RefusedError(f"site {self.name} is told that it is {names[client]}")
+        return self._papers.roll(names)
+
+    def _task(self, data: bytes, by: bytes) -> tuple[bytes, bytes]:
+        session = self._at_work()
+        if unpack_task(data).client != session.client:
+            raise RefusedError(f"a task for another client reached site {self.name}")
+        if by not in (b"", b"samples", b"clients"):
+            raise RefusedError("clients meet by samples or by clients")
+        self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None)
+        return self._leaving(*self._visit.next())
+
+    def _met(self, data: bytes) -> tuple[bytes, bytes]:
+        if self._visit is None:
+            raise RefusedError(f"site {self.name} is not waiting for anybody")
+        header, tensors = unpack(data)
+        return self._leaving(*self._visit.next((tensors["average"], float(header["count"]))))
+
+    def _leaving(self, what: bytes, data: bytes) -> tuple[bytes, bytes]:
+        """Keep an update here where only sums may leave; its report goes out without it."""
+        session = self._at_work()
+        if what != REPORT or session.roll is None:
+            return what, data
+        report = unpack_report(data)
+        flat = [t.detach().double().numpy().reshape(-1) for _, t in sorted(report.summed.items())]
+        session.leaving, session.member = np.concatenate(flat) if flat else None, None
+        return what, pack_report(report.open())
+
+    def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
+        """Take a step of a secure sum over what was trained last: once."""
+        session = self._at_work()
+        if session.roll is None or session.leaving is None or self._papers is None:
+            raise RefusedError(f"site {self.name} has nothing to sum")
+        if step == b"advertise":
+            if session.member is not None:
+                raise RefusedError("what a site trained is summed once")
+            told = read_values(about)
+            encoding = Encoding(told["bits"], told["fraction"])
+            members = tuple(int(member) for member in told["members"])
+            job = bytes.fromhex(told["job"])
+            task = Sum(job, members, len(session.leaving), session.roll.digest, encoding)
+            session.member = Member(task, session.client, self._papers.identity, session.roll, os.urandom)
+        if session.member is None:
+            raise RefusedError("a secure sum begins with its keys")
+        return (acted(session.member, step.decode(), message, session.leaving),)
+
+    def _evaluate(self, data: bytes) -> tuple[bytes]:
+        session = self._at_work()
+        _, down = unpack(data)
+        session.space.bind(session.network.module, down["params"], down.get("buffers", torch.zeros(0)))
+        federation = session.federation
+        own = torch.from_numpy(federation.test_split[0])
+        test = replace(federation.test, x=federation.test.x[own], y=federation.test.y[own], groups=None)
+        with one_thread():
+            none = np.zeros(0), np.zeros(0)
+            hits, losses = answers(session.network, session.site.lane.local, test) if len(own) else none
+        labels, classes = test.y.numpy(), len(federation.classes)
+        right = np.bincount(labels, weights=hits.astype(np.float64), minlength=classes)
+        tested = np.bincount(labels, minlength=classes)
+        return (written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())}),)
+
+    def _at_work(self) -> Session:
+        if self._session is None:
+            raise RequestError(f"site {self.name} was restarted and takes part in no run")
+        return self._session
+
+
+class Visit:
+    """A task in a thread of its own: it can stop in the middle and wait for the other sites."""
+
+    def __init__(self, site: Site, task: bytes, by: By | None):
+        self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
+        self._back: queue.Queue[tuple[Tensor, float]] = queue.Queue()
+        meeting = None if by is None else Meeting(by, self._exchange)
+        self._thread = threading.Thread(target=self._run, args=(site, task, meeting), daemon=True)
+        self._thread.start()
+
+    def next(self, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
+        """Let it go on, and give what it says next: what it brings to a meeting, or its report."""
+        if met is not None:
+            self._back.put(met)
+        said = self._out.get()
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def _run(self, site: Site, task: bytes, meeting: Meeting | None) -> None:
+        try:
+            with one_thread():
+                self._out.put((REPORT, site.answer(task, meeting)))
+        except BaseException as error:  # it belongs to whoever asked
+            self._out.put(error)
+
+    def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
+        self._out.put((MET, pack({"what": what, "count": count}, {"values": values})))
+        return self._back.get()

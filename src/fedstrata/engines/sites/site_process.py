@@ -1,0 +1,37 @@
+"""The long-lived process of a site: `python -m fedstrata.engines.sites.site_process CONFIG.json`.
+
+It holds data, model and state, and answers requests on a private socket; whatever brings them there is thin.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+from fedstrata.engines.flower.joining import with_stream
+from fedstrata.engines.sites.host import Host
+from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.socket import serve
+from fedstrata.engines.sites.source import source
+from fedstrata.federation import Federation
+
+
+def main(path: str) -> None:
+    """Serve until ended."""
+    config = json.loads(Path(path).read_text())
+    part = None if config.get("partition") is None else (int(config["partition"][0]), int(config["partition"][1]))
+    table = config["data"]
+
+    @cache
+    def load() -> Federation:
+        return source(table["data"], int(table.get("seed", 0)), part)
+
+    load()  # what is wrong with it should be said now
+    papers = None if config.get("keys") is None else Papers.load(Path(config["keys"]))
+    serve(with_stream(Host(config["site"], load, papers).answer), Path(config["socket"]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

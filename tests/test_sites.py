@@ -1,0 +1,263 @@
+"""Real sites without a network: the same run as on one machine, and what becomes of sites that fail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from fedstrata import RequestError, train
+from fedstrata.away import run_at_sites
+from fedstrata.deploy.keys import make
+from fedstrata.engines.sites.facts import Facts, common_classes
+from fedstrata.engines.sites.host import Host
+from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.source import source
+from fedstrata.engines.sites.telling import asked, read_reply, refused, replied, split
+from fedstrata.engines.sites.transport import Failure
+from fedstrata.experiment import Experiment
+from fedstrata.messages import Report
+from fedstrata.wire import pack_report, unpack_report
+
+SITES = ("aachen", "bonn", "cologne")
+SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
+
+
+class Here:
+    """Carries requests to hosts in this process; `tamper` may change what a site says."""
+
+    def __init__(self, hosts, tamper=lambda name, kind, reply: reply):
+        self.hosts, self.tamper = hosts, tamper
+
+    def names(self):
+        return sorted(self.hosts)
+
+    def exchange(self, requests, deadline=None, enough=None):
+        told = {}
+        for name, request in requests.items():
+            reply = self.tamper(name, split(request)[0].decode(), self.hosts[name].answer(request))
+            if reply is not None:
+                told[name] = reply
+        return told
+
+    def close(self):
+        pass
+
+
+def hosts(overrides, papers=lambda name: None):
+    experiment = Experiment.of(None, **overrides)
+    data, seed = experiment.dump()["data"], experiment.train.seed
+    data.pop("clients")
+    return {
+        name: Host(name, lambda i=i: source(data, seed, (i, len(SITES))), papers(name)) for i, name in enumerate(SITES)
+    }
+
+
+def at_sites(tmp_path, overrides, tamper=lambda name, kind, reply: reply, **how):
+    overrides = SMALL | overrides
+    transport = Here(hosts(overrides), tamper)
+    return run_at_sites(transport, Experiment.of(None, **overrides), tmp_path / "sites", len(SITES), **how)
+
+
+def model(run):
+    return torch.cat([t.double().reshape(-1) for _, t in sorted(run.model().items())])
+
+
+METHODS = {
+    "fedavg": {},
+    "flips and fedyogi": {"method.name": "flips", "method.combine.server": "yogi", "train.clients_per_round": 2},
+    "terraform": {"method.name": "terraform"},
+    "fedbss": {"method.name": "fedbss", "method.sample.warmup": 0},
+    "scaffold": {"method.name": "scaffold"},
+    "power-of-choice": {"method.select": "power-of-choice", "train.clients_per_round": 2},
+    "moon": {"method.name": "moon"},
+    "gradclus": {"method.select": "gradclus", "train.clients_per_round": 2},
+    "median": {"method.combine": "median"},
+    "stratify-batch with batch norm": {
+        "method.name": "stratify-batch",
+        "model.name": "mlp",
+        "model.norm": "batch",
+        "train.rounds": 1,
+        "method.schedule.length": 100,
+        "train.batch_size": 20,
+    },
+    "stratify-single": {"method.name": "stratify-single", "train.rounds": 1, "method.schedule.length": 40},
+    "fedtan": {"method.name": "fedtan", "model.name": "mlp", "model.norm": "batch", "train.rounds": 1},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_at_sites_equals_the_run_on_one_machine(tmp_path, name):
+    here = train(overrides=SMALL | METHODS[name], out=tmp_path / "here")
+    there = at_sites(tmp_path, METHODS[name])
+    assert float((model(here) - model(there)).abs().max()) < 1e-9
+    assert there.summary["accuracy"] == pytest.approx(here.summary["accuracy"], abs=1e-12)
+    assert [there.summary[k] for k in ("bytes_up", "bytes_down")] == [
+        here.summary[k] for k in ("bytes_up", "bytes_down")
+    ]
+
+
+def test_a_run_at_sites_goes_on_where_it_stopped(tmp_path):
+    overrides = SMALL | {"method.name": "scaffold"}
+    whole = at_sites(tmp_path / "whole", {"method.name": "scaffold"})
+    transport = Here(hosts(overrides))
+
+    def watch(event):
+        if event["event"] == "round" and event["round"] == 1:
+            raise KeyboardInterrupt
+
+    experiment = Experiment.of(None, **overrides)
+    with pytest.raises(KeyboardInterrupt):
+        run_at_sites(transport, experiment, tmp_path / "cut" / "sites", len(SITES), watch=watch)
+    cut = run_at_sites(transport, experiment, tmp_path / "cut" / "sites", len(SITES), resumed=True)
+    assert torch.equal(model(whole), model(cut))
+
+
+def reported(change):
+    """Change what one site reports in the second round."""
+
+    def tamper(name, kind, reply):
+        if name != "bonn" or kind != "task":
+            return reply
+        _, said, data = split(reply)
+        report = unpack_report(data)
+        tamper.seen += 1
+        return replied(said, change(report)) if tamper.seen == 2 else reply
+
+    tamper.seen = 0
+    return tamper
+
+
+def changed(**values):
+    def change(report: Report) -> bytes:
+        fields = {**vars(report), **values}
+        if "summed" in values:
+            fields["summed"] = values["summed"](report.summed)
+        return pack_report(Report(**fields))
+
+    return change
+
+
+STRANGE = {
+    "NaN": (changed(summed=lambda s: {k: t * torch.nan for k, t in s.items()}), "not finite"),
+    "wrong shape": (changed(summed=lambda s: {k: t[:-1] for k, t in s.items()}), "another shape"),
+    "missing": (changed(summed=lambda s: {}), "another shape"),
+    "huge": (changed(summed=lambda s: {k: t * 1e12 for k, t in s.items()}), "no training gives"),
+    "other type": (changed(summed=lambda s: {k: t.float() for k, t in s.items()}), "comes as"),
+    "other client": (changed(client=0), "reports for client"),
+    "negative samples": (changed(samples=-5), "samples = -5"),
+    "garbage": (lambda report: b"\x00" * 50, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_report_that_cannot_be_one_is_refused_and_the_run_goes_on(tmp_path, name):
+    change, why = STRANGE[name]
+    run = at_sites(tmp_path, {}, reported(change))
+    said = [e for e in run.events() if e["event"] in ("site_refused", "dropped") and e["round"] == 2]
+    assert any(why in e["why"] for e in said)
+    assert run.summary["rounds"] == 3
+    assert torch.isfinite(model(run)).all()
+
+
+@pytest.mark.parametrize("what", ["silent", "failing", "raising"])
+def test_a_site_that_gives_nothing_is_left_out(tmp_path, what):
+    answer = {"silent": None, "failing": Failure("its process ended"), "raising": refused("ValueError: broken")}[what]
+    run = at_sites(tmp_path, {}, lambda name, kind, reply: answer if (name, kind) == ("bonn", "task") else reply)
+    dropped = [e for e in run.events() if e["event"] == "dropped"]
+    assert [e["clients"] for e in dropped] == [[1]] * 3
+    refusals = [e["why"] for e in run.events() if e["event"] == "site_refused"]
+    assert len(refusals) == (0 if what == "silent" else 3)
+
+
+def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
+    with pytest.raises(RequestError, match="3 sites are there, and 4 are wanted"):
+        run_at_sites(Here(hosts(SMALL)), Experiment.of(None, **SMALL), tmp_path / "few", 4)
+    fits = Facts((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x")
+    other = {
+        "shape": ({"shape": (4,)}, "site b has samples with shape"),
+        "dtype": ({"dtype": "uint8"}, "dtype uint8"),
+        "label type": ({"classes": ("0", "1")}, "site b has a label '0'"),
+    }
+    for change, why in other.values():
+        with pytest.raises(RequestError, match=why):
+            common_classes({"a": fits, "b": Facts(**{**vars(fits), **change})})
+    with pytest.raises(RequestError, match="'Cat'"):
+        common_classes({n: Facts(**{**vars(fits), "classes": c}) for n, c in {"a": ("cat",), "b": ("Cat",)}.items()})
+    assert common_classes({n: Facts(**{**vars(fits), "classes": c}) for n, c in {"a": (3, 1), "b": (2,)}.items()}) == (
+        1,
+        2,
+        3,
+    )
+
+
+def test_samples_and_counts_stay_at_a_site_unless_a_method_needs_them(tmp_path):
+    host = hosts(SMALL)["bonn"]
+    (told,) = read_reply(host.answer(asked("introduce", b'{"needs": []}')), 1)
+    assert json.loads(told)["counts"] is None
+    (told,) = read_reply(host.answer(asked("introduce", b'{"needs": ["counts"]}')), 1)
+    assert sum(json.loads(told)["counts"]) == json.loads(told)["samples"]
+
+
+def test_a_host_refuses_what_it_does_not_know():
+    host = hosts(SMALL)["bonn"]
+    for request, why in {
+        asked("dance"): "no request",
+        asked("task", b"", b""): "takes part in no run",
+        asked("met", b""): "not waiting",
+        b"\xff\xff": "cut off",
+    }.items():
+        with pytest.raises(Exception, match=why):
+            read_reply(host.answer(request), 1)
+
+
+MASKED = {"privacy.aggregate": "masked", "privacy.encoding.bits": 64, "privacy.encoding.fraction": 40}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys") / "all"
+    make(folder, SITES)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_sites_sum_under_masks_without_showing_an_update(tmp_path, keys, method):
+    asked_for = SMALL | {"method.name": method}
+    here = train(overrides=asked_for, out=tmp_path / "here")
+    shown = []
+
+    def watched(name, kind, reply):
+        if kind == "task":
+            shown.extend(unpack_report(split(reply)[2]).summed)
+        return reply
+
+    transport = Here(hosts(asked_for, lambda name: Papers.load(keys / "sites" / name)), watched)
+    experiment = Experiment.of(None, **(asked_for | MASKED))
+    there = run_at_sites(transport, experiment, tmp_path / "there", 3, papers=Papers.load(keys / "server"))
+    assert not shown
+    assert float((model(here) - model(there)).abs().max()) < 1e-9
+    assert there.summary["bytes_up"] > here.summary["bytes_up"]
+
+
+def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
+    experiment, server = Experiment.of(None, **(SMALL | MASKED)), Papers.load(keys / "server")
+    with pytest.raises(RequestError, match="needs keys"):
+        run_at_sites(Here(hosts(SMALL)), experiment, tmp_path / "a", 3)
+    with pytest.raises(RequestError, match="has no keys"):
+        run_at_sites(Here(hosts(SMALL)), experiment, tmp_path / "b", 3, papers=server)
+    make(tmp_path / "others", SITES)
+    strangers = Here(hosts(SMALL, lambda name: Papers.load(tmp_path / "others" / "sites" / name)))
+    run = run_at_sites(strangers, experiment, tmp_path / "c", 3, papers=server)
+    assert all(e["event"] != "round" or e["loss_train"] is None for e in run.events())  # nobody trusts anybody
+
+
+def test_what_is_not_carried_to_sites_yet_is_refused(tmp_path):
+    for wish in (
+        {"privacy.labels": "prf"},
+        {"privacy.dp.noise": 1.0},
+        {"method.name": "flips", "privacy.clustering": "masked"},
+    ):
+        with pytest.raises(RequestError, match="not carried to real sites yet"):
+            run_at_sites(Here(hosts(SMALL)), Experiment.of(None, **(SMALL | wish)), tmp_path / "run", 3)
