@@ -18,6 +18,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks local
 	$(BIN)/python -m benchmarks engine
 	$(BIN)/python -m benchmarks scaling
+	$(BIN)/python -m benchmarks profile
+	$(BIN)/python -m benchmarks privacy
+	$(BIN)/python -m benchmarks sites
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -250,6 +250,7 @@ def test_the_server_has_tls_and_node_keys_on_by_default(made, tmp_path):
     assert "--insecure" not in given
     open_one = options(flower.superlink(tmp_path, "127.0.0.1", 8000, None))
     assert "--insecure" in open_one
+    assert open_one["--database"] == str(tmp_path / "insecure.db"), "who connected without a key is not let in later"
     assert not {"--enable-supernode-auth", "--ssl-certfile"} & set(open_one)
 
 
@@ -608,20 +609,32 @@ def test_exactly_the_sites_with_keys_may_connect(tmp_path, made, monkeypatch):
     assert there.nodes() == {"a": "1", "c": "6"}
 
 
-def test_a_key_that_flower_knows_already_is_fine(made, monkeypatch):
+def test_a_key_that_was_shut_out_cannot_come_back(made, monkeypatch):
     there = a_server(keys=str(made / "server"))
     state.private(there.folder)
 
     def call(_, words):
-        raise flower.FlowerError("supernode", "[code: 23] Public key already in use.")
+        raise flower.FlowerError("supernode", why)
 
     monkeypatch.setattr(flower, "flwr", call)
-    server.register(there, keys.nodes(made / "server"), lambda _: None)
-    assert there.nodes() == {"a": "", "b": "", "c": ""}
-    monkeypatch.setattr(flower, "flwr", lambda *_: (_ for _ in ()).throw(flower.FlowerError("supernode", "no")))
-    (there.folder / "nodes.json").unlink()
-    with pytest.raises(flower.FlowerError, match="no"):
+    why = "[code: 23] Public key already in use."
+    with pytest.raises(RequestError, match=r"a\.pub was shut out before.*superlink\.db"):
         server.register(there, keys.nodes(made / "server"), lambda _: None)
+    why = "no connection"
+    with pytest.raises(flower.FlowerError, match="no connection"):
+        server.register(there, keys.nodes(made / "server"), lambda _: None)
+
+
+def test_a_database_without_notes_is_not_trusted(tmp_path):
+    for name in ("superlink.db", "superlink.db-wal", "insecure.db"):
+        (tmp_path / name).touch()
+    server._forget_strangers(tmp_path, None)
+    assert (tmp_path / "superlink.db").exists()
+    server._forget_strangers(tmp_path, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["insecure.db", "nodes.json"]
+    (tmp_path / "superlink.db").touch()
+    server._forget_strangers(tmp_path, tmp_path)
+    assert (tmp_path / "superlink.db").exists(), "sites come back by themselves after a restart"
 
 
 def test_next_steps_say_what_to_type(made):
@@ -819,24 +832,29 @@ class Started:
         return processes.family([(self.process.pid, there[self.process.pid][1])] if self.process.pid in there else [])
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory):
-    """A server and three sites, with keys; site d has keys that the server does not know."""
-    if find_spec("flwr") is None:
-        pytest.skip("needs fedstrata[flower]")
-    folder = tmp_path_factory.mktemp("federation")
-    keys.make(folder / "keys", ["a", "b", "c", "d"])
-    (folder / "keys/server/nodes/d.pub").unlink()
+@NEEDS_FLOWER
+@pytest.mark.sites
+def test_a_federation_with_keys(tmp_path):
+    """Server, three sites and a stranger; all in one test, because starting them takes longest."""
+    keys.make(tmp_path / "keys", ["a", "b", "c", "d"])
+    (tmp_path / "keys/server/nodes/d.pub").unlink()  # site d has keys that the server does not know
     port = client.free_port()
     commands: dict[str, Started] = {}
     try:
-        commands["server"] = Started(folder, "server", "server", "--keys", "keys/server", "--port", str(port))
+        commands["server"] = Started(tmp_path, "server", "server", "--keys", "keys/server", "--port", str(port))
         commands["server"].says("the server is up")
         for i, site in enumerate("abc"):
-            commands[site] = Started(folder, site, *a_site(site, port), "--data", "digits", "--partition", f"{i}/3")
+            commands[site] = Started(tmp_path, site, *a_site(site, port), "--data", "digits", "--partition", f"{i}/3")
         for site in "abc":
             commands[site].says(f"site {site}: connected")
-        yield folder, port, commands
+        the_server_speaks_tls_and_its_certificate_is_checked(tmp_path, port)
+        three_sites_are_up_under_their_names(tmp_path, port)
+        a_site_whose_key_is_not_registered_is_refused(tmp_path, port)
+        data_that_cannot_be_served_end_the_site(tmp_path, port)
+        a_run_ends_with_the_same_summary_as_a_local_one(tmp_path, port)
+        a_program_that_the_server_sends_is_not_run_at_a_site(tmp_path, port)
+        a_site_that_was_killed_comes_back(tmp_path, port, commands)
+        a_clean_end_leaves_no_processes(commands)
     finally:
         for command in reversed(commands.values()):
             command.process.terminate()
@@ -851,37 +869,31 @@ def a_site(site: str, port: int) -> list[str]:
     return ["client", "--server", f"127.0.0.1:{port}", "--site", site, "--keys", f"keys/sites/{site}"]
 
 
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_the_server_speaks_tls_and_its_certificate_is_checked(up):
-    folder, port, _ = up
+def the_server_speaks_tls_and_its_certificate_is_checked(folder: Path, port: int) -> None:
     address = f"127.0.0.1:{port}"
     assert server.ask(address, "/health", folder / "keys/sites/a/ca.crt") == 200
     assert server.ask(address, GATE, folder / "keys/sites/a/ca.crt") == 204
-    keys.make(folder / "others", ["a"])
+    keys.make(folder / "others", ["e"])
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        server.ask(address, "/health", folder / "others/sites/a/ca.crt")
+        server.ask(address, "/health", folder / "others/sites/e/ca.crt")
     with pytest.raises(OSError, match=r"[Cc]losed|[Rr]eset|refused"):
         urllib.request.urlopen(f"http://{address}/health", timeout=5)
-    refused = Started(folder, "other", *a_site("a", port)[:-1], "others/sites/a", "--data", "digits")
-    refused.ends(2)
-    assert "already running" in refused.said or "not to be trusted" in refused.said
+    other = Started(folder, "e", *a_site("e", port)[:-1], "others/sites/e", "--data", "digits")
+    other.ends(2)
+    assert "the certificate of the server is not to be trusted" in other.said
+    plain = Started(folder, "f", *a_site("f", port)[:-2], "--insecure", "--data", "digits")
+    plain.ends(2)
+    assert "leave out --insecure" in plain.said
 
 
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_three_sites_come_up_under_their_names(up):
-    folder, port, _ = up
+def three_sites_are_up_under_their_names(folder: Path, port: int) -> None:
     told = Started(folder, "status", "status", "--server", f"127.0.0.1:{port}", "--json")
     told.ends(0)
     rows = json.loads(told.said)["sites"]
     assert [(row["site"], row["up"], row["last_contact"]) for row in rows] == [(s, True, "now") for s in "abc"]
 
 
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_a_site_whose_key_is_not_registered_is_refused(up):
-    folder, port, _ = up
+def a_site_whose_key_is_not_registered_is_refused(folder: Path, port: int) -> None:
     stranger = Started(folder, "d", *a_site("d", port), "--data", "digits", "--partition", "0/3", "--patience", "0")
     stranger.ends(2, 120)
     assert f"the server at 127.0.0.1:{port} does not take site d: it does not know the key" in stranger.said
@@ -890,21 +902,14 @@ def test_a_site_whose_key_is_not_registered_is_refused(up):
     assert "site a is already running on this machine" in second.said
 
 
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_data_that_cannot_be_served_end_the_site(up):
-    folder, port, _ = up
+def data_that_cannot_be_served_end_the_site(folder: Path, port: int) -> None:
     broken = Started(folder, "broken", *a_site("d", port), "--data", "nowhere.csv")
-    broken.process.wait(120)
-    assert broken.process.returncode != 0
+    assert broken.process.wait(120) != 0
     assert "nowhere.csv" in broken.said
     assert "its data cannot be served" in broken.said
 
 
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_a_run_over_three_sites_ends_with_the_same_summary_as_a_local_one(up):
-    folder, port, _ = up
+def a_run_ends_with_the_same_summary_as_a_local_one(folder: Path, port: int) -> None:
     sets = ["train.rounds=1", "train.epochs=1", "train.clients_per_round=all"]
     args = ["--sites", "3", "--server", f"127.0.0.1:{port}", "--out", "out", *(w for s in sets for w in ("--set", s))]
     run = Started(folder, "run", "run", *args, "--json", "-q")
@@ -913,9 +918,9 @@ def test_a_run_over_three_sites_ends_with_the_same_summary_as_a_local_one(up):
     assert (told["rounds"], told["client_updates"]) == (1, 3)
     assert told["run_dir"] == str(folder / "out")
     assert Run.open(folder / "out").summary["accuracy"] == told["accuracy"]
-    status_ = Started(folder, "given", "status", "out", "--server", f"127.0.0.1:{port}", "--json")
-    status_.ends(0)
-    assert [row["contributed"]["rounds"] for row in json.loads(status_.said)["sites"]] == [1, 1, 1]
+    given = Started(folder, "given", "status", "out", "--server", f"127.0.0.1:{port}", "--json")
+    given.ends(0)
+    assert [row["contributed"]["rounds"] for row in json.loads(given.said)["sites"]] == [1, 1, 1]
     again = Started(folder, "rerun", "run", *args)
     again.ends(2)
     assert "continue a run with --resume" in again.said
@@ -924,11 +929,8 @@ def test_a_run_over_three_sites_ends_with_the_same_summary_as_a_local_one(up):
     assert "was finished already" in finished.said
 
 
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_a_program_that_the_server_sends_is_not_run_at_a_site(up):
+def a_program_that_the_server_sends_is_not_run_at_a_site(folder: Path, port: int) -> None:
     """Whoever controls the server submits an app of his own."""
-    folder, port, _ = up
     app, home, trace = folder / "theirs", folder / f"state/server-{port}", folder / "was-here"
     app.mkdir()
     told = submit.pyproject()
@@ -966,11 +968,20 @@ def train(message, context):
 """
 
 
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_a_clean_end_leaves_no_processes(up):
-    """The last test of these: it ends the federation."""
-    _, _, commands = up
+def a_site_that_was_killed_comes_back(folder: Path, port: int, commands: dict[str, Started]) -> None:
+    """The command is killed, and cannot end what it started; the next one does, and the server takes it at once."""
+    left = commands["c"].family()
+    commands["c"].process.kill()
+    commands["c"].process.wait()
+    assert processes.alive(left)
+    commands["c"] = Started(
+        folder, "c", *a_site("c", port), "--data", "digits", "--partition", "2/3", "--patience", "0"
+    )
+    commands["c"].says("site c: connected")
+    wait_for(lambda: not processes.alive(left))
+
+
+def a_clean_end_leaves_no_processes(commands: dict[str, Started]) -> None:
     members = set().union(*(command.family() for command in commands.values()))
     assert len(members) >= 4 + 2 + 3 * 3, "each command, its processes, and those that Flower started"
     for name, sign in (("a", signal.SIGINT), ("b", signal.SIGTERM), ("c", signal.SIGHUP), ("server", signal.SIGINT)):

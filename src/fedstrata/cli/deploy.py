@@ -156,6 +156,7 @@ def run(
     """Train a model over the sites of a server that runs on this machine."""
     from fedstrata.cli.progress import reporter
     from fedstrata.deploy import flower, submit
+    from fedstrata.deploy.processes import undisturbed
     from fedstrata.deploy.server import found
     from fedstrata.experiment import Experiment
     from fedstrata.runs import Run
@@ -185,7 +186,8 @@ def run(
     except KeyboardInterrupt:
         progress.close()
         if number is not None:
-            submit.stop(asked, number)
+            with undisturbed():
+                submit.stop(asked, number)
         begun = (asked.path / "experiment.toml").exists()
         print(
             f"stopped{f'; continue with: {submit.advice(asked)}' if begun else ' before the run began'}",

@@ -58,10 +58,15 @@ def configure(folder: Path, address: str, ca: Path | None) -> None:
 # ---- processes that stay -------------------------------------------------------------------------------------------
 
 
+def database(folder: Path, keys: Path | None) -> Path:
+    """Give where Flower notes who may connect: whoever did without keys must not be let in where keys count."""
+    return folder / ("insecure.db" if keys is None else "superlink.db")
+
+
 def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str]:
     """Give the command of the server, behind our gate."""
     command = [sys.executable, "-P", "-m", "fedstrata.deploy.gate", "--host", host, "--port", str(port)]
-    command += ["--database", str(folder / "superlink.db"), "--disable-runtime-dependency-installation"]
+    command += ["--database", str(database(folder, keys)), "--disable-runtime-dependency-installation"]
     if keys is None:
         return [*command, "--insecure"]
     command += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")]

@@ -67,6 +67,7 @@ def serve(server: Server, say: Say) -> None:
         log = folder / "superlink.log"
         path = None if server.keys is None else Path(server.keys)
         flower.configure(folder, server.address, server.authority)
+        _forget_strangers(folder, path)
         command = flower.superlink(folder, server.host, server.port, path)
         household.start("the server", command, log, flower.environment(folder), folder)
         _wait(server, household, log)
@@ -123,7 +124,10 @@ def register(server: Server, wanted: dict[str, Path], say: Say) -> None:
         except flower.FlowerError as error:
             if "already in use" not in error.why:
                 raise
-            node = ""  # Flower knows the key, we forgot its number
+            raise RequestError(
+                f"{path} was shut out before, and Flower takes no key twice: make site {site} a new one, or remove "
+                f"{flower.database(folder, path)} and start the server and all sites again"
+            ) from None
         known[site] = {"node": node, "key": path.read_text()}
         _note(folder, known)
 
@@ -198,6 +202,14 @@ def _free(host: str, port: int) -> None:
             raise RequestError(
                 f"--host {host} --port {port} cannot be used on this machine: {error.strerror or error}"
             ) from None
+
+
+def _forget_strangers(folder: Path, keys: Path | None) -> None:
+    """Begin with an empty database where we do not know whom the old one would let in."""
+    if keys is not None and not (folder / "nodes.json").exists():
+        for path in folder.glob(f"{flower.database(folder, keys).name}*"):
+            path.unlink()
+        _note(folder, {})
 
 
 def _known(folder: Path) -> dict[str, dict[str, str]]:

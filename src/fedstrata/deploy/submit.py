@@ -211,7 +211,8 @@ def advice(submission: Submission) -> str:
     """Say how a run goes on."""
     port = submission.server.port
     server = "" if port == state.PORT else f" --server {submission.server.address}"
-    return f"fedstrata deploy run --resume {submission.path} --sites {submission.sites}{server}"
+    how = {None: "", True: " --stream", False: " --no-stream"}[submission.stream]
+    return f"fedstrata deploy run --resume {submission.path} --sites {submission.sites}{how}{server}"
 
 
 class Lines:
