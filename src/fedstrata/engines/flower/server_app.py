@@ -3,8 +3,9 @@
 The run config says `experiment` and `out` (paths on this machine), `sites` (how many to wait for), and may say `resume`
 (go on in `out`), `deadline` (seconds for each exchange), `wait` (seconds for the sites to come), `stream` (the address,
 HOST:PORT, at which sites find a stream; without it everything goes by messages), `listen` (what the stream binds, where
-that is another address) and `folder` (where the run was asked for: relative paths and parts of one's own are found from
-there). What went wrong is written into the run folder, for those who follow the run there.
+that is another address), `keys` (the server's own, for masked sums) and `folder` (where the run was asked for: relative
+paths and parts of one's own are found from there). What went wrong is written into the run folder, for those who follow
+the run there.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Asked:
     stream: str = ""
     listen: str = ""
     folder: str = ""
+    keys: str = ""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Asked:
@@ -78,6 +80,7 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
         os.chdir(asked.folder)
         sys.path.insert(0, "")
     from fedstrata.away import run_at_sites  # noqa: PLC0415 - torch; first things first
+    from fedstrata.engines.sites.papers import Papers  # noqa: PLC0415
 
     messages = Messages(grid, say=say)
     transport: Transport = messages
@@ -88,7 +91,16 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
 
             transport = open_stream(messages, asked.stream, run, listen=asked.listen or None, say=say)
         limit = asked.deadline or None
-        run_at_sites(transport, asked.experiment, asked.out, asked.sites, resumed=asked.resume, deadline=limit)
+        papers = Papers.load(Path(asked.keys)) if asked.keys else None
+        run_at_sites(
+            transport,
+            asked.experiment,
+            asked.out,
+            asked.sites,
+            resumed=asked.resume,
+            deadline=limit,
+            papers=papers,
+        )
     finally:
         transport.close()
         messages.close()
@@ -158,4 +170,5 @@ _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "stream": (_text, "HOST:PORT"),
     "listen": (_text, "HOST:PORT"),
     "folder": (_text, "a path"),
+    "keys": (_text, "a path"),
 }

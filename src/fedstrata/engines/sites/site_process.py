@@ -15,6 +15,7 @@ from fedstrata.engines.sites.host import Host
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.socket import serve
 from fedstrata.engines.sites.source import source
+from fedstrata.errors import FedstrataError
 from fedstrata.federation import Federation
 
 
@@ -34,4 +35,8 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except FedstrataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
