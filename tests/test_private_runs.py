@@ -366,7 +366,7 @@ REFUSED = [
         {"method.name": "flips", "method.select.features": "counts", "privacy.clustering": "masked"},
         "clusters of shares",
     ),
-    ({"privacy.encoding.fraction": 40, "privacy.aggregate": "masked"}, "fraction = 40"),
+    ({"privacy.encoding.fraction": 40, "privacy.aggregate": "masked"}, "privacy.encoding.fraction = 40"),
     ({"privacy.labels": "rot13"}, "privacy.labels"),
     ({"privacy.encoding.bits": 16, "privacy.aggregate": "masked"}, "privacy.encoding.bits"),
 ]

@@ -17,7 +17,7 @@ from scipy.stats import hypergeom
 from fedstrata.errors import RequestError
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
 from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.privacy.masks import add_pairwise, add_streams, stream
+from fedstrata.privacy.masks import add_streams, stream
 from fedstrata.privacy.sums import neighbours as circle
 from fedstrata.privacy.sums import shamir
 from fedstrata.privacy.sums.fixed_point import NARROW, WIDE, Encoding, TooLargeError
@@ -310,9 +310,7 @@ def test_streams_in_chunks_are_the_whole_streams(dtype, size):
     add_streams(to, [a, a], [b])
     whole = stream(a, size, dtype) * dtype(2) - stream(b, size, dtype)
     np.testing.assert_array_equal(to, whole + np.arange(size, dtype=dtype))
-    add_pairwise(to, b, 1, 2)
-    add_pairwise(to, a, 2, 1)
-    add_pairwise(to, a, 2, 1)
+    add_streams(to, [b], [a, a])
     np.testing.assert_array_equal(to, np.arange(size, dtype=dtype))
 
 

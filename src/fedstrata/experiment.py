@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator
 
 from fedstrata import registry, tables
 from fedstrata.errors import RequestError
@@ -174,12 +174,6 @@ class FixedPoint(Section):
 
     bits: Literal[32, 64] = 32
     fraction: Natural = 20
-
-    @model_validator(mode="after")
-    def _fits(self) -> FixedPoint:
-        if self.fraction > self.bits - 2:
-            raise ValueError(f"fraction = {self.fraction}: allowed are 0 to {self.bits - 2} of {self.bits} bits")
-        return self
 
 
 class Differential(Section):

@@ -31,7 +31,7 @@ class Network(nn.Module):
         self._features = args[0].flatten(1)
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """Give images as convolutions on a CPU like them best: a third faster on small networks."""
+        """Give images as convolutions on a CPU like them best."""
         if x.is_cuda or x.ndim != 4:
             return x
         if self._channels_last is None:

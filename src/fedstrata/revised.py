@@ -1,7 +1,7 @@
 """Records are frozen; this gives a copy of one with other values.
 
-`dataclasses.replace` does the same by way of every field's constructor. A round of tiny clients revises hundreds of
-records, and there that is a tenth of its time.
+`dataclasses.replace` does the same by way of every field's constructor; a round of tiny clients revises hundreds of
+records, and would feel that.
 """
 
 from __future__ import annotations

@@ -88,8 +88,13 @@ class Household:
 
 def running(folder: Path) -> bool:
     """Say whether a household lives in a folder."""
+    return held(folder / "lock")
+
+
+def held(path: Path) -> bool:
+    """Say whether a process has locked a file or folder."""
     try:
-        handle = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

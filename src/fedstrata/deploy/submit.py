@@ -6,7 +6,6 @@ differs goes into the run configuration: paths on the server's machine, and how 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -21,6 +20,7 @@ import tomli_w
 
 from fedstrata import __version__
 from fedstrata.deploy import flower, state
+from fedstrata.deploy.processes import held
 from fedstrata.deploy.server import Server, tail
 from fedstrata.deploy.thin import COMPONENTS
 from fedstrata.errors import FedstrataError, RequestError
@@ -241,21 +241,6 @@ class Lines:
             self._old = False
             self._at += len(line)
             yield event
-
-
-def held(folder: Path) -> bool:
-    """Say whether a process is running in a run folder."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def _begin(submission: Submission) -> dict[str, Any]:

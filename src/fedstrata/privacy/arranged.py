@@ -12,6 +12,7 @@ import numpy as np
 from fedstrata.experiment import Experiment, Privacy
 from fedstrata.federation import Federation
 from fedstrata.plan import Plan, per_round
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.refusals import refuse
 from fedstrata.roster import Roster
 from fedstrata.select.flips import Flips
@@ -44,8 +45,6 @@ def arranged(experiment: Experiment, plan: Plan, federation: Federation) -> Arra
     privacy = experiment.privacy
     refuse(experiment, plan, federation)
     if privacy.aggregate == "masked":
-        from fedstrata.privacy.sums.protocol import FEWEST  # noqa: PLC0415  what nobody asked for is not imported
-
         plan = replace(plan, fewest=FEWEST)
     now = Arranged(plan, federation, federation.roster(plan.needs, plan.streams))
     if privacy.labels != "none":

@@ -29,6 +29,7 @@ from typing import Literal
 import numpy as np
 
 from fedstrata.errors import RequestError
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
 from fedstrata.privacy.identity import Identity, Roll
 from fedstrata.select.clusters import Rule, elbow, most_clusters, overlap
@@ -36,7 +37,6 @@ from fedstrata.select.clusters import Rule, elbow, most_clusters, overlap
 Task = Literal["move", "look", "tell"]
 SumOf = Callable[[Mapping[int, np.ndarray]], np.ndarray]  # what clients contribute -> its sum, and nothing else
 
-FEWEST = 3  # clients; and, on average, in a cluster where their number is searched
 STEPS = 1_000  # that a client serves
 LARGEST = 2.0  # number that a client ever contributes
 LLOYD = 50  # moves until centres must rest

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from fedstrata.errors import UnsummableError
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, tensor_bytes
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.noising import at_most_one, central_noise, clipped, local_noise
 from fedstrata.privacy.simulated import identities, job_of, secrets
 from fedstrata.privacy.sums.fixed_point import Encoding, TooLargeError
 from fedstrata.privacy.sums.meeting import Attendant, MaskedMeeting
-from fedstrata.privacy.sums.protocol import FEWEST, enough_weight
 from fedstrata.privacy.sums.protocol import Task as Sum
+from fedstrata.privacy.sums.protocol import enough_weight
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
 from fedstrata.revised import revised
 from fedstrata.rng import Streams

@@ -32,11 +32,6 @@ def add_streams(to: np.ndarray, plus: Sequence[bytes], minus: Sequence[bytes]) -
             way(part, mask, out=part)
 
 
-def add_pairwise(to: np.ndarray, key: bytes, me: int, other: int) -> None:
-    """Mask in place, modulo the word size: the lower of the two adds, the higher subtracts."""
-    add_streams(to, [key] if me < other else [], [key] if me > other else [])
-
-
 def _cipher(key: bytes) -> Any:
     # The counter starts at 0 in a nonce of 0: both are fixed because every key is derived for one use.
     return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()

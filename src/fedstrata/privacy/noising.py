@@ -44,7 +44,7 @@ def at_most_one(coefficients: np.ndarray) -> tuple[np.ndarray, float]:
     """Give weights of at most 1, and the number to multiply their sum with."""
     most = float(coefficients.max(initial=0.0))
     if not isfinite(most) or coefficients.min(initial=0.0) < 0:
-        raise RequestError("weights of a sum with differential privacy must be finite and not negative")
+        raise RequestError("weights of a masked or noised sum must be finite and not negative")
     return coefficients / most if most else coefficients, most
 
 

@@ -9,14 +9,18 @@ from fedstrata.errors import RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
 from fedstrata.plan import Plan, per_round
+from fedstrata.privacy import FEWEST
 from fedstrata.select.flips import Flips
-
-FEWEST = 3  # clients whose sum shows none of them
 
 
 def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
     """Raise for the first thing that does not fit."""
     privacy = experiment.privacy
+    if privacy.encoding.fraction > privacy.encoding.bits - 2:
+        raise RequestError(
+            f"privacy.encoding.fraction = {privacy.encoding.fraction}; allowed: 0 to {privacy.encoding.bits - 2}, "
+            f"where privacy.encoding.bits = {privacy.encoding.bits}"
+        )
     if privacy.labels != "none":
         _labels(experiment, federation)
     if privacy.clustering != "server" and not isinstance(plan.select, Flips):

@@ -30,6 +30,7 @@ import numpy as np
 
 from fedstrata.errors import FedstrataError
 from fedstrata.judge import Judge
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import derived
 from fedstrata.privacy.enclave import dev_insecure, sev_snp
 from fedstrata.privacy.enclave.asking import FEEDBACK, SELECT, Request
@@ -46,7 +47,6 @@ from fedstrata.select.flips import Fairness
 from fedstrata.serverside import Scores, View
 from fedstrata.space import Space
 
-FEWEST = 3  # clients among which anybody is selected
 SECRET = 32  # bytes that each client adds to what its noise is drawn from
 NOWHERE = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0))
 

@@ -72,7 +72,8 @@ class Setting:
         if len(measurement) != MEASUREMENT:
             raise RequestError(
                 f"privacy.enclave.measurement = {self.measurement!r}: {2 * MEASUREMENT} hexadecimal digits are needed, "
-                "the launch measurement of the guest that is to be trusted"
+                "the launch measurement of the guest that is to be trusted; for trying out without such hardware, use "
+                'privacy.enclave.attestation = "dev-insecure" with privacy.enclave.allow_insecure = true'
             )
         return Policy(measurement, Tcb(*self.minimum_tcb), vmpl=self.vmpl)
 

@@ -34,6 +34,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedstrata.errors import RequestError
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.labels.encoding import encoded
@@ -48,7 +49,6 @@ from fedstrata.privacy.labels.parties import (
     counts_of,
     fixed,
 )
-from fedstrata.privacy.labels.served import LEAST
 
 DOMAIN = "fedstrata labels ckks-paper v1"
 STEPS = ("labels", "unique", "map", "placeholders", DISTRIBUTION, "sums")
@@ -87,7 +87,7 @@ class CkksClient(Client):
     domain: ClassVar[str] = DOMAIN
     steps: ClassVar[tuple[str, ...]] = STEPS
     any_number: ClassVar[frozenset[str]] = frozenset({"unique", "map", DISTRIBUTION, "sums"})
-    least: ClassVar[int] = LEAST
+    least: ClassVar[int] = FEWEST
     most_total: ClassVar[int] = 1 << 40  # rounding gives back exact sums below
 
     def __init__(

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement, Pair, derived, transcript_of, unwrapped, wrapped
 from fedstrata.privacy.frames import Inbox, RefusedError, join
 from fedstrata.privacy.labels.directory import HASH, Directory, check_paths
@@ -45,7 +46,6 @@ from fedstrata.privacy.labels.parties import (
     numbers,
     replied,
 )
-from fedstrata.privacy.labels.served import LEAST
 from fedstrata.privacy.masks import add_streams
 
 DOMAIN = "fedstrata labels prf v1"
@@ -59,7 +59,7 @@ class PrfClient(Client):
 
     domain: ClassVar[str] = DOMAIN
     steps: ClassVar[tuple[str, ...]] = STEPS
-    least: ClassVar[int] = LEAST
+    least: ClassVar[int] = FEWEST
 
     # What is known of the job that is under way, from its first steps on; the order of the steps sees to that.
     _agreement: Agreement

@@ -26,10 +26,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from fedstrata.errors import FedstrataError
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.rng import Rng
-
-LEAST = 3  # clients in a sum, and in the difference of two
 
 
 @dataclass
@@ -49,14 +48,14 @@ class Served:
     def check(self, members: Collection[int]) -> None:
         """Refuse a set in which the counts must not be sent."""
         now = frozenset(members)
-        if len(now) < LEAST:
-            raise RefusedError(f"a sum over {len(now)} clients is asked for; at least {LEAST} must take part")
+        if len(now) < FEWEST:
+            raise RefusedError(f"a sum over {len(now)} clients is asked for; at least {FEWEST} must take part")
         if self.first is None or self.last is None or now == self.last:
             return
-        if not now < self.last or len(self.last - now) < LEAST or 2 * len(now) < len(self.first):
+        if not now < self.last or len(self.last - now) < FEWEST or 2 * len(now) < len(self.first):
             raise RefusedError(
                 f"counts were sent within {len(self.last)} clients, and a sum over {len(now)} could be subtracted from "
-                f"theirs: only the same clients are served, or {LEAST} fewer and still half of the first ones"
+                f"theirs: only the same clients are served, or {FEWEST} fewer and still half of the first ones"
             )
 
     def sent(self, members: Collection[int]) -> None:
@@ -75,10 +74,10 @@ def remaining(
     sent theirs. Then at least three must stay away, and the server draws who goes with the missing ones.
     """
     stay = sorted(set(members) - set(missing))
-    spare = max(LEAST - len(members) + len(stay), 0) if told else 0
+    spare = max(FEWEST - len(members) + len(stay), 0) if told else 0
     needed = max(least, -(-first // 2))
     if len(stay) - spare < needed:
-        why = f" (once counts were sent, {LEAST} must stay away and half of the first clients remain)" if first else ""
+        why = f" (once counts were sent, {FEWEST} must stay away and half of the first clients remain)" if first else ""
         raise FedstrataError(
             f"label masking cannot go on: of {len(members)} clients {len(members) - len(stay)} are missing, and "
             f"{max(len(stay) - spare, 0)} could go on where {needed} are needed{why}"

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement, transcript_of
 from fedstrata.privacy.frames import Frame, RefusedError, opened
 from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.masks import add_streams
 from fedstrata.privacy.sums.fixed_point import WIDE
-from fedstrata.privacy.sums.protocol import FEWEST
 
 DOMAIN = b"fedstrata meeting"
 KEY = "meeting/key"

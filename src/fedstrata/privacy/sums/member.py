@@ -9,6 +9,7 @@ from hmac import compare_digest, digest
 from typing import Any
 
 from fedstrata.errors import RequestError
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement, unwrapped, wrapped
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, join, opened
 from fedstrata.privacy.identity import Entropy, Identity, Roll
@@ -18,7 +19,6 @@ from fedstrata.privacy.sums.protocol import (
     AGREE,
     AGREED,
     DELIVERY,
-    FEWEST,
     INPUT,
     KEYS,
     REVEAL,

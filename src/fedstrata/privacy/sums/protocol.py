@@ -36,6 +36,7 @@ from hashlib import sha256
 import numpy as np
 
 from fedstrata.errors import RequestError, UnsummableError
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import derived, transcript_of
 from fedstrata.privacy.frames import RefusedError, join
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding
@@ -45,7 +46,6 @@ DOMAIN = b"fedstrata secure sum"
 ADVERTISE, KEYS, SHARES, DELIVERY, INPUT = "sum/advertise", "sum/keys", "sum/shares", "sum/delivery", "sum/input"
 SURVIVORS, AGREE, AGREED, REVEAL = "sum/survivors", "sum/agree", "sum/agreed", "sum/reveal"
 LEAST_WEIGHT = 1e-3  # of the largest, below which an update is lost among the others
-FEWEST = 3  # inputs in a sum: with two, each of their owners would know the other's
 
 
 def enough_weight(weights: Mapping[int, float]) -> None:

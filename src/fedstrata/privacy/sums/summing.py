@@ -15,6 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedstrata.errors import RequestError
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement
 from fedstrata.privacy.frames import SERVER, Frame, Inbox, RefusedError, join
 from fedstrata.privacy.identity import Identity, Roll
@@ -24,7 +25,6 @@ from fedstrata.privacy.sums.protocol import (
     AGREE,
     AGREED,
     DELIVERY,
-    FEWEST,
     INPUT,
     KEYS,
     REVEAL,
