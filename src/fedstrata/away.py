@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstrata.assemble import assemble
+from fedstrata.engines.sites.arranging import clustered_at, masked_labels_at
 from fedstrata.engines.sites.engine import AtSites, Masks
-from fedstrata.engines.sites.facts import Away, Facts
+from fedstrata.engines.sites.facts import Away, Facts, MaskedAway
 from fedstrata.engines.sites.host import COUNTED
 from fedstrata.engines.sites.judging import JudgeAtSites
 from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import asked, read_reply, read_values, written
+from fedstrata.engines.sites.telling import SiteError, asked, read_reply, read_values, written
 from fedstrata.engines.sites.transport import Failure, Transport
 from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.plan import Plan
-from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.privacy.arranged import Arranged, clustered, encoding_of, noise_of, shy
+from fedstrata.privacy.histograms import NoisyHistograms
+from fedstrata.privacy.refusals import refuse
 from fedstrata.runs import Run
+from fedstrata.select.flips import Flips
 from fedstrata.training import begin, resume
 from fedstrata.work import Watch
 
 Log = Callable[..., None]
+MASKED = "labels_masked"  # the event that keeps what the server learned of labels
 
 
 @dataclass
@@ -36,57 +41,127 @@ class Elsewhere:
     deadline: float | None = None
     run: str = ""
     papers: Papers | None = None
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
+
+    # ---- before a run
+
+    def federation(self, known: MaskedAway | None = None) -> Away:
+        """Ask every site what it has, as far as the method needs to know; `known` is how labels were masked before."""
+        privacy = self.experiment.privacy
+        masked = privacy.labels != "none"
+        facts = self._facts({"named": not masked})
+        plan = assemble(self.experiment, (federation := Away.of(facts, known)))
+        refuse(self.experiment, plan, federation)
+        if masked:
+            known = known or self._mask_labels(plan)
+            self.names = list(known.sites)
+            return Away.of({name: facts[name] for name in known.sites}, known)
+        needs = plan.needs & COUNTED
+        if privacy.clustering != "server":
+            needs -= {"counts"}
+            if needs:
+                raise RequestError(
+                    f'privacy.clustering = "{privacy.clustering}" at sites: another part of the method asks them for '
+                    f'their {" and ".join(sorted(needs))}, by name; use privacy.labels = "prf"'
+                )
+        if not needs:
+            return federation
+        request = {"needs": sorted(needs), "classes": federation.classes, "epsilon": privacy.histogram_epsilon}
+        return Away.of(self._facts(request))
+
+    def arrange(self, now: Arranged) -> None:
+        """Let sites do their part of what comes before the first round."""
+        privacy, federation = self.experiment.privacy, now.federation
+        assert isinstance(federation, Away)
+        now.notes += self.notes
+        if federation.masked is not None:
+            now.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
+        if privacy.histogram_epsilon is not None:
+            noisy = NoisyHistograms(privacy.histogram_epsilon)
+            now.clusters = noisy.describe()
+            now.note("histograms_blurred", epsilon=noisy.spent())
+        if privacy.clustering == "masked":
+            assert isinstance(now.plan.select, Flips)
+            papers, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
+            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in now.roster.holders}
+            classes = len(federation.classes)
+            clustered(now, clustered_at(self._heard, papers, self.names, places, now.plan.select, classes))
 
     def engine(self, plan: Plan, federation: Away, note: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
-        masks = self._masks()
+        masks, noise = self._masks(), noise_of(self.experiment.privacy)
         table = written(self.experiment.dump())
         requests = {
-            name: asked(
-                "begin",
-                written(
-                    {
-                        "run": self.run,
-                        "client": i,
-                        "sites": self.names,
-                        "classes": federation.classes,
-                        "speed": facts.speed,
-                    }
-                ),
-                table,
-            )
+            name: asked("begin", written({**self._place(i, federation), "speed": facts.speed}), table)
             for i, (name, facts) in enumerate(zip(self.names, federation.facts, strict=True))
         }
         for name, answer in self._all(requests).items():
-            _read(answer, name)
+            if untested := int(read_values(_read(answer, name)).get("untested", 0)):
+                why = f"site {name} does not train on their labels, and has no placeholders for them"
+                note("fallback", what="test samples", left_out=untested, why=why)
         note("sites", wall={"sites": self.names})
-        return AtSites(self.transport, self.names, plan, note, self.deadline, masks)
-
-    def _masks(self) -> Masks | None:
-        privacy = self.experiment.privacy
-        if privacy.aggregate == "open":
-            return None
-        if self.papers is None:
-            raise RequestError('privacy.aggregate = "masked" at sites needs keys; see fedstrata deploy keys')
-        return Masks(self.papers, self.names, Encoding(privacy.encoding.bits, privacy.encoding.fraction), self.run)
+        return AtSites(self.transport, self.names, plan, note, self.deadline, masks, noise)
 
     def judge(self, classes: int) -> JudgeAtSites:
         """Give what scores models."""
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        return JudgeAtSites(self.transport, self.names, classes, evaluate.every, voting, self.deadline)
+        how = voting, self.deadline, shy(self.experiment.privacy), self.papers is not None
+        return JudgeAtSites(self.transport, self.names, classes, evaluate.every, *how)
 
-    def facts(self, needs: frozenset[str]) -> Away:
-        """Ask every site what it has, as far as the method needs to know."""
-        request = asked("introduce", written({"needs": sorted(needs & COUNTED)}))
-        answers = self._all(dict.fromkeys(self.names, request))
-        return Away.of({name: _facts(answers[name], name) for name in self.names})
+    # ---- protocols
+
+    def _mask_labels(self, plan: Plan) -> MaskedAway:
+        privacy = self.experiment.privacy
+        papers = self._keys(f'privacy.labels = "{privacy.labels}"')
+        counts = "counts" in plan.needs and privacy.clustering == "server"
+        rng = plan.streams("placeholders")
+        return masked_labels_at(self._heard, papers, self.names, self.run, counts, rng, self._noted)
+
+    def _masks(self) -> Masks | None:
+        encoding = encoding_of(self.experiment.privacy)
+        if encoding is None:
+            return None
+        return Masks(self._keys('privacy.aggregate = "masked"'), self.names, encoding, self.run)
+
+    def _keys(self, wish: str) -> Papers:
+        if self.papers is None:
+            raise RequestError(f"{wish} at sites needs keys; see fedstrata deploy keys")
+        return self.papers
+
+    def _place(self, client: int, federation: Away) -> dict[str, Any]:
+        """Say what a site must know to read its own data as the run does."""
+        masked = federation.masked
+        labels = {"classes": federation.classes} if masked is None else {"sealed": masked.sealed[client]}
+        return {"run": self.run, "client": int(client), "sites": self.names, **labels}
+
+    # ---- words
+
+    def _facts(self, request: Mapping[str, Any]) -> dict[str, Facts]:
+        answers = self._all(dict.fromkeys(self.names, asked("introduce", written(request))))
+        return {name: _facts(answers[name], name) for name in self.names}
 
     def _all(self, requests: Mapping[str, bytes]) -> dict[str, bytes | Failure]:
         answers = self.transport.exchange(requests, self.deadline)
         if silent := [name for name in requests if name not in answers]:
             raise RequestError(f"site {silent[0]} does not answer")
         return answers
+
+    def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
+        """Ask, and give the replies that are ones; every site without one is an event."""
+        answers, said = self.transport.exchange(requests, self.deadline), {}
+        for name in requests:
+            answer = answers.get(name, Failure("it did not answer in time"))
+            try:
+                if isinstance(answer, Failure):
+                    raise SiteError(answer.reason)
+                said[name] = read_reply(answer, fields)
+            except FedstrataError as error:
+                self._noted("site_refused", round=0, step=0, site=name, client=self.names.index(name), why=str(error))
+        return said
+
+    def _noted(self, kind: str, **fields: Any) -> None:
+        self.notes.append((kind, fields))
 
 
 def run_at_sites(
@@ -101,32 +176,48 @@ def run_at_sites(
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
-    for key, asked_for in _not_yet(described).items():
-        if asked_for:
-            raise RequestError(f"{key} is not carried to real sites yet; leave it out")
-    names = sorted(transport.names())
+    _impossible(described)
+    known = _masked_before(Run.open(path)) if resumed else None
+    names = sorted(transport.names() if known is None else known.sites)
+    if missing := set(names).difference(transport.names()):
+        raise RequestError(f"site {min(missing)} is not there, and the run began with it")
     if len(names) < sites:
         raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
     at = Elsewhere(transport, names, described, deadline, path.name, papers)
-    federation = at.facts(frozenset())
-    needs = assemble(described, federation).needs
-    if needs & COUNTED:
-        federation = at.facts(needs)
+    federation = at.federation(known)
+    if len(at.names) < sites:
+        raise RequestError(f"{len(at.names)} sites agreed on labels, and {sites} are wanted: {', '.join(at.names)}")
     if resumed:
         return resume(path, federation=federation, watch=watch, elsewhere=at)
     return begin(described, federation, None, path, watch, at)
 
 
-def _not_yet(experiment: Experiment) -> dict[str, bool]:
-    """Say which wishes would not be fulfilled."""
+def _impossible(experiment: Experiment) -> None:
+    """Refuse what sites cannot do."""
     privacy = experiment.privacy
-    return {
-        f'privacy.labels = "{privacy.labels}"': privacy.labels != "none",
-        f'privacy.clustering = "{privacy.clustering}"': privacy.clustering != "server",
-        "privacy.histogram_epsilon": privacy.histogram_epsilon is not None,
-        "privacy.dp": privacy.dp is not None,
-        "masked sums of batch norm": privacy.aggregate == "masked" and experiment.method.driver["kind"] == "sync",
+    reasons = {
+        'privacy.labels = "ckks-paper"': (
+            privacy.labels == "ckks-paper",
+            "its clients share one secret key, and there is no safe way to bring that to sites through a server; "
+            'use privacy.labels = "prf"',
+        ),
+        'privacy.clustering = "enclave"': (
+            privacy.clustering == "enclave",
+            "each site would have to say itself which enclave it trusts, and can not yet; "
+            'use privacy.clustering = "masked"',
+        ),
     }
+    for key, (holds, why) in reasons.items():
+        if holds:
+            raise RequestError(f"{key} is not possible at real sites: {why}")
+
+
+def _masked_before(run: Run) -> MaskedAway | None:
+    """Give what the server learned when labels were masked: it stands in the run's events."""
+    for event in run.events():
+        if event["event"] == MASKED:
+            return MaskedAway.read(event)
+    return None
 
 
 def _facts(answer: bytes | Failure, name: str) -> Facts:

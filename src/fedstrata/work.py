@@ -22,7 +22,7 @@ from fedstrata.judge import Judge, ProxyLoss
 from fedstrata.loop import State, run, scored
 from fedstrata.metrics import first_round
 from fedstrata.plan import Plan, per_round
-from fedstrata.privacy.arranged import accountant, arranged, guarded
+from fedstrata.privacy.arranged import Arranged, accountant, arranged, guarded
 from fedstrata.privacy.statement import statement
 from fedstrata.runs import Keeps, Run
 from fedstrata.stopping import Stopping
@@ -35,6 +35,9 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 class Elsewhere(Protocol):
     """Where clients live, if not here."""
+
+    def arrange(self, now: Arranged) -> None:
+        """Do with them what comes before the first round."""
 
     def engine(self, plan: Plan, federation: Any, note: Callable[..., None]) -> Any:
         """Give what carries tasks to them."""
@@ -59,7 +62,8 @@ class Work:
         self.federation = federation = equipped(
             federation, system.speed.kind, system.speed.sigma, system.bandwidth.mean, system.bandwidth.sigma, seed
         )
-        self.private = private = arranged(experiment, assemble(experiment, federation, model), federation)
+        arrange = None if elsewhere is None else elsewhere.arrange
+        self.private = private = arranged(experiment, assemble(experiment, federation, model), federation, arrange)
         self.plan: Plan = private.plan
         self.accountant = accountant(experiment, self.plan, private.roster)
         if (last := self._last_round()) is not None:  # so that the last round that is played is scored
@@ -171,7 +175,8 @@ class Work:
         told = frozenset(name for name, value in known.items() if value is not None)
         guarantee = None if accountant is None else accountant.describe()
         epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
-        return statement(self.experiment, self.plan, told, self.private.clusters, guarantee, epsilon)
+        here = self._elsewhere is None
+        return statement(self.experiment, self.plan, told, self.private.clusters, guarantee, epsilon, here)
 
     @property
     def _secretive(self) -> bool:

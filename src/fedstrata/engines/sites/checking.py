@@ -12,6 +12,8 @@ from fedstrata.local_step import all_finite
 from fedstrata.messages import Report, Task, Tensors, tensor_bytes, value_bytes
 from fedstrata.plan import Plan
 from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.guarded import NOT_TOLD
+from fedstrata.privacy.noising import Noise
 from fedstrata.revised import revised
 from fedstrata.wire import unpack_report
 
@@ -33,10 +35,13 @@ def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
     return dict(sorted(shapes.items()))
 
 
-def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False) -> Report:
+def checked(
+    data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False, noise: Noise | None = None
+) -> Report:
     """Read a report and refuse it where it cannot be one; sizes and finiteness are found out here.
 
-    Where updates are masked, a report comes without one.
+    Where updates are masked, a report comes without one. Where they are noised, an update that is not finite was
+    replaced at its site, and who had one must not show; under local noise no other number is told.
     """
     try:
         report = unpack_report(data)
@@ -53,13 +58,16 @@ def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = F
     for name, tensor in _all(report).items():
         if tensor.is_floating_point() and tensor.dtype != plan.local.dtype:
             raise RefusedError(f"{name} comes as {tensor.dtype}, and the run is in {plan.local.dtype}")
-    finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point()) and isfinite(report.loss)
+    finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
+    finite = finite and (noise is not None or isfinite(report.loss))
     update = report.summed.get("update")
     drift = float(update.norm()) if update is not None and finite else float(report.drift)
     if drift > HUGE * (1.0 + float(model.norm())):
         raise RefusedError(f"its update is {drift:.3g} long, which no training gives")
     size = tensor_bytes(_all(report)) + value_bytes(report.meta)
     whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
+    if noise is not None and noise.local:
+        report, drift = revised(report, loss=NOT_TOLD, meta={}), NOT_TOLD
     return revised(report, finite=finite, drift=drift, nbytes=min(max(report.nbytes, size), 2 * whole + 1_000_000))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedstrata.engines.sites.checking import checked, expected, model_of
 from fedstrata.engines.sites.host import MET
+from fedstrata.engines.sites.meetings import invited, unmasked
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.telling import SiteError, asked, read_reply, written
 from fedstrata.engines.sites.transport import Failure, Transport
@@ -23,14 +24,17 @@ from fedstrata.errors import FedstrataError
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.norms import By
 from fedstrata.plan import Plan
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import JOB, RefusedError
-from fedstrata.privacy.noising import at_most_one
+from fedstrata.privacy.guarded import parted
+from fedstrata.privacy.noising import Noise, at_most_one
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.protocol import Task as Sum
 from fedstrata.privacy.sums.protocol import enough_weight
 from fedstrata.privacy.sums.secure_sum import carried
 from fedstrata.privacy.sums.summing import Summing
 from fedstrata.rendezvous import Statistics, in_order
+from fedstrata.rng import unpredictable
 from fedstrata.serverside import Step
 from fedstrata.wire import pack, pack_task, unpack
 
@@ -83,9 +87,10 @@ class AtSites:
         note: Note,
         deadline: float | None,
         masks: Masks | None = None,
+        noise: Noise | None = None,
     ):
         self._transport, self._names, self._plan, self._note = transport, list(names), plan, note
-        self._deadline, self._masks = deadline, masks
+        self._deadline, self._masks, self._noise = deadline, masks, noise
         self._tasks: Sequence[Task] = ()
         self._beside = 0, 0
         self._reports: dict[int, Report] = {}
@@ -94,8 +99,10 @@ class AtSites:
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
         self._tasks, self._beside = tasks, (0, 0)
-        by = (step.together or "").encode()
-        requests = {self._names[task.client]: asked("task", pack_task(task), by) for task in tasks}
+        by, invitation = (step.together or "").encode(), b""
+        if self._masks is not None and step.together is not None:
+            tasks, invitation = self._invited(tasks)
+        requests = {self._names[task.client]: asked("task", pack_task(task), by, invitation) for task in tasks}
         said = self._told(requests, tasks)
         self._statistics = None
         if step.together is not None:
@@ -107,7 +114,8 @@ class AtSites:
                 continue
             try:
                 masked = self._masks is not None and step.combine
-                self._reports[task.client] = checked(data[1], task, self._plan, model_of(task), masked)
+                noise = self._noise if step.combine else None
+                self._reports[task.client] = checked(data[1], task, self._plan, model_of(task), masked, noise)
             except RefusedError as error:
                 self._left_out(task.client, tasks, str(error))
         return [report.open() for report in self._reports.values()]
@@ -115,6 +123,8 @@ class AtSites:
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's sites sent."""
         sums = weighted_sum(self._reports, weights) if self._masks is None else self._masked_sum(weights)
+        if self._noise is not None:
+            sums = self._noised(sums, self._noise)
         met = {} if self._statistics is None else {"statistics": self._statistics}
         return replace(sums, total={**sums.total, **met})
 
@@ -175,6 +185,29 @@ class AtSites:
         }
         return Sums(summed, float(sum(weights.values())), len(weights), shares=dict(weights))
 
+    def _noised(self, sums: Sums, noise: Noise) -> Sums:
+        """Add the server's noise, which no site may be able to draw again."""
+        _, most = at_most_one(np.array(list(sums.shares.values())))
+        added = most * noise.of_sum(sum(t.numel() for t in sums.total.values()), unpredictable)
+        parts = parted(added, sums.total)
+        return replace(sums, total={name: t + parts[name] for name, t in sums.total.items()})
+
+    def _invited(self, tasks: Sequence[Task]) -> tuple[list[Task], bytes]:
+        """Let the sites of a step say hello, so that they can meet under masks; too few do not meet."""
+        assert self._masks is not None
+
+        def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+            said = self._told({self._names[client]: r for client, r in requests.items()}, tasks, fields=1)
+            return {self._names.index(name): reply for name, (reply,) in said.items()}
+
+        here, invitation = invited(ask, self._masks.names, [task.client for task in tasks])
+        if len(here) >= FEWEST:
+            return [task for task in tasks if task.client in here], invitation
+        first = tasks[0]
+        why = f"fewer than {FEWEST} clients do not meet under masks"
+        self._note("dropped", round=first.round + 1, step=first.step, clients=here, why=why)
+        return [], b""
+
     def _told(
         self, requests: Mapping[str, bytes], tasks: Sequence[Task], fields: int = 2
     ) -> dict[str, tuple[bytes, ...]]:
@@ -204,6 +237,8 @@ class AtSites:
                 raise FedstrataError(f"sites of one step meet for different things: {sorted(what)}")
             counts = [float(header["count"]) for header, _ in brought.values()]
             total = in_order({i: tensors["values"] for i, (_, tensors) in enumerate(brought.values())})
+            if self._masks is not None:
+                total = unmasked(total, self._plan.local.dtype)
             average, count = statistics.averaged(what.pop(), total, counts)
             told = pack({"count": count}, {"average": average})
             said = self._told({name: asked("met", told) for name in waiting}, tasks)

@@ -6,13 +6,13 @@ answer comes; so whoever carries the messages needs to know nothing of that.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from fedstrata.assemble import assemble
 from fedstrata.engines.sites.facts import Facts, aligned
+from fedstrata.engines.sites.guard import Guard
+from fedstrata.engines.sites.meetings import Seat
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.telling import read_request, read_values, refused, replied, written
 from fedstrata.errors import FedstrataError, RequestError
@@ -29,12 +31,17 @@ from fedstrata.judge import answers
 from fedstrata.lane import Lane
 from fedstrata.network import Network
 from fedstrata.norms import By, Meeting
+from fedstrata.privacy.arranged import encoding_of, noise_of, shy
 from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.guarded import NOT_TOLD, parted
 from fedstrata.privacy.identity import Roll
+from fedstrata.privacy.noising import Noise
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import Member
 from fedstrata.privacy.sums.protocol import Task as Sum
 from fedstrata.privacy.sums.secure_sum import acted
+from fedstrata.revised import revised
+from fedstrata.rng import unpredictable
 from fedstrata.site import Site
 from fedstrata.space import Space
 from fedstrata.threads import one_thread
@@ -54,7 +61,11 @@ class Session:
     federation: Federation  # its own data, with the run's class indices
     network: Network
     space: Space
-    roll: Roll | None = None  # where updates are masked
+    everybody: int  # sites that take part
+    shy: bool = False  # whether it tells nothing by label
+    noise: Noise | None = None  # on what leaves it
+    encoding: Encoding | None = None  # of what leaves it, where updates are masked
+    roll: Roll | None = None  # the same
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: Member | None = None
 
@@ -63,7 +74,8 @@ class Host:
     """Answers for one site; `load` gives its data, a federation of one client, and `papers` who is who."""
 
     def __init__(self, name: str, load: Callable[[], Federation], papers: Papers | None = None):
-        self.name, self._load, self._papers = name, load, papers
+        self.name, self._load = name, load
+        self._guard = Guard(name, load, papers)
         self._session: Session | None = None
         self._visit: Visit | None = None  # under way: it waits for others
         self._do: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
@@ -73,6 +85,7 @@ class Host:
             "met": self._met,
             "evaluate": self._evaluate,
             "sum": self._sum,
+            **self._guard.requests,
         }
 
     def answer(self, request: bytes) -> bytes:
@@ -84,23 +97,27 @@ class Host:
             return replied(*self._do[kind](*fields))
         except FedstrataError as error:
             return refused(str(error))
-        except Exception as error:  # the server must hear of it, with where it was
-            return refused("".join(traceback.format_exception(error)[-3:]).strip())
+        except Exception as error:  # the server must hear of it, but its words may quote a sample or a label
+            logging.getLogger(__name__).exception("a request failed")
+            return refused(f"{type(error).__name__} (the site's own log says where)")
 
     # ---- requests
 
     def _introduce(self, asked: bytes) -> tuple[bytes]:
-        needs = set(read_values(asked).get("needs", []))
-        facts = Facts.of(self._load(), bool(needs & COUNTED))
+        told = read_values(asked)
+        federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
+        counted = bool(set(told.get("needs", [])) & COUNTED)
+        counts = self._guard.counts(federation, told.get("epsilon")) if counted else None
+        facts = Facts.of(federation, bool(told.get("named", True)), counts)
         return (written({"site": self.name, **facts.dump()}),)
 
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
         if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
-            return (b"again",)
-        federation = aligned(self._load(), told["classes"])
+            return (written({"new": False, "untested": 0}),)
+        federation = self._guard.own(told)
         experiment = Experiment.of(read_values(text))
-        plan = assemble(experiment, federation)
+        privacy, plan = experiment.privacy, assemble(experiment, federation)
         own = federation.client(0)
         rows = torch.from_numpy(own.rows)
         here = replace(own, id=int(told["client"]), rows=np.arange(own.samples), speed=float(told["speed"]))
@@ -115,25 +132,25 @@ class Host:
             federation,
             network,
             Space.of(module, plan.local.head),
-            self._roll(told["sites"], here.id) if experiment.privacy.aggregate == "masked" else None,
+            len(told["sites"]),
+            shy(privacy),
+            noise_of(privacy),
+            encoding_of(privacy),
+            self._guard.roll(told) if privacy.aggregate == "masked" else None,
         )
-        return (b"new",)
+        untested = len(self._load().test_split[0]) - len(federation.test_split[0])
+        return (written({"new": True, "untested": untested}),)
 
-    def _roll(self, names: list[str], client: int) -> Roll:
-        """Give the roll of a run in which nobody sees single updates; it must have this site where it says."""
-        if self._papers is None:
-            raise RequestError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
-        if names[client] != self.name:
-            raise RefusedError(f"site {self.name} is told that it is {names[client]}")
-        return self._papers.roll(names)
-
-    def _task(self, data: bytes, by: bytes) -> tuple[bytes, bytes]:
+    def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
         if unpack_task(data).client != session.client:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
             raise RefusedError("clients meet by samples or by clients")
-        self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None)
+        if by and session.roll is not None and not invitation:
+            raise RefusedError("this site meets others under masks only")
+        seat = self._guard.seat(invitation) if invitation else None
+        self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None, seat)
         return self._leaving(*self._visit.next())
 
     def _met(self, data: bytes) -> tuple[bytes, bytes]:
@@ -143,19 +160,30 @@ class Host:
         return self._leaving(*self._visit.next((tensors["average"], float(header["count"]))))
 
     def _leaving(self, what: bytes, data: bytes) -> tuple[bytes, bytes]:
-        """Keep an update here where only sums may leave; its report goes out without it."""
+        """Clip and noise an update, and keep it here where only sums may leave; its report goes out without it."""
         session = self._at_work()
-        if what != REPORT or session.roll is None:
+        noise = session.noise
+        if what != REPORT or (session.roll is None and noise is None):
             return what, data
         report = unpack_report(data)
-        flat = [t.detach().double().numpy().reshape(-1) for _, t in sorted(report.summed.items())]
-        session.leaving, session.member = np.concatenate(flat) if flat else None, None
+        summed = dict(sorted(report.summed.items()))
+        flat = [t.detach().double().numpy().reshape(-1) for t in summed.values()]
+        leaving = np.concatenate(flat) if flat else None
+        if noise is not None and leaving is not None:
+            unit = 0.0 if session.encoding is None else session.encoding.unit
+            leaving = noise.leaving(leaving, unit, unpredictable)
+            summed = parted(leaving, summed)
+            told: dict[str, Any] = {"loss": NOT_TOLD, "drift": NOT_TOLD, "meta": {}} if noise.local else {}
+            report = revised(report, summed=summed, **told)
+        if session.roll is None:
+            return what, pack_report(report)
+        session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
 
     def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
         """Take a step of a secure sum over what was trained last: once."""
         session = self._at_work()
-        if session.roll is None or session.leaving is None or self._papers is None:
+        if session.roll is None or session.leaving is None:
             raise RefusedError(f"site {self.name} has nothing to sum")
         if step == b"advertise":
             if session.member is not None:
@@ -165,12 +193,12 @@ class Host:
             members = tuple(int(member) for member in told["members"])
             job = bytes.fromhex(told["job"])
             task = Sum(job, members, len(session.leaving), session.roll.digest, encoding)
-            session.member = Member(task, session.client, self._papers.identity, session.roll, os.urandom)
+            session.member = Member(task, session.client, self._guard.papers.identity, session.roll, os.urandom)
         if session.member is None:
             raise RefusedError("a secure sum begins with its keys")
         return (acted(session.member, step.decode(), message, session.leaving),)
 
-    def _evaluate(self, data: bytes) -> tuple[bytes]:
+    def _evaluate(self, data: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
         _, down = unpack(data)
         session.space.bind(session.network.module, down["params"], down.get("buffers", torch.zeros(0)))
@@ -183,7 +211,16 @@ class Host:
         labels, classes = test.y.numpy(), len(federation.classes)
         right = np.bincount(labels, weights=hits.astype(np.float64), minlength=classes)
         tested = np.bincount(labels, minlength=classes)
-        return (written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())}),)
+        by_label = np.concatenate([right, tested])
+        if session.shy:  # label by label only in a sum over all sites
+            right, tested = right.sum(keepdims=True), tested.sum(keepdims=True)
+        told = written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
+        if not invitation:
+            return told, b""
+        seat = self._guard.seat(invitation)
+        if len(seat.present) < session.everybody:
+            raise RefusedError("test samples are counted by label over all sites, or not at all")
+        return told, seat.masked(by_label).tobytes()
 
     def _at_work(self) -> Session:
         if self._session is None:
@@ -194,7 +231,8 @@ class Host:
 class Visit:
     """A task in a thread of its own: it can stop in the middle and wait for the other sites."""
 
-    def __init__(self, site: Site, task: bytes, by: By | None):
+    def __init__(self, site: Site, task: bytes, by: By | None, seat: Seat | None = None):
+        self._seat = seat  # where what it brings must be masked
         self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
         self._back: queue.Queue[tuple[Tensor, float]] = queue.Queue()
         meeting = None if by is None else Meeting(by, self._exchange)
@@ -218,5 +256,6 @@ class Visit:
             self._out.put(error)
 
     def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
-        self._out.put((MET, pack({"what": what, "count": count}, {"values": values})))
+        brought = values if self._seat is None else self._seat.masked_tensor(values)
+        self._out.put((MET, pack({"what": what, "count": count}, {"values": brought})))
         return self._back.get()
