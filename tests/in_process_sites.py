@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from fedstrata.away import run_at_sites
@@ -41,7 +43,8 @@ def hosts(overrides, papers=lambda name: None, sites=SITES):
     data, seed = experiment.dump()["data"], experiment.train.seed
     data.pop("clients")
     return {
-        name: Host(name, lambda i=i: source(data, seed, (i, len(sites))), papers(name)) for i, name in enumerate(sites)
+        name: Host(name, cache(lambda i=i: source(data, seed, (i, len(sites)))), papers(name))
+        for i, name in enumerate(sites)
     }
 
 
