@@ -193,23 +193,37 @@ def run_at_sites(
 
 
 def _impossible(experiment: Experiment) -> None:
-    """Refuse what sites cannot do."""
-    privacy = experiment.privacy
-    reasons = {
-        'privacy.labels = "ckks-paper"': (
+    """Refuse what sites cannot do, or what would be passed over in silence."""
+    privacy, data = experiment.privacy, experiment.data
+    reasons = [
+        (
             privacy.labels == "ckks-paper",
-            "its clients share one secret key, and there is no safe way to bring that to sites through a server; "
+            'privacy.labels = "ckks-paper"',
+            "its clients share one secret key, which no server can bring them safely",
             'use privacy.labels = "prf"',
         ),
-        'privacy.clustering = "enclave"': (
+        (
             privacy.clustering == "enclave",
-            "each site would have to say itself which enclave it trusts, and can not yet; "
+            'privacy.clustering = "enclave"',
+            "every site would have to know, from somebody other than the server, which enclave it may trust",
             'use privacy.clustering = "masked"',
         ),
-    }
-    for key, (holds, why) in reasons.items():
+        (
+            bool(data.proxy),
+            f"data.proxy = {data.proxy}",
+            "samples stay at the sites, and the server holds none",
+            "leave it out",
+        ),
+        (
+            data.drift is not None or data.stream is not None,
+            "data.drift or data.stream",
+            "what a site has, and when, is its own",
+            "leave them out",
+        ),
+    ]
+    for holds, key, why, instead in reasons:
         if holds:
-            raise RequestError(f"{key} is not possible at real sites: {why}")
+            raise RequestError(f"{key} is not possible at real sites: {why}; {instead}")
 
 
 def _masked_before(run: Run) -> MaskedAway | None:
