@@ -240,6 +240,30 @@ def test_label_counts_get_their_noise_at_the_site_and_always_the_same(tmp_path, 
     true = counts(first, asked("introduce", b'{"needs": ["counts"]}'))
     assert counts(first, request) == counts(first, request) == counts(again, request) != true
     assert counts(hosts(SMALL)["bonn"], request) != counts(first, request)  # another secret
+    turned = json.dumps({"needs": ["counts"], "epsilon": 0.5, "classes": list(range(12))[::-1]}).encode()
+    assert counts(first, asked("introduce", turned))[::-1][:10] == counts(
+        first, request
+    )  # no second draw by asking anew
+
+
+def test_tests_are_counted_by_label_only_over_all_sites(tmp_path, keys):
+    wish = FLIPS | {"privacy.clustering": "masked", "method.select.clusters": 1, "train.rounds": 2, "data.clients": 4}
+
+    def tamper(name, kind, reply):
+        tamper.seen += (name, kind) == ("bonn", "evaluate")
+        return None if (name, kind) == ("bonn", "evaluate") and tamper.seen == 1 else reply
+
+    tamper.seen = 0
+    transport = with_keys(keys, SMALL | wish, tamper, FOUR)
+    run = away(keys, transport, wish, tmp_path / "run")
+    first, second = events(run, "round")
+    assert first["recall"] is None
+    assert first["accuracy"] > 0
+    assert second["balanced_accuracy"] == pytest.approx(np.mean(second["recall"]))
+    transport.hosts.pop("dresden")  # sums of this run less those of the last one would be dresden's own
+    run = away(keys, transport, wish, tmp_path / "fewer")
+    assert all(event["recall"] is None for event in events(run, "round"))
+    assert events(run, "not_scored_by_label")
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fedstrata.engines.sites.transport import Failure, Transport
 from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.plan import Plan
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.arranged import Arranged, clustered, encoding_of, noise_of, shy
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
@@ -106,7 +107,8 @@ class Elsewhere:
         """Give what scores models."""
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        how = voting, self.deadline, shy(self.experiment.privacy), self.papers is not None
+        masked = self.papers is not None and len(self.names) >= FEWEST
+        how = voting, self.deadline, shy(self.experiment.privacy), masked
         return JudgeAtSites(self.transport, self.names, classes, evaluate.every, *how)
 
     # ---- protocols

@@ -36,6 +36,7 @@ from fedstrata.privacy.clustering import Member
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.identity import Roll
+from fedstrata.privacy.labels.encoding import encoded
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.labels.served import Served
 from fedstrata.split import Split
@@ -48,7 +49,8 @@ class Guard:
 
     def __init__(self, name: str, load: Callable[[], Federation], papers: Papers | None):
         self.name, self._load, self._papers = name, load, papers
-        self._served = Served()  # for all runs: sums of different runs could be subtracted as well
+        # Memories for all runs: sums of different runs could be subtracted as well.
+        self._served, self._tested = Served(), Served()
         self._secret = os.urandom(32) if papers is None else papers.identity.private.private_bytes_raw()
         self._labels: PrfClient | None = None
         self._seat: Seat | None = None
@@ -85,9 +87,28 @@ class Guard:
         counts: np.ndarray = federation.counts[0]
         if epsilon is None:
             return counts
-        bound_to = b"histogram|%a|%a" % (epsilon, federation.fingerprint)
-        key = int.from_bytes(derived(self._secret, b"", bound_to, 16), "little")
-        return NoisyHistograms(epsilon).told(counts, np.random.Generator(np.random.Philox(key=key)))
+        noisy, data = NoisyHistograms(epsilon), self._load().fingerprint
+
+        def noise(label: Label) -> np.ndarray:  # each label's own: in whatever order, it is told with the same
+            key = derived(self._secret, encoded(label), b"histogram|%a|%a" % (epsilon, data), 16)
+            rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+            return noisy.noise((1,), rng)
+
+        return noisy.tellable(counts + np.concatenate([noise(label) for label in federation.classes]))
+
+    def by_label(self, invitation: bytes, sites: int, figures: np.ndarray) -> bytes:
+        """Give figures of test samples under masks, for a sum over all sites of a run; else nothing.
+
+        How often a label is tested is the same in every round: two sums must not differ by a few sites.
+        """
+        seat = self.seat(invitation)
+        try:
+            if len(seat.present) < sites:
+                raise RefusedError("some sites are missing")
+            self._tested.sent(seat.keys)
+        except RefusedError:
+            return b""
+        return seat.masked(figures).tobytes()
 
     def seat(self, invitation: bytes) -> Seat:
         """Sit down in the meeting that this site said hello to."""

@@ -215,12 +215,7 @@ class Host:
         if session.shy:  # label by label only in a sum over all sites
             right, tested = right.sum(keepdims=True), tested.sum(keepdims=True)
         told = written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
-        if not invitation:
-            return told, b""
-        seat = self._guard.seat(invitation)
-        if len(seat.present) < session.everybody:
-            raise RefusedError("test samples are counted by label over all sites, or not at all")
-        return told, seat.masked(by_label).tobytes()
+        return told, self._guard.by_label(invitation, session.everybody, by_label) if invitation else b""
 
     def _at_work(self) -> Session:
         if self._session is None:

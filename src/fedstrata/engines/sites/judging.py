@@ -30,7 +30,7 @@ class JudgeAtSites:
     satisfied_at: float | None = None
     deadline: float | None = None
     shy: bool = False  # whether sites tell figures by label only in a sum over all of them
-    masked: bool = False  # whether they have the keys for that
+    masked: bool = False  # whether there are keys, and sites enough, for that
 
     def __call__(self, model: Model, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""

@@ -67,6 +67,11 @@ class Seat:
         self._attendant.meet(theirs)
         self.present = sorted(theirs)
 
+    @property
+    def keys(self) -> list[bytes]:
+        """Everybody who is there, by public key."""
+        return [self._roll.clients[client] for client in self.present]
+
     def masked(self, values: Any) -> np.ndarray:
         """Give words of flat numbers, under masks with everybody who is there."""
         self._exchanges += 1
