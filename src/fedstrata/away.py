@@ -178,7 +178,7 @@ def run_at_sites(
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
-    _impossible(described)
+    possible_at_sites(described)
     known = _masked_before(Run.open(path)) if resumed else None
     names = sorted(transport.names() if known is None else known.sites)
     if missing := set(names).difference(transport.names()):
@@ -194,7 +194,7 @@ def run_at_sites(
     return begin(described, federation, None, path, watch, at)
 
 
-def _impossible(experiment: Experiment) -> None:
+def possible_at_sites(experiment: Experiment) -> None:
     """Refuse what sites cannot do, or what would be passed over in silence."""
     privacy, data = experiment.privacy, experiment.data
     reasons = [
