@@ -206,7 +206,7 @@ def run_at_sites(
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
-    _impossible(described)
+    possible_at_sites(described)
     deadline = deadline or described.system.deadline or None
     before = recorded(path) if resumed else None
     names = sorted(transport.names()) if before is None else list(before[1])
@@ -225,7 +225,7 @@ def run_at_sites(
     return begin(described, federation, None, path, watch, at)
 
 
-def _impossible(experiment: Experiment) -> None:
+def possible_at_sites(experiment: Experiment) -> None:
     """Refuse what sites cannot do, or what would be passed over in silence."""
     privacy, data = experiment.privacy, experiment.data
     reasons = [
