@@ -13,6 +13,7 @@ from fedstrata.engines.sites.facts import Away, Facts
 from fedstrata.engines.sites.host import COUNTED
 from fedstrata.engines.sites.judging import JudgeAtSites
 from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.relay import Relay, unsealable
 from fedstrata.engines.sites.telling import asked, read_reply, read_values, written
 from fedstrata.engines.sites.transport import Failure, Transport
 from fedstrata.errors import FedstrataError, RequestError
@@ -39,7 +40,7 @@ class Elsewhere:
 
     def engine(self, plan: Plan, federation: Away, note: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
-        masks = self._masks()
+        masks, relay = self._masks(), self._relay(plan, note)
         table = written(self.experiment.dump())
         requests = {
             name: asked(
@@ -51,6 +52,7 @@ class Elsewhere:
                         "sites": self.names,
                         "classes": federation.classes,
                         "speed": facts.speed,
+                        "sealed": relay is not None,
                     }
                 ),
                 table,
@@ -60,7 +62,17 @@ class Elsewhere:
         for name, answer in self._all(requests).items():
             _read(answer, name)
         note("sites", wall={"sites": self.names})
-        return AtSites(self.transport, self.names, plan, note, self.deadline, masks)
+        return AtSites(self.transport, self.names, plan, note, self.deadline, masks, relay)
+
+    def _relay(self, plan: Plan, note: Log) -> Relay | None:
+        """Let models of a chain pass the server sealed, where that can be."""
+        if not plan.driver.chained:
+            return None
+        why = "there are no keys; see fedstrata deploy keys" if self.papers is None else unsealable(plan)
+        if self.papers is None or why is not None:
+            note("fallback", what="models from site to site", used="a server that can read them", why=why)
+            return None
+        return Relay(self.names, self.papers.roll(self.names), self.run, plan, note)
 
     def _masks(self) -> Masks | None:
         privacy = self.experiment.privacy

@@ -36,7 +36,7 @@ def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
 def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False) -> Report:
     """Read a report and refuse it where it cannot be one; sizes and finiteness are found out here.
 
-    Where updates are masked, a report comes without one.
+    Where updates are masked, or stay at their site, a report comes without one.
     """
     try:
         report = unpack_report(data)
@@ -47,6 +47,8 @@ def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = F
     for name, number in {"samples": report.samples, "steps": report.steps, "work": report.work}.items():
         if not isinstance(number, int | float) or not isfinite(number) or number < 0:
             raise RefusedError(f"its report says {name} = {number}")
+    if not isinstance(report.loss, int | float) or not isinstance(report.drift, int | float):
+        raise RefusedError("its report has no numbers for its loss and the length of its update")
     shapes: dict[str, tuple[int, ...]] | None = {} if masked else expected(plan, task.kind)
     if shapes is not None and {k: tuple(t.shape) for k, t in report.summed.items()} != shapes:
         raise RefusedError("its update has another shape than the model")
@@ -54,6 +56,7 @@ def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = F
         if tensor.is_floating_point() and tensor.dtype != plan.local.dtype:
             raise RefusedError(f"{name} comes as {tensor.dtype}, and the run is in {plan.local.dtype}")
     finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point()) and isfinite(report.loss)
+    finite = finite and bool(report.finite)  # of what stays at its site, only the site can say so
     update = report.summed.get("update")
     drift = float(update.norm()) if update is not None and finite else float(report.drift)
     if drift > HUGE * (1.0 + float(model.norm())):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedstrata.engines.sites.checking import checked, expected, model_of
 from fedstrata.engines.sites.host import MET
 from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.relay import Relay
 from fedstrata.engines.sites.telling import SiteError, asked, read_reply, written
 from fedstrata.engines.sites.transport import Failure, Transport
 from fedstrata.errors import FedstrataError
@@ -83,9 +85,10 @@ class AtSites:
         note: Note,
         deadline: float | None,
         masks: Masks | None = None,
+        relay: Relay | None = None,
     ):
         self._transport, self._names, self._plan, self._note = transport, list(names), plan, note
-        self._deadline, self._masks = deadline, masks
+        self._deadline, self._masks, self._relay = deadline, masks, relay
         self._tasks: Sequence[Task] = ()
         self._beside = 0, 0
         self._reports: dict[int, Report] = {}
@@ -95,8 +98,14 @@ class AtSites:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
         self._tasks, self._beside = tasks, (0, 0)
         by = (step.together or "").encode()
-        requests = {self._names[task.client]: asked("task", pack_task(task), by) for task in tasks}
-        said = self._told(requests, tasks)
+        relay = self._relay if step.combine else None
+        if relay is None:
+            said = self._sent(tasks, lambda task: asked("task", pack_task(task), by))
+        else:  # a hop of a chain
+            (task,) = tasks
+            tell = partial(self._told, tasks=tasks, fields=1)
+            said = relay.ask(step, task, tell, lambda task, request: self._sent([task], request))
+            self._beside = relay.beside
         self._statistics = None
         if step.together is not None:
             said = self._met(said, step.together, tasks)
@@ -106,10 +115,13 @@ class AtSites:
             if data is None:
                 continue
             try:
-                masked = self._masks is not None and step.combine
-                self._reports[task.client] = checked(data[1], task, self._plan, model_of(task), masked)
+                bare = (self._masks is not None and step.combine) or (relay is not None and step.sink == "peer")
+                report = checked(data[1], task, self._plan, model_of(task), bare)
+                self._reports[task.client] = report if relay is None else relay.read(report, data[1])
             except RefusedError as error:
                 self._left_out(task.client, tasks, str(error))
+                if relay is not None:
+                    relay.distrust()
         return [report.open() for report in self._reports.values()]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
@@ -123,12 +135,14 @@ class AtSites:
         return self._reports
 
     def beside(self) -> tuple[int, int]:
-        """Give the bytes of masks, keys and shares."""
+        """Give the bytes of masks, keys and shares, or of sealing models and passing them on."""
         return self._beside
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
-        """Nothing to do: the next task tells a site what was accepted."""
+        """Note where a chain's model is; apart from that, the next task tells a site what was accepted."""
         self._reports = {}
+        if self._relay is not None:
+            self._relay.settle(accepted)
 
     def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
         """Give nothing: client state stays at its site."""
@@ -174,6 +188,10 @@ class AtSites:
             for (name, shape), part in zip(shapes.items(), parts, strict=True)
         }
         return Sums(summed, float(sum(weights.values())), len(weights), shares=dict(weights))
+
+    def _sent(self, tasks: Sequence[Task], request: Callable[[Task], bytes]) -> dict[str, tuple[bytes, ...]]:
+        """Send tasks, as they are to be written."""
+        return self._told({self._names[task.client]: request(task) for task in tasks}, tasks)
 
     def _told(
         self, requests: Mapping[str, bytes], tasks: Sequence[Task], fields: int = 2

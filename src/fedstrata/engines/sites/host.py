@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedstrata.assemble import assemble
 from fedstrata.engines.sites.facts import Facts, aligned
+from fedstrata.engines.sites.hops import Hops
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.telling import read_request, read_values, refused, replied, written
 from fedstrata.errors import FedstrataError, RequestError
@@ -29,6 +30,8 @@ from fedstrata.judge import answers
 from fedstrata.lane import Lane
 from fedstrata.network import Network
 from fedstrata.norms import By, Meeting
+from fedstrata.plan import Plan
+from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import Roll
 from fedstrata.privacy.sums.fixed_point import Encoding
@@ -57,6 +60,7 @@ class Session:
     roll: Roll | None = None  # where updates are masked
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: Member | None = None
+    hops: Hops | None = None  # where a chain's models pass the server sealed
 
 
 class Host:
@@ -73,6 +77,9 @@ class Host:
             "met": self._met,
             "evaluate": self._evaluate,
             "sum": self._sum,
+            "hello": lambda: self._chained().hello(),
+            "hand_on": lambda about, hello: self._chained().hand_on(about, hello),
+            "hop": lambda data, about, envelope: self._chained().hop(data, about, envelope, self._trained),
         }
 
     def answer(self, request: bytes) -> bytes:
@@ -116,13 +123,20 @@ class Host:
             network,
             Space.of(module, plan.local.head),
             self._roll(told["sites"], here.id) if experiment.privacy.aggregate == "masked" else None,
+            hops=self._hops(told["run"], told["sites"], here.id, plan) if told.get("sealed") else None,
         )
         return (b"new",)
+
+    def _hops(self, run: str, names: list[str], client: int, plan: Plan) -> Hops:
+        """Give this site's part in a chain whose models the server cannot read."""
+        roll = self._roll(names, client)
+        assert self._papers is not None
+        return Hops(Letterbox(client, self._papers.identity, roll, run), run, plan)
 
     def _roll(self, names: list[str], client: int) -> Roll:
         """Give the roll of a run in which nobody sees single updates; it must have this site where it says."""
         if self._papers is None:
-            raise RequestError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
+            raise RequestError(f"site {self.name} has no keys, and this run needs them; see deploy keys")
         if names[client] != self.name:
             raise RefusedError(f"site {self.name} is told that it is {names[client]}")
         return self._papers.roll(names)
@@ -135,6 +149,9 @@ class Host:
             raise RefusedError("clients meet by samples or by clients")
         self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None)
         return self._leaving(*self._visit.next())
+
+    def _trained(self, data: bytes) -> tuple[bytes, bytes]:
+        return self._task(data, b"")
 
     def _met(self, data: bytes) -> tuple[bytes, bytes]:
         if self._visit is None:
@@ -184,6 +201,12 @@ class Host:
         right = np.bincount(labels, weights=hits.astype(np.float64), minlength=classes)
         tested = np.bincount(labels, minlength=classes)
         return (written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())}),)
+
+    def _chained(self) -> Hops:
+        hops = self._at_work().hops
+        if hops is None:
+            raise RefusedError(f"site {self.name} takes part in no chain of sealed models")
+        return hops
 
     def _at_work(self) -> Session:
         if self._session is None:
