@@ -66,11 +66,12 @@ class Watched(Here):
     def exchange(self, requests, deadline=None, enough=None):
         told = {}
         for name, request in requests.items():
-            kind = split(request)[0].decode()
+            inner = split(request)[2] if split(request)[0] == b"in" else request
+            kind = split(inner)[0].decode()
             self.counts[kind] = self.counts.get(kind, 0) + 1
-            reply = self.answer(name, kind, self.counts[kind], request)
+            reply = self.answer(name, kind, self.counts[kind], inner)
             reply = self.hosts[name].answer(request) if reply is ... else reply
-            self.passed.append((name, kind, request, reply))
+            self.passed.append((name, kind, inner, reply))
             if reply is not None:
                 told[name] = reply
         return told
@@ -191,6 +192,32 @@ def test_a_chain_goes_back_to_who_can_still_hand_it_on(tmp_path, keys):
     assert gone in event["why"]
     assert order(SFL)[0][0] in event["used"]
     assert transport.counts["hand_on"] == 5
+    assert float((model(run) - without(2)).abs().max()) < 1e-9
+
+
+def restarted(tmp_path, keys, when):
+    """Play a run in which the site that gets a request, the n-th of its kind, was restarted just before."""
+    old, new = (hosts(SFL, lambda name: Papers.load(keys / "sites" / name)) for _ in range(2))
+
+    def answer(name, kind, number, request):
+        if (kind, number) == when:
+            old[name] = new[name]
+        return ...
+
+    experiment, papers = Experiment.of(None, **SFL), Papers.load(keys / "server")
+    return run_at_sites(Watched(old, answer), experiment, tmp_path / "sites", len(SITES), papers=papers)
+
+
+def test_a_site_that_was_restarted_says_hello_again(tmp_path, keys):
+    run = restarted(tmp_path, keys, ("hop", 5))
+    assert not said(run, "dropped")
+    assert float((model(run) - without()).abs().max()) < 1e-9
+
+
+def test_a_site_that_was_restarted_holds_nothing_and_the_chain_goes_back(tmp_path, keys):
+    run = restarted(tmp_path, keys, ("hand_on", 2))
+    assert "holds no model" in said(run, "site_refused")[0]["why"]
+    assert order(SFL)[0][0] in said(run, "fallback")[0]["used"]
     assert float((model(run) - without(2)).abs().max()) < 1e-9
 
 

@@ -27,6 +27,10 @@ class SpoiltError(RefusedError):
     """A letter that its sender signed, and that is worth nothing all the same."""
 
 
+class StaleError(RefusedError):
+    """A letter that was sealed for a key which its receiver no longer has."""
+
+
 def job_of(run: str, *where: int) -> bytes:
     """Give the number of a job: of a whole run, or of a place in it."""
     return sha256(join([DOMAIN, run.encode(), *(b"%d" % number for number in where)])).digest()[:JOB]
@@ -70,7 +74,7 @@ class Letterbox:
         """Read a letter to this party. It may be read again until it is `used`."""
         own, theirs, sealed = read_envelope(envelope, self._roll, job, sender, self.me)
         if own != self._agreement.public:
-            raise RefusedError("a letter is sealed for a key that this party had before it was restarted")
+            raise StaleError("a letter is sealed for a key that this party had before it was restarted")
         if theirs in self._used:
             raise RefusedError(f"a letter of sender {sender} came twice")
         try:

@@ -19,12 +19,13 @@ from fedstrata.engines.sites.telling import read_values
 from fedstrata.local_step import all_finite
 from fedstrata.messages import Tag, Tensors
 from fedstrata.plan import Plan
-from fedstrata.privacy.envelopes import Letterbox, SpoiltError, job_of
+from fedstrata.privacy.envelopes import Letterbox, SpoiltError, StaleError, job_of
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.revised import revised
 from fedstrata.wire import pack, pack_report, pack_task, unpack, unpack_report, unpack_task
 
 SPOILT = b"spoilt"  # the reply of a site that can do nothing with what another one handed on
+STALE = b"stale"  # that of a site which was restarted, and has another key now
 MOVES = {"update": "params", "buffers": "buffers"}  # what a report says of them is the way from what a task brought
 
 Train = Callable[[bytes], tuple[bytes, bytes]]  # a task in, what to reply out
@@ -57,8 +58,8 @@ class Hops:
         job, holder = job_of(self._run, *at), told["holder"]
         try:
             start = task.down if holder is None else self._start(int(holder), _tag(told["what"]), envelope, job)
-        except SpoiltError as error:
-            return SPOILT, str(error).encode()
+        except (SpoiltError, StaleError) as error:
+            return STALE if isinstance(error, StaleError) else SPOILT, str(error).encode()
         what, reply = train(data if holder is None else pack_task(replace(task, down=start)))
         if envelope:
             self._letters.used(envelope, int(holder), job)

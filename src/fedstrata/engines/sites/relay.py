@@ -19,7 +19,7 @@ import torch
 from fedstrata.combine.size import Size
 from fedstrata.combine.uniform import Uniform
 from fedstrata.engines.sites.checking import expected
-from fedstrata.engines.sites.hops import MOVES, SPOILT
+from fedstrata.engines.sites.hops import MOVES, SPOILT, STALE
 from fedstrata.engines.sites.telling import asked, written
 from fedstrata.messages import Report, Tag, Task, tensor_bytes
 from fedstrata.plan import Plan
@@ -32,7 +32,7 @@ from fedstrata.wire import pack_task, unpack_report
 
 Replies = dict[str, tuple[bytes, ...]]
 Tell = Callable[[Mapping[str, bytes]], Replies]  # requests by site; replies have one field
-Send = Callable[[Task, Callable[[Task], bytes]], Replies]  # a task, and how it is written
+Send = Callable[[Sequence[Task], Callable[[Task], bytes]], Replies]  # tasks, and how they are written
 
 
 def unsealable(plan: Plan) -> str | None:
@@ -77,16 +77,17 @@ class Relay:
     def ask(self, step: Step, task: Task, tell: Tell, send: Send) -> Replies:
         """Bring the model to a site, wherever it is, and let it train."""
         self._hop, self._bytes = (step, task), Counter(model=tensor_bytes(task.down))
-        name = self._names[task.client]
+        name, before = self._names[task.client], self._hellos.get(task.client)
         while (found := self._handed_on(task, tell)) is not None:
             place, envelope = found
-            said = send(task, self._written(place, envelope, task.client, step.sink == "server"))
-            if name not in said:
-                self._hellos.pop(task.client, None)  # a site that was restarted has another key
-            elif said[name][0] == SPOILT and place is not None:
-                self._passed_over(place, task, said[name][1].decode(errors="replace"))
-                continue
-            return said
+            said = send([task], self._written(place, envelope, task.client, step.sink == "server"))
+            what, why = said.get(name, (b"", b""))
+            if what == SPOILT and place is not None:
+                self._passed_over(place, task, why.decode(errors="replace"))
+            elif what == STALE and before is not None and before == self._hellos.pop(task.client, None):
+                continue  # it says hello again, once
+            else:
+                return said
         return {}
 
     def read(self, report: Report, data: bytes) -> Report:
