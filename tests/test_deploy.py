@@ -32,6 +32,7 @@ from fedstrata.cli import main
 from fedstrata.deploy import client, flower, keys, processes, server, state, status, submit
 from fedstrata.deploy.gate import GATE, Gate
 from fedstrata.deploy.thin import foreign
+from fedstrata.engines.flower import acquaintances
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
@@ -555,6 +556,7 @@ def test_status_names_sites_and_says_what_they_gave(tmp_path, monkeypatch):
     monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
     run = played(tmp_path / "out", 3)
     run.log("site_refused", round=3, step=0, site="a", client=0, why="no")
+    (run.path / "sites.json").write_text(json.dumps({"run": "x", "sites": {"a": {"samples": 7}}}))
     rows = status.sites(there, run.path)
     assert [(r["site"], r["up"], r["last_contact"]) for r in rows] == [
         ("a", True, "now"),
@@ -562,10 +564,39 @@ def test_status_names_sites_and_says_what_they_gave(tmp_path, monkeypatch):
         ("c", False, None),
     ]
     assert [r["contributed"] for r in rows] == [
-        {"rounds": 2, "steps": 2, "last_round": 2, "refused": 1},
-        {"rounds": 3, "steps": 3, "last_round": 3, "refused": 0},
+        {"samples": 7, "rounds": 2, "steps": 2, "last_round": 2, "refused": 1},
+        {"samples": None, "rounds": 3, "steps": 3, "last_round": 3, "refused": 0},
         None,
     ]
+
+
+def test_status_without_keys_knows_sites_by_what_they_said_in_a_run(tmp_path, monkeypatch, cli, flower_is_there):
+    there = a_server()
+    state.private(there.folder)
+    monkeypatch.setattr(server, "found", lambda _: there)
+    for number, site in ((1, "a"), (2, "b"), (3, "a")):  # a came back, as another node
+        acquaintances.remember(there.met, number, site)
+    nodes = [
+        node("1", "offline", **{"offline-at": "2026-01-01 09:00:00Z"}),
+        node("2", "offline", **{"offline-at": "2026-01-01 11:00:00Z"}),
+        node("3", "online"),
+        node("4", "online"),
+    ]
+    monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
+    there.begun(played(tmp_path / "out", 3).path)
+    code, out, _ = cli("deploy", "status", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["run_dir"] == str(tmp_path / "out")
+    assert [(r["site"], r["node"], r["up"], r["last_contact"]) for r in told["sites"]] == [
+        ("a", "3", True, "now"),
+        ("b", "2", False, "2026-01-01 11:00:00Z"),
+        (None, "4", True, "now"),
+    ]
+    assert [r["contributed"] and r["contributed"]["rounds"] for r in told["sites"]] == [2, 3, None]
+    _, out, _ = cli("deploy", "status")
+    assert "2 of 3 sites are up" in out
+    assert str(tmp_path / "out") in out.replace("\n", "")
 
 
 def test_status_without_names_shows_who_is_up(monkeypatch, cli, flower_is_there):

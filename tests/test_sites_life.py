@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from in_process_sites import SITES, SMALL, Here, hosts, model
 
 from fedstrata import train
 from fedstrata.away import run_at_sites
@@ -18,6 +17,7 @@ from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.split import Split
 from fedstrata.wire import pack, unpack
+from tests.in_process_sites import SITES, SMALL, Here, hosts, model
 
 
 def sites(overrides, memory=None):

@@ -20,6 +20,7 @@ from fedstrata.engines.sites.host import COUNTED
 from fedstrata.engines.sites.judging import JudgeAtSites
 from fedstrata.engines.sites.observed import Observed
 from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.relay import Relay, unsealable
 from fedstrata.engines.sites.telling import SiteError, asked, written
 from fedstrata.engines.sites.transport import Transport
 from fedstrata.errors import FedstrataError, RequestError
@@ -48,6 +49,7 @@ class Elsewhere:
     folder: Path
     papers: Papers | None = None
     resumed: bool = False
+    chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
 
     # ---- before a run
@@ -128,6 +130,8 @@ class Elsewhere:
     def engine(self, plan: Plan, federation: Away, note: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
         company, masks, noise = self.company, self._masks(), noise_of(self.experiment.privacy)
+        relay = self._relay(plan, note)
+        self.chained = relay is not None
         company.note = note
         company.write(self.folder)
         for name, error in company.begin(company.names, company.deadline).items():
@@ -135,7 +139,18 @@ class Elsewhere:
                 raise RequestError(f"site {name}: {error}")
             note("site_refused", site=name, client=company.names.index(name), why=str(error))
         note("sites", wall={"sites": company.names})
-        return AtSites(company, plan, note, masks, noise)
+        return AtSites(company, plan, note, masks, noise, relay)
+
+    def _relay(self, plan: Plan, note: Log) -> Relay | None:
+        """Let models of a chain pass the server sealed, where that can be."""
+        if not plan.driver.chained:
+            return None
+        why = "there are no keys; see fedstrata deploy keys" if self.papers is None else unsealable(plan)
+        if self.papers is None or why is not None:
+            note("fallback", what="models from site to site", used="a server that can read them", why=why)
+            return None
+        names = self.company.names
+        return Relay(names, self.papers.roll(names), self.company.run, plan, note)
 
     def judge(self, classes: int) -> JudgeAtSites:
         """Give what scores models."""
@@ -173,7 +188,7 @@ class Elsewhere:
     def _welcome(self, name: str, federation: Away) -> bytes:
         """Give what tells a site of the run."""
         place = self._place(self.company.names.index(name), federation)
-        about = {**place, "speed": self.company.facts[name].speed}
+        about = {**place, "speed": self.company.facts[name].speed, "chained": self.chained}
         return asked("begin", written(about), written(self.experiment.dump()))
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:

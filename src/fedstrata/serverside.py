@@ -190,6 +190,11 @@ class Driver(ServerSide):
     side_by_side: ClassVar[bool] = True  # whether a step's reports are those of selected clients, from one model
 
     @property
+    def chained(self) -> bool:
+        """Whether the model goes from client to client."""
+        return not self.side_by_side and not self.steps_at_server
+
+    @property
     def together(self) -> bool:
         """Whether clients compute together, or steps are played as one: lanes of other processes have no part in it."""
         return False

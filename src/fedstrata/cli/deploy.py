@@ -202,7 +202,7 @@ def run(
 @app.command()
 def status(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN_DIR]", help="Run folder: also say what each site contributed.")
+        Path | None, typer.Argument(metavar="[RUN_DIR]", help="Run folder; by default that of the latest run.")
     ] = None,
     server: There = HERE,
     as_json: AsJson = False,
@@ -213,20 +213,24 @@ def status(
     from fedstrata.deploy.status import sites
 
     flower.required()
-    rows = sites(found(server), folder)
+    there = found(server)
+    folder = folder or there.latest()
+    rows = sites(there, folder)
     if as_json:
-        print(json.dumps({"sites": rows}))
+        print(json.dumps({"sites": rows, "run_dir": None if folder is None else str(folder)}))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "state", "last contact", *(("rounds", "last round", "refused") if folder else ())):
+    for title in ("site", "state", "last contact", *(("samples", "rounds", "last round", "refused") if folder else ())):
         table.add_column(title, no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row, folder is not None))
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)
     print(f"{sum(row['up'] is True for row in rows)} of {sum(row['up'] is not None for row in rows)} sites are up")
+    if folder is not None:
+        print(f"what they contributed is that to {folder}")
 
 
 def _cells(row: dict[str, Any], given: bool) -> list[str]:
@@ -238,7 +242,8 @@ def _cells(row: dict[str, Any], given: bool) -> list[str]:
     ]
     if given:
         what = row["contributed"] or {}
-        shown += [str(what.get("rounds", 0)), str(what.get("last_round") or "-"), str(what.get("refused", 0))]
+        shown += ["-" if what.get(key) is None else str(what[key]) for key in ("samples", "rounds", "last_round")]
+        shown.append(str(what.get("refused", "-")))
     return shown
 
 

@@ -56,6 +56,21 @@ class Server:
         """Give the ids under which Flower knows the sites, by site; empty where nobody is registered."""
         return {site: entry["node"] for site, entry in _known(self.folder).items()}
 
+    @property
+    def met(self) -> Path:
+        """Where runs note which node was which site."""
+        return self.folder / "met.json"
+
+    def begun(self, run: Path) -> None:
+        """Note that a run begins, or goes on."""
+        (self.folder / "run").write_text(str(run))
+
+    def latest(self) -> Path | None:
+        """Give the folder of the run that began last, if it is there."""
+        note = self.folder / "run"
+        run = Path(note.read_text()) if note.exists() else None
+        return run if run is not None and (run / "events.jsonl").exists() else None
+
 
 def serve(server: Server, say: Say) -> None:
     """Start a server and keep it until it ends or somebody ends it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from fedstrata.deploy import flower
 from fedstrata.deploy.server import Server
+from fedstrata.engines.flower.acquaintances import remembered
 from fedstrata.runs import Run
 
 UP = "online"
@@ -14,19 +16,27 @@ NEVER = "N/A"
 
 
 def sites(server: Server, run: Path | None = None) -> list[dict[str, Any]]:
-    """Give a row for each site: by name, where its key is registered."""
-    names = {node: site for site, node in server.nodes().items()}
+    """Give a row for each site: by name, where its key is registered or its node took part in a run."""
+    names = {node: site for site, node in server.nodes().items()} or remembered(server.met)
     nodes = [n for n in flower.flwr(server.folder, flower.listing())["nodes"] if n["status"] != "unregistered"]
-    rows = [_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP]
+    rows = _latest([_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP])
     if run is not None:
         given = contributed(Run.open(run))
         for row in rows:
             row["contributed"] = given.pop(row["site"], None)
-        rows += [  # nobody has registered, so nodes have no names
+        rows += [  # who took part, and is none of the nodes that are known now
             {"site": site, "node": None, "up": None, "since": None, "last_contact": None, "contributed": what}
             for site, what in given.items()
         ]
     return sorted(rows, key=lambda row: (row["site"] is None, str(row["site"])))
+
+
+def _latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave one row a site: without keys, a site is a new node whenever it connects."""
+    named = sorted(
+        (row for row in rows if row["site"] is not None), key=lambda row: (row["up"], row["last_contact"] or "")
+    )
+    return [*{row["site"]: row for row in named}.values(), *(row for row in rows if row["site"] is None)]
 
 
 def _row(node: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -45,11 +55,13 @@ def contributed(run: Run) -> dict[str, dict[str, Any]]:
     """Count from a run's events what every site did; sites are named by the event `sites`."""
     names: list[str] = []
     given: dict[str, dict[str, Any]] = {}
+    samples = _samples(run)
     for event in run.events():
         if event["event"] == "sites":
             names = list(event.get("wall", event)["sites"])
             for name in names:
-                given.setdefault(name, {"rounds": 0, "steps": 0, "last_round": None, "refused": 0})
+                nothing = {"samples": samples.get(name), "rounds": 0, "steps": 0, "last_round": None, "refused": 0}
+                given.setdefault(name, nothing)
         elif event["event"] == "site_refused" and event["site"] in given:
             given[event["site"]]["refused"] += 1
         elif event["event"] == "round":
@@ -61,6 +73,15 @@ def contributed(run: Run) -> dict[str, dict[str, Any]]:
                     row["steps"] += taught.count(client)
                     row["last_round"] = event["round"]
     return given
+
+
+def _samples(run: Run) -> dict[str, int]:
+    """Give how many samples each site has, as it said when the run began."""
+    try:
+        told = json.loads((run.path / "sites.json").read_text())["sites"]
+        return {site: int(facts["samples"]) for site, facts in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _teachers(step: dict[str, Any]) -> list[int]:

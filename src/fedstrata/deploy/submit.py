@@ -45,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "stream": "",  # HOST:PORT at which sites find a stream; empty: messages will do
     "listen": "",  # where the stream listens
     "keys": "",  # the server's key folder; empty: insecure
+    "met": "",  # the file that says which node was which site
     "folder": "",  # where the run was asked for: relative paths and parts of one's own start there
 }
 SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and then
@@ -108,6 +109,7 @@ class Submission:
             "stream": state.joined(server.public, server.stream_port) if streams else "",
             "listen": state.joined(server.host, server.stream_port) if streams else "",
             "keys": server.keys or "",
+            "met": str(server.met),
             "folder": str(Path.cwd()),
         }
 
@@ -129,6 +131,7 @@ def submitted(submission: Submission) -> Iterator[str]:
         app, experiment, config = write_app(place), place / "experiment.toml", place / "run.toml"
         experiment.write_text(submission.experiment.to_toml())
         config.write_text(tomli_w.dumps(submission.config(experiment)))
+        submission.server.begun(submission.path)
         yield str(flower.flwr(folder, flower.submission(app, config))["run-id"])
 
 

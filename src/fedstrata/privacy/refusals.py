@@ -78,7 +78,7 @@ def _masked(experiment: Experiment, plan: Plan, clients: int) -> None:
                 f'privacy.aggregate = "masked" does not fit {key}: it looks at single updates, and only their sum can '
                 'be seen; use privacy.aggregate = "open"'
             )
-    if not plan.driver.side_by_side and not plan.driver.steps_at_server:
+    if plan.driver.chained:
         raise RequestError(
             'privacy.aggregate = "masked" does not fit a chain: a model that goes from client to client is never '
             'summed; use privacy.aggregate = "open", or method.driver = "rounds" or "sync"'

@@ -48,7 +48,7 @@ def statement(
         "other clients": _others(experiment, plan),
         "server with a client": _colluding(experiment, plan),
     }
-    if _chained(plan):
+    if plan.driver.chained:
         said["next client of a chain"] = [
             "The model as the client before it left it. Where a client trains on one or few samples, the difference to "
             "the model before shows much of them to whoever has both."
@@ -102,8 +102,11 @@ def _updates(experiment: Experiment, plan: Plan) -> str:
         )
     if privacy.dp is not None and privacy.dp.where == "local":
         return f"It sees every client's {what}, clipped and with noise."
-    if _chained(plan):
-        return "Models go from client to client; where they pass through the server, it sees each of them."
+    if plan.driver.chained:
+        return (
+            "Models go from client to client. Where they pass through the server it sees each of them; between sites "
+            "with keys of their own (deploy keys) they are sealed, and it sees the model that each chain ends with."
+        )
     return f"It sees every client's {what}, and could find out much about the samples behind it."
 
 
@@ -148,7 +151,3 @@ def _colluding(experiment: Experiment, plan: Plan) -> list[str]:
             "clients, half of a client's neighbours) the server can read single updates."
         )
     return said or ["What each of them learns, and nothing more."]
-
-
-def _chained(plan: Plan) -> bool:
-    return not plan.driver.side_by_side and not plan.driver.steps_at_server

@@ -32,8 +32,14 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 class Messages:
     """A transport over Flower's Grid; several threads may use it."""
 
-    def __init__(self, grid: Grid, longest: int = LONGEST, say: Callable[[str], None] = lambda _: None):
-        self._grid, self._longest, self._say = grid, longest, say
+    def __init__(
+        self,
+        grid: Grid,
+        longest: int = LONGEST,
+        say: Callable[[str], None] = lambda _: None,
+        met: Callable[[int, str], None] = lambda *_: None,
+    ):
+        self._grid, self._longest, self._say, self._met = grid, longest, say, met
         self._sites: dict[int, str] = {}  # node -> its site
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
         self._sent = 0
@@ -142,5 +148,6 @@ class Messages:
         if name in self._sites.values():
             return self._say(f"node {node} says that it is site {name}, and another one is that already")
         self._sites[node] = name
+        self._met(node, name)
         del self._questions[node]
         return self._say(f"site {name} is there")

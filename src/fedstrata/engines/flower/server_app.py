@@ -3,9 +3,9 @@
 The run config says `experiment` and `out` (paths on this machine), `sites` (how many to wait for), and may say `resume`
 (go on in `out`), `deadline` (seconds for each exchange), `wait` (seconds for the sites to come), `stream` (the address,
 HOST:PORT, at which sites find a stream; without it everything goes by messages), `listen` (what the stream binds, where
-that is another address), `keys` (the server's own, for masked sums) and `folder` (where the run was asked for: relative
-paths and parts of one's own are found from there). What went wrong is written into the run folder, for those who follow
-the run there.
+that is another address), `keys` (the server's own, for masked sums and sealed chains), `met` (a file that says which
+node was which site) and `folder` (where the run was asked for: relative paths and parts of one's own are found from
+there). What went wrong is written into the run folder, for those who follow the run there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedstrata.engines.flower.acquaintances import remember
 from fedstrata.engines.flower.messages import Messages
 from fedstrata.engines.sites.transport import Transport
 from fedstrata.errors import FedstrataError, RequestError
@@ -47,6 +49,7 @@ class Asked:
     listen: str = ""
     folder: str = ""
     keys: str = ""
+    met: str = ""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Asked:
@@ -82,7 +85,8 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
     from fedstrata.away import run_at_sites  # noqa: PLC0415 - torch; first things first
     from fedstrata.engines.sites.papers import Papers  # noqa: PLC0415
 
-    messages = Messages(grid, say=say)
+    met = partial(remember, Path(asked.met)) if asked.met else lambda *_: None
+    messages = Messages(grid, say=say, met=met)
     transport: Transport = messages
     try:
         wait_for(messages, asked.sites, asked.wait)
@@ -172,4 +176,5 @@ _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "listen": (_text, "HOST:PORT"),
     "folder": (_text, "a path"),
     "keys": (_text, "a path"),
+    "met": (_text, "a path"),
 }

@@ -42,8 +42,8 @@ def checked(
 ) -> Report:
     """Read a report and refuse it where it cannot be one; sizes and finiteness are found out here.
 
-    Where updates are masked, a report comes without one. Where they are noised, an update that is not finite was
-    replaced at its site, and who had one must not show; under local noise no other number is told.
+    Where updates are masked, or stay at their site, a report comes without one. Where they are noised, an update that
+    is not finite was replaced at its site, and who had one must not show; under local noise no other number is told.
     """
     try:
         report = unpack_report(data)
@@ -55,6 +55,8 @@ def checked(
         number = getattr(report, name)
         if not isinstance(number, int | float) or not isfinite(number) or number < 0:
             raise RefusedError(f"its report says {name} = {number}")
+    if not isinstance(report.loss, int | float) or not isinstance(report.drift, int | float):
+        raise RefusedError("its report has no numbers for its loss and the length of its update")
     shapes: dict[str, tuple[int, ...]] | None = {} if masked else expected(plan, task.kind)
     if shapes is not None and {k: tuple(t.shape) for k, t in report.summed.items()} != shapes:
         raise RefusedError("its update has another shape than the model")
@@ -62,7 +64,8 @@ def checked(
         if tensor.is_floating_point() and tensor.dtype != plan.local.dtype:
             raise RefusedError(f"{name} comes as {tensor.dtype}, and the run is in {plan.local.dtype}")
     finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
-    finite = finite and (noise is not None or isfinite(report.loss))
+    # Of what stays at its site, only the site can say whether it is finite.
+    finite = finite and (noise is not None or (isfinite(report.loss) and bool(report.finite)))
     update = report.summed.get("update")
     drift = float(update.norm()) if update is not None and finite else float(report.drift)
     if drift > HUGE * (1.0 + float(model.norm())):

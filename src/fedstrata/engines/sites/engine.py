@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedstrata.engines.sites.company import Company
 from fedstrata.engines.sites.host import MET
 from fedstrata.engines.sites.meetings import invited, unmasked
 from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.relay import Relay
 from fedstrata.engines.sites.telling import asked, written
 from fedstrata.errors import FedstrataError
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
@@ -81,10 +83,16 @@ class AtSites:
     joins = False
 
     def __init__(
-        self, company: Company, plan: Plan, note: Note, masks: Masks | None = None, noise: Noise | None = None
+        self,
+        company: Company,
+        plan: Plan,
+        note: Note,
+        masks: Masks | None = None,
+        noise: Noise | None = None,
+        relay: Relay | None = None,
     ):
         self._company, self._names, self._plan, self._note = company, company.names, plan, note
-        self._masks, self._noise = masks, noise
+        self._masks, self._noise, self._relay = masks, noise, relay
         self._tasks: Sequence[Task] = ()
         self._beside = 0, 0
         self._reports: dict[int, Report] = {}
@@ -93,8 +101,13 @@ class AtSites:
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
         self._tasks, self._beside, self._statistics = tasks, (0, 0), None
-        if step.together is None:
-            said = self._sent(tasks, b"", enough=self._enough(step, tasks))
+        relay = self._relay if step.combine else None
+        if relay is not None:  # a hop of a chain
+            (task,) = tasks
+            said = relay.ask(step, task, partial(self._told, tasks=tasks, fields=1), self._sent)
+            self._beside = relay.beside
+        elif step.together is None:
+            said = self._sent(tasks, _plainly(b""), self._enough(step, tasks))
         else:
             said = self._together(tasks, step.together)
         self._reports = {}
@@ -103,11 +116,14 @@ class AtSites:
             if data is None:
                 continue
             try:
-                masked = self._masks is not None and step.combine
+                bare = (self._masks is not None and step.combine) or (relay is not None and step.sink == "peer")
                 noise = self._noise if step.combine else None
-                self._reports[task.client] = checked(data[1], task, self._plan, model_of(task), masked, noise)
+                report = checked(data[1], task, self._plan, model_of(task), bare, noise)
+                self._reports[task.client] = report if relay is None else relay.read(report, data[1])
             except RefusedError as error:
                 self._left_out(task.client, tasks, str(error))
+                if relay is not None:
+                    relay.distrust()
         return [report.open() for report in self._reports.values()]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
@@ -123,12 +139,14 @@ class AtSites:
         return self._reports
 
     def beside(self) -> tuple[int, int]:
-        """Give the bytes of masks, keys and shares."""
+        """Give the bytes of masks, keys and shares, or of sealing models and passing them on."""
         return self._beside
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
-        """Nothing to do: the next task tells a site what was accepted."""
+        """Note where a chain's model is; apart from that, the next task tells a site what was accepted."""
         self._reports = {}
+        if self._relay is not None:
+            self._relay.settle(accepted)
 
     def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
         """Give nothing: client state stays at its site."""
@@ -182,9 +200,9 @@ class AtSites:
         return self._plan.system.enough(len(tasks), per_round(self._plan.clients_per_round, len(self._names)))
 
     def _sent(
-        self, tasks: Sequence[Task], by: bytes, invitation: bytes = b"", enough: int | None = None
+        self, tasks: Sequence[Task], request: Callable[[Task], bytes], enough: int | None = None
     ) -> dict[str, tuple[bytes, ...]]:
-        """Send tasks; a site that lost the state of which a task speaks goes on without one."""
+        """Send tasks, as they are written; a site that lost the state of which a task speaks goes on without one."""
         lost: list[Task] = []
 
         def remedy(name: str, error: FedstrataError) -> bool:
@@ -192,14 +210,12 @@ class AtSites:
                 lost.extend(task for task in tasks if self._names[task.client] == name)
             return isinstance(error, StatelessError)
 
-        def written_out(these: Sequence[Task]) -> dict[str, bytes]:
-            return {self._names[t.client]: asked("task", pack_task(t), by, invitation) for t in these}
-
-        said = self._told(written_out(tasks), tasks, 2, enough, remedy)
+        said = self._told({self._names[t.client]: request(t) for t in tasks}, tasks, 2, enough, remedy)
         for task in lost:
             first = task.round + 1, task.step
             self._note("state_lost", round=first[0], step=first[1], site=self._names[task.client], client=task.client)
-        return said | self._told(written_out([replace(t, accepted=None, durable=None) for t in lost]), tasks)
+        anew = {self._names[t.client]: request(replace(t, accepted=None, durable=None)) for t in lost}
+        return said | self._told(anew, tasks)
 
     def _noised(self, sums: Sums, noise: Noise) -> Sums:
         """Add the server's noise, which no site may be able to draw again."""
@@ -248,11 +264,11 @@ class AtSites:
         """
         if self._masks is not None:
             there, invitation = self._invited(tasks)
-            said = self._sent(there, by.encode(), invitation)
+            said = self._sent(there, _plainly(by.encode(), invitation))
             return self._met(said, by, tasks)[0] if len(said) == len(there) else {}
         there = list(tasks)
         while there:
-            said = self._sent(there, by.encode())
+            said = self._sent(there, _plainly(by.encode()))
             done, stay = self._met(said, by, tasks)
             if len(stay) == len(said):
                 return done
@@ -296,3 +312,8 @@ class AtSites:
         self._note(
             "site_refused", round=first.round + 1, step=first.step, site=self._names[client], client=client, why=why
         )
+
+
+def _plainly(by: bytes, invitation: bytes = b"") -> Callable[[Task], bytes]:
+    """Say how a task is written; `by` is how clients meet, and the invitation what they meet with under masks."""
+    return lambda task: asked("task", pack_task(task), by, invitation)

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedstrata.assemble import assemble
 from fedstrata.engines.sites.facts import Facts, aligned
 from fedstrata.engines.sites.guard import Guard
+from fedstrata.engines.sites.hops import Hops
 from fedstrata.engines.sites.meetings import Seat
 from fedstrata.engines.sites.memory import Memory
 from fedstrata.engines.sites.papers import Papers
@@ -33,7 +34,9 @@ from fedstrata.judge import answers
 from fedstrata.lane import Lane
 from fedstrata.network import Network
 from fedstrata.norms import By, Meeting
+from fedstrata.plan import Plan
 from fedstrata.privacy.arranged import encoding_of, noise_of, shy
+from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.guarded import NOT_TOLD, parted
 from fedstrata.privacy.identity import Roll
@@ -70,6 +73,7 @@ class Session:
     roll: Roll | None = None  # the same
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: Member | None = None
+    hops: Hops | None = None  # where a chain's models pass the server sealed
 
 
 class Host:
@@ -94,6 +98,9 @@ class Host:
             "evaluate": self._evaluate,
             "sum": self._sum,
             **self._guard.requests,
+            "hello": lambda: self._chained().hello(),
+            "hand_on": lambda about, hello: self._chained().hand_on(about, hello),
+            "hop": lambda data, about, envelope: self._chained().hop(data, about, envelope, self._trained),
         }
 
     def answer(self, request: bytes) -> bytes:
@@ -155,9 +162,15 @@ class Host:
             noise_of(privacy),
             encoding_of(privacy),
             self._guard.roll(told) if privacy.aggregate == "masked" else None,
+            hops=self._hops(told, plan) if told.get("chained") else None,
         )
         untested = len(self._load().test_split[0]) - len(federation.test_split[0])
         return (written({"data": present, "untested": untested}),)
+
+    def _hops(self, told: Mapping[str, Any], plan: Plan) -> Hops:
+        """Give this site's part in a chain whose models the server cannot read."""
+        run, roll = str(told["run"]), self._guard.roll(told)
+        return Hops(Letterbox(int(told["client"]), self._guard.papers.identity, roll, run), run, plan)
 
     def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
@@ -172,6 +185,9 @@ class Host:
         seat = self._guard.seat(invitation) if invitation else None
         self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None, seat)
         return self._leaving(*self._visit.next())
+
+    def _trained(self, data: bytes) -> tuple[bytes, bytes]:
+        return self._task(data, b"")
 
     def _met(self, data: bytes) -> tuple[bytes, bytes]:
         if self._visit is None:
@@ -236,6 +252,12 @@ class Host:
             right, tested = right.sum(keepdims=True), tested.sum(keepdims=True)
         told = written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
         return told, self._guard.by_label(invitation, session.everybody, by_label) if invitation else b""
+
+    def _chained(self) -> Hops:
+        hops = self._at_work().hops
+        if hops is None:
+            raise RefusedError(f"site {self.name} takes part in no chain of sealed models")
+        return hops
 
     def _at_work(self, run: str | None = None) -> Session:
         if self._session is None or run not in (None, self._session.run):
