@@ -11,6 +11,7 @@ import numpy as np
 from fedstrata.engines.sites.telling import asked, read_reply, read_values
 from fedstrata.engines.sites.transport import Failure, Transport
 from fedstrata.errors import FedstrataError
+from fedstrata.messages import tensor_bytes
 from fedstrata.metrics import balanced, worst
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.serverside import Scores, View
@@ -33,9 +34,11 @@ class JudgeAtSites:
         """Score every n-th round and the last; other rounds have no scores."""
         if view.round + 1 != view.rounds and (view.round + 1) % self.every:
             return Scores()
-        data = pack({}, {"params": model.params, "buffers": model.buffers})
+        data = pack({}, model.wire())
         answers = self.transport.exchange({name: asked("evaluate", data) for name in self.names}, self.deadline)
         right, tested, loss = np.zeros(self.classes), np.zeros(self.classes), 0.0
+        numbers = 2 * self.classes + 1  # of an answer, with 8 bytes each
+        sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self.names) + 8 * numbers * len(answers)}
         own: dict[int, float] = {}
         for client, name in enumerate(self.names):
             try:
@@ -47,7 +50,7 @@ class JudgeAtSites:
             if had.sum():
                 own[client] = float(hits.sum() / had.sum())
         if not tested.sum():
-            return Scores()
+            return Scores(sent)
         recall = [float(r / n) if n else None for r, n in zip(right, tested, strict=True)]
         accuracies = np.array(list(own.values()))
         figures: dict[str, Any] = {
@@ -57,6 +60,7 @@ class JudgeAtSites:
             "recall": recall,
             "client_mean": float(accuracies.mean()),
             "worst10": worst(accuracies),
+            **sent,
         }
         if self.satisfied_at is not None:
             figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
