@@ -36,6 +36,7 @@ class Elsewhere:
     deadline: float | None = None
     run: str = ""
     papers: Papers | None = None
+    no_stream: str | None = None  # why requests go by messages, where a stream was to carry them
 
     def engine(self, plan: Plan, federation: Away, note: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
@@ -60,6 +61,8 @@ class Elsewhere:
         for name, answer in self._all(requests).items():
             _read(answer, name)
         note("sites", wall={"sites": self.names})
+        if self.no_stream is not None:
+            note("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
         return AtSites(self.transport, self.names, plan, note, self.deadline, masks)
 
     def _masks(self) -> Masks | None:
@@ -98,6 +101,7 @@ def run_at_sites(
     deadline: float | None = None,
     watch: Watch | None = None,
     papers: Papers | None = None,
+    no_stream: str | None = None,
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
@@ -107,7 +111,7 @@ def run_at_sites(
     names = sorted(transport.names())
     if len(names) < sites:
         raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
-    at = Elsewhere(transport, names, described, deadline, path.name, papers)
+    at = Elsewhere(transport, names, described, deadline, path.name, papers, no_stream)
     federation = at.facts(frozenset())
     needs = assemble(described, federation).needs
     if needs & COUNTED:
