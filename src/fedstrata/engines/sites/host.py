@@ -192,14 +192,16 @@ class Host:
 
 
 class Visit:
-    """A task in a thread of its own: it can stop in the middle and wait for the other sites."""
+    """A task; where norms meet, in a thread of its own: it can stop in the middle and wait for the other sites."""
 
     def __init__(self, site: Site, task: bytes, by: By | None):
         self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
         self._back: queue.Queue[tuple[Tensor, float]] = queue.Queue()
         meeting = None if by is None else Meeting(by, self._exchange)
-        self._thread = threading.Thread(target=self._run, args=(site, task, meeting), daemon=True)
-        self._thread.start()
+        if meeting is None or not site.lane.space.normed:
+            self._run(site, task, meeting)
+        else:
+            threading.Thread(target=self._run, args=(site, task, meeting), daemon=True).start()
 
     def next(self, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
         """Let it go on, and give what it says next: what it brings to a meeting, or its report."""
