@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedYogi
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -186,3 +189,16 @@ def test_wishes_that_cannot_be_fulfilled_are_refused():
         result(Strategy("size"), InMemory(*[lambda message: RecordDict()] * 2))
     with pytest.raises(RequestError, match="clients_per_round"):
         Strategy(fraction_train=0.5)
+
+
+def test_the_example_is_an_app_that_learns(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples/flower-app")
+    app = importlib.import_module("flips_digits")
+
+    def site(i):
+        context = Context(1, i, {"partition-id": i, "num-partitions": 10}, RecordDict(), {})
+        return lambda message: app.client(message, context).content
+
+    app.server(InMemory(*map(site, range(10))), Context(1, 0, {}, RecordDict(), {"rounds": 20}))
+    *_, last = [line for line in capsys.readouterr().out.splitlines() if line.endswith("accuracy")]
+    assert float(last.split()[-2]) > 0.8
