@@ -9,7 +9,7 @@ from typing import Any
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- figures: written by python -m benchmarks._readme -->", "<!-- end of figures -->"
-SHOWN = ("engine", "profile", "gpu", "scaling", "privacy")
+SHOWN = ("engine", "profile", "gpu", "scaling", "privacy", "sites")
 
 
 def figures() -> str:

@@ -1,81 +1,53 @@
-"""What an exchange with real sites takes: three on this machine, each in a process of its own, TLS on, echoing.
+"""What real sites cost: three on this machine, each in a process of its own, over Flower, streams with TLS.
 
-A request of so many bytes goes to all three at once, and comes back from all three; medians of many, after some to
-warm up. Sites do nothing but give back what they got.
+An exchange: a request of so many bytes goes to all three at once, and comes back from all three. Steps: Stratify on
+LeNet-5, the same engine once over the stream and once with a message for every request. A round: FedAvg with next to
+nothing to do, evaluation included, against Flower's own strategy and loop on the same nodes, whose clients give the
+model back. Bytes: what a run's account says, against what TCP carried, TLS and all.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from importlib.metadata import version
-from multiprocessing import get_context
-from statistics import median
-from time import perf_counter
 from typing import Any
 
-from fedstrata.engines.flower.joining import with_stream
-from fedstrata.engines.flower.stream import open_stream
-from fedstrata.engines.sites.transport import Failure
+from benchmarks._loopback import loopback
+from fedstrata.deploy.thin import COMPONENTS
 
 SITES = ("a", "b", "c")
-WARM = 20
-SIZES = {"4 KB": (4_000, 400, None), "250 KB": (250_000, 400, 10.0), "2.5 MB": (2_500_000, 60, None)}
-SIZES |= {"25 MB": (25_000_000, 12, None)}  # bytes, exchanges, goal in milliseconds
+NAMES = {"4000": "4 KB", "250000": "250 KB", "2500000": "2.5 MB", "25000000": "25 MB"}
+SOON, OFTEN, NOT_SLOWER, CLOSE = 10.0, 1_000.0, 1.0, 5.0  # ms of an exchange; times; times; percent
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give the milliseconds of one exchange with three sites, by size."""
-    rows, messages = [], Processes()
-    stream = open_stream(messages, "127.0.0.1:0", "benchmark")
-    try:
-        for name, (size, times, goal) in SIZES.items():
-            requests, seconds = dict.fromkeys(SITES, os.urandom(size)), []
-            for _ in range(min(WARM, times) + times):
-                start = perf_counter()
-                replies = stream.exchange(requests, 60.0)
-                seconds.append(perf_counter() - start)
-                if replies != requests:
-                    raise AssertionError(f"{sorted(replies)} answered, or not with what they got")
-            took = 1_000 * median(seconds[-times:])
-            met = goal is None or took <= goal
-            about = f"stream, an exchange of {name} with {len(SITES)} sites"
-            rows.append({"name": about, "value": took, "unit": "ms", "goal": goal, "met": met})
-    finally:
-        stream.close()
-        messages.close()
-    return rows
+    """Give what was measured, in one go."""
+    with loopback(SITES) as flower:
+        ours = flower.told_by("_exchanges", COMPONENTS["clientapp"], 480.0)
+        stock = flower.told_by("_stock", "benchmarks._stock:client", 240.0)
+    return list(_rows(ours, stock))
 
 
 def versions() -> dict[str, str]:
     """Say what carried it."""
-    return {"grpcio": version("grpcio")}
+    return {name: version(name) for name in ("flwr", "grpcio")}
 
 
-class Processes:
-    """Stands in for Flower's messages: each site is a process, started when the first request for it comes."""
-
-    def __init__(self) -> None:
-        self._places = {name: ProcessPoolExecutor(1, get_context("spawn")) for name in SITES}
-
-    def names(self) -> list[str]:
-        """Give all."""
-        return sorted(SITES)
-
-    def exchange(
-        self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
-    ) -> dict[str, bytes | Failure]:
-        """Let processes answer."""
-        told = {name: self._places[name].submit(answered, request) for name, request in requests.items()}
-        return {name: reply.result(deadline) for name, reply in told.items()}
-
-    def close(self) -> None:
-        """End them."""
-        for place in self._places.values():
-            place.shutdown()
+def _rows(ours: dict[str, Any], stock: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for size, seconds in ours["stream"].items():
+        goal = SOON if size == "250000" else None
+        yield _at_most(f"stream, an exchange of {NAMES[size]} with {len(SITES)} sites", 1_000 * seconds, "ms", goal)
+    yield _at_most("messages, an exchange of 250 KB", 1_000 * ours["message"], "ms")
+    yield _at_most("messages against the stream, 250 KB", ours["message"] / ours["stream"]["250000"], "x")
+    yield _at_most("stream, Stratify batch on LeNet-5", 1 / ours["batch"], "steps/s")
+    gain = ours["batch by messages"] / ours["batch"]
+    met = {"goal": OFTEN, "met": gain >= OFTEN}
+    yield _at_most("the same against a message for every request", gain, "x") | met
+    yield _at_most("messages, a round of FedAvg", ours["round"], "s")
+    yield _at_most("the same against Flower's own strategy", ours["round"] / stock["round"], "x", NOT_SLOWER)
+    for method, (told, carried) in ours["bytes"].items():
+        yield _at_most(f"bytes on the wire beyond the account, {method}", 100 * abs(carried / told - 1), "%", CLOSE)
 
 
-def answered(request: bytes) -> bytes:
-    """Do what a site's process does with a request, where all that is asked for is an echo."""
-    return with_stream(bytes)(request)
+def _at_most(name: str, value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": goal is None or value <= goal}

@@ -370,7 +370,7 @@ def test_a_run_is_described_by_keys_that_the_app_has(tmp_path):
     assert {k: type(v) for k, v in config.items()} == {k: type(v) for k, v in submit.DEFAULTS.items()}
     assert (config["sites"], config["resume"], config["out"]) == (3, False, str(tmp_path / "out"))
     assert (config["experiment"], config["keys"]) == (str(tmp_path / "e.toml"), "/k")
-    assert (config["stream"], config["listen"]) == ("", "")
+    assert (config["stream"], config["listen"], config["fine"]) == ("h:8001", "0.0.0.0:8001", False)
     claimed = submit.new(a_server(), Experiment.of(None), None, 3)
     assert claimed.path == tmp_path / "runs/fedavg-1"
 
@@ -395,16 +395,19 @@ def test_a_site_runs_our_app_and_no_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "streams"),
+    ("method", "fine"),
     [("fedavg", False), ("terraform", False), ("scaffold", False), ("stratify-batch", True), ("sfl", True)],
 )
-def test_methods_that_exchange_single_batches_get_a_stream(tmp_path, method, streams):
+def test_methods_that_exchange_single_batches_need_the_stream(tmp_path, method, fine):
     experiment = Experiment.of({"method": {"name": method}})
-    config = submit.new(a_server(), experiment, tmp_path / "out", 3).config(tmp_path)
-    assert config["stream"] == ("h:8001" if streams else "")
-    assert config["listen"] == ("0.0.0.0:8001" if streams else "")
-    forced = submit.new(a_server(), experiment, tmp_path / "out", 3, stream=not streams).config(tmp_path)
-    assert bool(forced["stream"]) is not streams
+
+    def asked(stream):
+        config = submit.new(a_server(), experiment, tmp_path / "out", 3, stream=stream).config(tmp_path)
+        return config["stream"], config["listen"], config["fine"]
+
+    assert asked(None) == ("h:8001", "0.0.0.0:8001", fine)
+    assert asked(True) == ("h:8001", "0.0.0.0:8001", True)
+    assert asked(False) == ("", "", False)
 
 
 def test_submitting_hands_flower_the_app_and_removes_it(tmp_path, monkeypatch, flower_is_there):

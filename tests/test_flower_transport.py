@@ -27,7 +27,7 @@ from fedstrata.engines.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kin
 from fedstrata.engines.flower.invitation import Invitation  # noqa: E402
 from fedstrata.engines.flower.joining import with_stream  # noqa: E402
 from fedstrata.engines.flower.messages import Messages  # noqa: E402
-from fedstrata.engines.flower.server_app import Asked, wait_for, write_failure  # noqa: E402
+from fedstrata.engines.flower.server_app import Asked, wait_for, way, write_failure  # noqa: E402
 from fedstrata.engines.flower.stream import open_stream  # noqa: E402
 from fedstrata.engines.flower.stream_site import StreamSite  # noqa: E402
 from fedstrata.engines.sites.socket import Door, ask  # noqa: E402
@@ -606,6 +606,27 @@ def test_a_site_trusts_no_other_server(capfd):
         with grpc.insecure_channel(opened.address) as plain, pytest.raises(grpc.RpcError):
             next(plain.stream_stream(METHOD)(iter([])))
         assert opened.exchange(everybody(b"1"), 5.0) == everybody(b"1")
+
+
+def test_where_a_site_does_not_reach_the_stream_messages_carry_everything(tmp_path):
+    class Walled(Loopback):
+        def exchange(self, requests, deadline=None, enough=None):
+            ((name, _),) = requests.items()
+            return {name: Failure("no route to host")} if name == "bonn" else super().exchange(requests)
+
+    paths = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path / "run")}
+    asked = Asked.of(paths | {"sites": 3, "stream": "127.0.0.1:0"})
+    messages = Walled(ECHO)
+    assert way(messages, asked, "run-1") == (messages, "bonn: no route to host")
+    assert messages.answers == {"aachen": b"0", "cologne": b"0"}  # whoever came was let go
+    few, why = way(Walled(ECHO), replace(asked, sites=2), "run-1")
+    assert (few.names(), why) == (["aachen", "cologne"], None)
+    few.close()
+    with pytest.raises(FedstrataError, match=r"no site came onto the stream .*bonn: no route"):
+        way(Walled({"bonn": bytes}), replace(asked, sites=1, fine=True), "run-1")
+    nowhere, why = way(Walled({"bonn": bytes}), replace(asked, sites=1), "run-1")
+    assert isinstance(nowhere, Walled)
+    assert "no route to host" in why
 
 
 def test_nobody_on_the_stream_is_an_error_with_the_reasons():

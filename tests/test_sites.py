@@ -53,6 +53,16 @@ def test_a_run_at_sites_equals_the_run_on_one_machine(tmp_path, name):
     ]
 
 
+def test_evaluation_at_sites_has_an_account_of_its_own_and_a_missing_stream_is_an_event(tmp_path):
+    run = at_sites(tmp_path, {"train.rounds": 4, "train.evaluate.every": 2}, no_stream="bonn: no route to host")
+    start, *_ = run.events()
+    answer = 2 * len(start["classes"]) + 1  # right and tested of every label, and the loss
+    assert run.summary["bytes_evaluate"] == 2 * len(SITES) * 8 * (start["parameters"] + answer)
+    assert train(overrides=SMALL | {"train.rounds": 1}, out=tmp_path / "here").summary["bytes_evaluate"] == 0
+    (event,) = [event for event in run.events() if event["event"] == "fallback"]
+    assert (event["what"], event["why"]) == ("stream", "bonn: no route to host")
+
+
 def test_a_run_at_sites_goes_on_where_it_stopped(tmp_path):
     overrides = SMALL | {"method.name": "scaffold"}
     whole = at_sites(tmp_path / "whole", {"method.name": "scaffold"})

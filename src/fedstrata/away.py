@@ -49,6 +49,7 @@ class Elsewhere:
     folder: Path
     papers: Papers | None = None
     resumed: bool = False
+    no_stream: str | None = None  # why requests go by messages, where a stream was to carry them
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
 
@@ -139,6 +140,8 @@ class Elsewhere:
                 raise RequestError(f"site {name}: {error}")
             note("site_refused", site=name, client=company.names.index(name), why=str(error))
         note("sites", wall={"sites": company.names})
+        if self.no_stream is not None:
+            note("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
         return AtSites(company, plan, note, masks, noise, relay)
 
     def _relay(self, plan: Plan, note: Log) -> Relay | None:
@@ -218,6 +221,7 @@ def run_at_sites(
     watch: Watch | None = None,
     papers: Papers | None = None,
     patience: float = 600.0,
+    no_stream: str | None = None,
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
@@ -230,7 +234,7 @@ def run_at_sites(
     question = {"named": described.privacy.labels == "none"}
     run, facts = before or (secrets.token_hex(16), introduced(transport, names, question, deadline))
     company = Company(transport, run, facts, question, deadline, patience)
-    at = Elsewhere(company, described, path, papers, before is not None)
+    at = Elsewhere(company, described, path, papers, before is not None, no_stream)
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
     if len(company.names) < sites:
         there = ", ".join(company.names)

@@ -244,6 +244,7 @@ class Work:
             "best_accuracy": max(curve),
             "last10_accuracy": float(np.mean(curve[-10:])),
             "bytes_setup": self.roster.setup_bytes,
+            "bytes_evaluate": sum(event.get("bytes_evaluate", 0) for event in rounds),
             "precision": self.experiment.engine.precision,
             "stopped": state.stopped or "all rounds played",
             "remarks": _remarks(folder.events()),

@@ -63,7 +63,7 @@ def server(
     port: Port = 8000,
     stream_port: Annotated[
         int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Port for single batches; PORT + 1 if not given."),
+        typer.Option(metavar="PORT", min=1, max=65535, help="Port for streams; PORT + 1 if not given."),
     ] = None,
     public: Annotated[
         str | None,
@@ -146,7 +146,8 @@ def run(
     stream: Annotated[
         bool | None,
         typer.Option(
-            "--stream/--no-stream", help="Keep a connection to every site open; by default if the method needs it."
+            "--stream/--no-stream",
+            help="Keep a connection to every site open, or else fail; or never. By default: if all sites reach it.",
         ),
     ] = None,
     server: There = HERE,

@@ -32,7 +32,7 @@ class Server:
 
     host: str  # where it listens
     port: int
-    stream_port: int  # where a run listens whose sites exchange single batches
+    stream_port: int  # where a run listens that keeps connections to its sites
     public: str  # what sites call its machine
     keys: str | None  # its key folder; None: insecure
 

@@ -42,8 +42,9 @@ DEFAULTS: dict[str, Any] = {
     "sites": 1,  # how many to wait for
     "wait": 600.0,  # seconds for that
     "deadline": 0.0,  # seconds that sites have for each exchange; 0: no limit
-    "stream": "",  # HOST:PORT at which sites find a stream; empty: messages will do
+    "stream": "",  # HOST:PORT at which sites find a stream; empty: everything goes by messages
     "listen": "",  # where the stream listens
+    "fine": False,  # whether messages would not do
     "keys": "",  # the server's key folder; empty: insecure
     "met": "",  # the file that says which node was which site
     "folder": "",  # where the run was asked for: relative paths and parts of one's own start there
@@ -91,14 +92,14 @@ class Submission:
     sites: int
     wait: float = 600.0
     deadline: float = 0.0
-    stream: bool | None = None  # None: as the method needs it
+    stream: bool | None = None  # None: if all sites reach it, or the method needs it
     resume: bool = False
     checkpoint: Mapping[str, Any] | None = None  # from which it goes on; None: from the beginning
 
     def config(self, experiment: Path) -> dict[str, Any]:
         """Give the run configuration."""
         server = self.server
-        streams = fine(self.experiment) if self.stream is None else self.stream
+        streams, needed = self.stream is not False, fine(self.experiment) or self.stream is True
         return {
             "experiment": str(experiment),
             "out": str(self.path),
@@ -108,6 +109,7 @@ class Submission:
             "deadline": float(self.deadline),
             "stream": state.joined(server.public, server.stream_port) if streams else "",
             "listen": state.joined(server.host, server.stream_port) if streams else "",
+            "fine": streams and needed,
             "keys": server.keys or "",
             "met": str(server.met),
             "folder": str(Path.cwd()),

@@ -2,8 +2,9 @@
 
 The Grid knows node ids, and we know sites by name: a node is asked for its name when it joins, once. A node that left
 loses its name; of two that claim the same one, the first keeps it for as long as it is there. Replies are asked for
-here, many times a second at first: Flower's own way looks every three seconds. They are fetched one by one, so that a
-reply that cannot even be read harms nobody but its sender.
+here, several times a second at first: Flower's own way looks every three seconds. Not more often, because every look
+takes time from the server, which may be the machine that has to answer. They are fetched one by one, so that a reply
+that cannot even be read harms nobody but its sender.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedstrata.engines.flower.records import unwrapped, wrapped
 from fedstrata.engines.sites.transport import LONGEST, WORDS, Failure
 from fedstrata.errors import FedstrataError
 
-SOONEST, LATEST = 0.05, 1.0  # seconds between two looks for replies
+SOONEST, LATEST = 0.1, 1.0  # seconds between two looks for replies
 NAMING = 120.0  # seconds in which a node can say its name, before it is asked again
 AGAIN = 10.0  # seconds until a node that could not say its name is asked again
 SLACK = 5.0  # seconds that a message outlives its deadline: what is late on its way is not what is late
@@ -68,7 +69,7 @@ class Messages:
             left = float("inf") if deadline is None else began + deadline - now
             if left <= 0 or sum(isinstance(reply, bytes) for reply in replies.values()) >= wanted or not waiting:
                 break
-            pause = max(SOONEST, min((now - began) / 100, LATEST), now - looked)  # a wait grows by a hundredth at most
+            pause = max(SOONEST, min((now - began) / 10, LATEST), now - looked)  # a wait grows by a tenth at most
             self._closed.wait(min(pause, left))
         return replies
 

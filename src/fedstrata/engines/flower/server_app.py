@@ -3,9 +3,10 @@
 The run config says `experiment` and `out` (paths on this machine), `sites` (how many to wait for), and may say `resume`
 (go on in `out`), `deadline` (seconds for each exchange), `wait` (seconds for the sites to come), `stream` (the address,
 HOST:PORT, at which sites find a stream; without it everything goes by messages), `listen` (what the stream binds, where
-that is another address), `keys` (the server's own, for masked sums and sealed chains), `met` (a file that says which
-node was which site) and `folder` (where the run was asked for: relative paths and parts of one's own are found from
-there). What went wrong is written into the run folder, for those who follow the run there.
+that is another address), `fine` (messages would not do where not all sites come onto the stream), `keys` (the server's
+own, for masked sums and sealed chains), `met` (a file that says which node was which site) and `folder` (where the run
+was asked for: relative paths and parts of one's own are found from there). What went wrong is written into the run
+folder, for those who follow the run there.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Asked:
     wait: float = 600.0
     stream: str = ""
     listen: str = ""
+    fine: bool = False
     folder: str = ""
     keys: str = ""
     met: str = ""
@@ -90,10 +92,7 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
     transport: Transport = messages
     try:
         wait_for(messages, asked.sites, asked.wait)
-        if asked.stream:
-            from fedstrata.engines.flower.stream import open_stream  # noqa: PLC0415 - gRPC, where it is needed
-
-            transport = open_stream(messages, asked.stream, run, listen=asked.listen or None, say=say)
+        transport, why = way(messages, asked, run) if asked.stream else (messages, None)
         limit = asked.deadline or None
         papers = Papers.load(Path(asked.keys)) if asked.keys else None
         run_at_sites(
@@ -105,10 +104,29 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
             deadline=limit,
             papers=papers,
             patience=asked.wait,
+            no_stream=why,
         )
     finally:
         transport.close()
         messages.close()
+
+
+def way(messages: Transport, asked: Asked, run: str) -> tuple[Transport, str | None]:
+    """Give the stream if as many sites as are wanted come onto it; if not, and messages will do, those, and why."""
+    from fedstrata.engines.flower.stream import open_stream  # noqa: PLC0415 - gRPC, where it is needed
+
+    try:
+        stream = open_stream(messages, asked.stream, run, listen=asked.listen or None, say=say)
+        if len(stream.names()) >= asked.sites or asked.fine:
+            return stream, None
+        why = "; ".join(f"{site}: {reason}" for site, reason in sorted(stream.why_not().items())) or "no answer"
+        stream.close()
+    except FedstrataError as error:
+        if asked.fine:
+            raise
+        why = str(error)
+    say(f"everything goes by messages, because not all sites came onto the stream: {why}")
+    return messages, why
 
 
 def wait_for(transport: Transport, sites: int, seconds: float) -> list[str]:
@@ -174,6 +192,7 @@ _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "wait": (_seconds, "seconds"),
     "stream": (_text, "HOST:PORT"),
     "listen": (_text, "HOST:PORT"),
+    "fine": (_flag, "true or false"),
     "folder": (_text, "a path"),
     "keys": (_text, "a path"),
     "met": (_text, "a path"),

@@ -180,11 +180,11 @@ class Host:
             raise RefusedError("clients meet by samples or by clients")
         if by and session.roll is not None and not invitation:
             raise RefusedError("this site meets others under masks only")
-        if self._visit is not None:  # it waits for others who will not come
+        if self._visit is not None:  # it still waits for others
             self._visit.end()
         seat = self._guard.seat(invitation) if invitation else None
         self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None, seat)
-        return self._leaving(*self._visit.next())
+        return self._said(self._visit)
 
     def _trained(self, data: bytes) -> tuple[bytes, bytes]:
         return self._task(data, b"")
@@ -193,7 +193,14 @@ class Host:
         if self._visit is None:
             raise RefusedError(f"site {self.name} is not waiting for anybody")
         header, tensors = unpack(data)
-        return self._leaving(*self._visit.next((tensors["average"], float(header["count"]))))
+        return self._said(self._visit, (tensors["average"], float(header["count"])))
+
+    def _said(self, visit: Visit, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
+        """Let a visit go on until it meets others again, or is over."""
+        self._visit = None
+        what, data = visit.next(met)
+        self._visit = visit if what == MET else None
+        return self._leaving(what, data)
 
     def _leaving(self, what: bytes, data: bytes) -> tuple[bytes, bytes]:
         """Clip and noise an update, and keep it here where only sums may leave; its report goes out without it."""
@@ -266,15 +273,19 @@ class Host:
 
 
 class Visit:
-    """A task in a thread of its own: it can stop in the middle and wait for the other sites."""
+    """A task; where norms meet, in a thread of its own: it can stop in the middle and wait for the other sites."""
 
     def __init__(self, site: Site, task: bytes, by: By | None, seat: Seat | None = None):
         self._seat = seat  # where what it brings must be masked
         self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
         self._back: queue.Queue[tuple[Tensor, float] | None] = queue.Queue()
         meeting = None if by is None else Meeting(by, self._exchange)
-        self._thread = threading.Thread(target=self._run, args=(site, task, meeting), daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if meeting is None or not site.lane.space.normed:
+            self._run(site, task, meeting)
+        else:
+            self._thread = threading.Thread(target=self._run, args=(site, task, meeting), daemon=True)
+            self._thread.start()
 
     def next(self, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
         """Let it go on, and give what it says next: what it brings to a meeting, or its report."""
@@ -286,9 +297,10 @@ class Visit:
         return said
 
     def end(self) -> None:
-        """Let it go, if it still waits."""
+        """Let it go: nobody comes to meet it."""
         self._back.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self, site: Site, task: bytes, meeting: Meeting | None) -> None:
         try:

@@ -12,6 +12,7 @@ from fedstrata.engines.sites.company import Company
 from fedstrata.engines.sites.meetings import added, invited
 from fedstrata.engines.sites.telling import asked, read_values
 from fedstrata.errors import FedstrataError
+from fedstrata.messages import tensor_bytes
 from fedstrata.metrics import balanced, worst
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.serverside import Scores, View
@@ -34,11 +35,12 @@ class JudgeAtSites:
         """Score every n-th round and the last; other rounds have no scores."""
         if view.round + 1 != view.rounds and (view.round + 1) % self.every:
             return Scores()
-        data = pack({}, {"params": model.params, "buffers": model.buffers})
+        data = pack({}, model.wire())
         invitation = self._invitation(view) if self.shy and self.masked else b""
         answers = self._answers({name: asked("evaluate", data, invitation) for name in self.names}, 2, view)
         told = 1 if self.shy else self.classes
         right, tested, loss = np.zeros(told), np.zeros(told), 0.0
+        sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self.names) + _size(answers)}
         own: dict[int, float] = {}
         for client, name in enumerate(self.names):
             if name not in answers:
@@ -52,7 +54,7 @@ class JudgeAtSites:
             if had.sum():
                 own[client] = float(hits.sum() / had.sum())
         if not tested.sum():
-            return Scores()
+            return Scores(sent)
         by_label: tuple[np.ndarray, np.ndarray] | None = (right, tested)
         if self.shy:
             whole = bool(invitation) and len(answers) == len(self.names)
@@ -66,6 +68,7 @@ class JudgeAtSites:
             "recall": recall,
             "client_mean": float(accuracies.mean()),
             "worst10": worst(accuracies),
+            **sent,
         }
         if self.satisfied_at is not None:
             figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
@@ -118,3 +121,8 @@ class JudgeAtSites:
         if not (right <= tested).all() or not np.isfinite(tested).all() or not np.isfinite(loss):
             raise RefusedError("its figures are impossible")
         return right, tested, loss
+
+
+def _size(answers: Mapping[str, tuple[bytes, ...]]) -> int:
+    """Give the bytes of answers."""
+    return sum(len(part) for answer in answers.values() for part in answer)

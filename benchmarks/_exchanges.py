@@ -1,0 +1,135 @@
+"""The app that measures: exchanges, rounds and batches by messages and over a stream, and bytes on the wire."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from benchmarks._counting import Counting
+from benchmarks._site import ECHO
+from benchmarks._telling import measuring
+from fedstrata.away import run_at_sites
+from fedstrata.deploy.client import free_port
+from fedstrata.engines.flower.messages import Messages
+from fedstrata.engines.flower.server_app import wait_for
+from fedstrata.engines.flower.stream import open_stream
+from fedstrata.engines.sites.transport import Failure, Transport
+from fedstrata.experiment import Experiment
+from fedstrata.runs import Run
+
+SITES = 3
+SIZES = {4_000: 400, 250_000: 400, 2_500_000: 60, 25_000_000: 12}  # bytes of a request, and how often it is sent
+WARM = 20
+BY_MESSAGE = 3  # exchanges of 250,000 bytes
+BATCH, FEW, MANY = 16, 2, 300  # samples of a batch; batches that are trained by messages, and over the stream
+ROUNDS = 3  # of FedAvg by messages
+COMMON = {"model.name": "lenet5", "train.batch_size": BATCH, "train.clients_per_round": "all"}
+FEDAVG = COMMON | {"train.epochs": 1}
+STRATIFY = COMMON | {"method.name": "stratify-batch"}
+TRIVIAL = FEDAVG | {"model.name": "mlp", "model.hidden": [77], "train.batch_size": 2_000}  # one step, as large a model
+
+
+def measured(grid: Grid) -> dict[str, Any]:
+    """Measure everything."""
+    messages = Messages(grid)
+    wait_for(messages, SITES, 120.0)
+    told: dict[str, Any] = {"message": exchanged(messages, 250_000, BY_MESSAGE)}
+    told["round"] = median_round(messages)
+    told["batch by messages"] = batch(messages, FEW, rounds=1)
+    stream = open_stream(messages, "127.0.0.1:0", "timed")
+    try:
+        told["stream"] = {size: exchanged(stream, size, times) for size, times in SIZES.items()}
+        told["batch"] = batch(stream, MANY, rounds=2)
+    finally:
+        stream.close()
+    told["bytes"] = counted(messages)
+    messages.close()
+    return told
+
+
+def exchanged(transport: Transport, size: int, times: int) -> float:
+    """Give the seconds of an exchange of so many bytes with all sites, the median of many."""
+    requests, seconds = dict.fromkeys(transport.names(), ECHO + os.urandom(size - len(ECHO))), []
+    for _ in range(min(WARM, times // 3) + times):
+        start = perf_counter()
+        replies = transport.exchange(requests, 60.0)
+        seconds.append(perf_counter() - start)
+        if replies != requests:
+            raise AssertionError(f"{sorted(replies)} answered, or not with what they got")
+    return median(seconds[-times:])
+
+
+def median_round(transport: Transport) -> float:
+    """Give the seconds of a round of FedAvg with its evaluation; sites have next to nothing to do."""
+    _, times = played(transport, TRIVIAL | {"train.rounds": ROUNDS})
+    marks = [times["sites", 1], *(times["round", number + 1] for number in range(ROUNDS))]
+    return median(later - earlier for earlier, later in pairwise(marks))
+
+
+def batch(transport: Transport, batches: int, rounds: int) -> float:
+    """Give the seconds of a global batch of Stratify, over the batches of the last round; evaluation is not counted."""
+    asked = STRATIFY | {"train.rounds": rounds, "method.schedule.length": BATCH * batches}
+    _, times = played(transport, asked)
+    began = times["round", rounds - 1] if rounds > 1 else times["sites", 1]
+    return (times["schedule", rounds] - began) / batches
+
+
+def counted(messages: Transport) -> dict[str, tuple[int, int]]:
+    """Give, by method, the bytes that the account of a run says, and those that crossed the wire meanwhile."""
+    found, port = {}, free_port()
+    for name, asked in {
+        "FedAvg": FEDAVG | {"train.rounds": 5},
+        "Stratify batch": STRATIFY | {"train.rounds": 1, "method.schedule.length": 20 * BATCH},
+    }.items():
+        with Counting(port) as wire:
+            stream = open_stream(messages, wire.address, f"counted-{len(found)}", listen=f"127.0.0.1:{port}")
+            try:
+                run, _ = played(stream, asked)
+            finally:
+                stream.close()
+        summary = run.summary
+        told = sum(int(summary[key]) for key in ("bytes_up", "bytes_down", "bytes_setup", "bytes_evaluate"))
+        found[name] = told, wire.carried
+    return found
+
+
+def played(transport: Transport, asked: Mapping[str, Any]) -> tuple[Run, dict[tuple[str, int], float]]:
+    """Run an experiment; give its folder, and when its events came: the n-th of a kind, from 1."""
+    times: dict[tuple[str, int], float] = {}
+
+    def watch(event: Mapping[str, Any]) -> None:
+        kind = str(event["event"])
+        times[kind, 1 + sum(known == kind for known, _ in times)] = perf_counter()
+
+    folder = Path(tempfile.mkdtemp(prefix="sites-"))
+    run = run_at_sites(Kept(transport), Experiment.of(None, **asked), folder, SITES, watch=watch)
+    if wrong := {"site_refused", "site_not_scored", "dropped", "no_update"} & {kind for kind, _ in times}:
+        raise AssertionError(f"not everybody did what was asked for: {sorted(wrong)}")
+    return run, times
+
+
+class Kept:
+    """A way to the sites that stays open when a run is over."""
+
+    def __init__(self, transport: Transport):
+        self.names, self._transport = transport.names, transport
+
+    def exchange(
+        self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
+    ) -> dict[str, bytes | Failure]:
+        """Ask."""
+        return self._transport.exchange(requests, deadline, enough)
+
+    def close(self) -> None:
+        """Stay."""
+
+
+server = measuring(measured)

@@ -1,0 +1,103 @@
+"""Flower on this machine: a SuperLink, and SuperNodes with a process of a site behind each.
+
+The SuperNodes are Flower's own, not those of `deploy client`, because they also have to run an app that is not ours.
+All have the environment that `deploy` gives them, which looks for work ten times as often as Flower by itself would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedstrata.deploy import flower
+from fedstrata.deploy.client import free_port
+from fedstrata.deploy.gate import HEALTH
+from fedstrata.deploy.processes import Household
+from fedstrata.deploy.server import Server, ask, tail
+from fedstrata.deploy.submit import pyproject
+from fedstrata.errors import FedstrataError
+
+UP = 120.0  # seconds in which Flower must be there
+OFTEN = 0.5  # seconds between two looks at what has come of an app
+ROOT = Path(__file__).parents[1]
+
+
+class Loopback:
+    """A federation on this machine, as whoever measures sees it."""
+
+    def __init__(self, household: Household):
+        self._household, self._folder = household, household.folder
+
+    def told_by(self, app: str, client: str, seconds: float) -> dict[str, Any]:
+        """Run an app (the `server` of a module in this folder, and what runs at clients); give what it measured."""
+        place, out = self._folder / app.strip("_"), self._folder / f"{app}.json"
+        place.mkdir()
+        described = pyproject()
+        described["tool"]["flwr"]["app"] |= {
+            "components": {"serverapp": f"benchmarks.{app}:server", "clientapp": client},
+            "config": {"out": str(out)},
+        }
+        (place / "pyproject.toml").write_text(tomli_w.dumps(described))
+        number = str(flower.flwr(self._folder, ["run", str(place), flower.CONNECTION])["run-id"])
+        until = time.monotonic() + seconds
+        while not out.exists():
+            if (gone := self._household.gone()) is not None:
+                raise FedstrataError(f"{gone} ended by itself:\n{tail(self._folder / f'{gone}.log')}")
+            if time.monotonic() > until:
+                raise FedstrataError(f"{app} measured nothing:\n{flower.log_of(self._folder, number)[-3000:]}")
+            time.sleep(OFTEN)
+        told: dict[str, Any] = json.loads(out.read_text())
+        if failed := told.get("failed"):
+            raise FedstrataError(f"{app} failed:\n{failed}")
+        return told
+
+
+@contextmanager
+def loopback(sites: Collection[str]) -> Iterator[Loopback]:
+    """Start everything; end it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="sites-") as name:
+        folder = Path(name)
+        port = free_port()
+        server = Server(flower.LOOPBACK, port, port + 1, flower.LOOPBACK, None)
+        flower.configure(folder, server.address, None)
+        around = flower.environment(folder)
+        around["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        household = Household(folder, "this benchmark")
+
+        def start(name: str, *command: str) -> None:
+            household.start(name, command, folder / f"{name}.log", around, folder)
+
+        try:
+            where = ("--host", flower.LOOPBACK, "--port", str(port), "--insecure")
+            start("superlink", "flower-superlink", *where, "--disable-runtime-dependency-installation")
+            for i, site in enumerate(sites):
+                socket = folder / site / "s"
+                start(f"site-{site}", sys.executable, "-m", "benchmarks._site", site, str(socket), str(i))
+                node = ("--host", flower.LOOPBACK, "--port", str(free_port()), "--insecure")
+                config = ("--superlink", server.address, "--node-config", f"site='{site}' socket='{socket}'")
+                start(f"node-{site}", "flower-supernode", *node, *config)
+            _wait(server, household)
+            yield Loopback(household)
+        finally:
+            household.close()
+
+
+def _wait(server: Server, household: Household) -> None:
+    """Wait until Flower answers."""
+    until = time.monotonic() + UP
+    while time.monotonic() < until and household.gone() is None:
+        with suppress(OSError):
+            if ask(server.address, HEALTH, None) == 200:
+                return
+        time.sleep(OFTEN)
+    log = household.folder / f"{household.gone() or 'superlink'}.log"
+    raise FedstrataError(f"Flower is not up:\n{tail(log)}")
