@@ -40,7 +40,9 @@ class JudgeAtSites:
         answers = self._answers({name: asked("evaluate", data, invitation) for name in self.names}, 2, view)
         told = 1 if self.shy else self.classes
         right, tested, loss = np.zeros(told), np.zeros(told), 0.0
-        sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self.names) + _size(answers)}
+        numbers = 2 * told + 1  # of an answer, with 8 bytes each, beside what is masked
+        up = sum(8 * numbers + len(words) for _, words in answers.values())
+        sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self.names) + up}
         own: dict[int, float] = {}
         for client, name in enumerate(self.names):
             if name not in answers:
@@ -121,8 +123,3 @@ class JudgeAtSites:
         if not (right <= tested).all() or not np.isfinite(tested).all() or not np.isfinite(loss):
             raise RefusedError("its figures are impossible")
         return right, tested, loss
-
-
-def _size(answers: Mapping[str, tuple[bytes, ...]]) -> int:
-    """Give the bytes of answers."""
-    return sum(len(part) for answer in answers.values() for part in answer)
