@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from staging import Federation
+
+HERE = Path(__file__).parent
+STARTED: list[Federation] = []
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.sites)
+            item.add_marker(pytest.mark.skipif(find_spec("flwr") is None, reason="needs fedstrata[flower]"))
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory):
+    """One for all tests, because starting it takes longest."""
+    folder = tmp_path_factory.mktemp("federation")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSTRATA_STATE", str(folder / "state"))
+        patch.setenv("FEDSTRATA_WISHES", str(folder / "wishes"))
+        here = Federation(folder)
+        STARTED.append(here)
+        try:
+            here.start()
+            yield here
+        finally:
+            here.close()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Show the logs where a test fails."""
+    report = (yield).get_result()
+    if report.failed and STARTED:
+        report.sections.append(("the federation", STARTED[0].everything()))
