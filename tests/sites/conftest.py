@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,6 +1,7 @@
 """A site that can be told to misbehave: `python odd.py deploy client ...` is `fedstrata deploy client ...` otherwise.
 
-Its wishes are files in the folder FEDSTRATA_WISHES, named SITE-ROUND (rounds counted from 1), that hold one word each.
+A wish is a file SITE-ROUND (rounds counted from 1) in the folder FEDSTRATA_WISHES. It says what to do, and may say in
+which kind of step: "hold gradient". There the site also notes what can be seen nowhere else.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import torch
 
 from fedstrata.cli import main
 from fedstrata.deploy import client
+from fedstrata.engines.flower.framing import Kind
+from fedstrata.engines.flower.stream_site import StreamSite
 from fedstrata.engines.sites import site_process
-from fedstrata.engines.sites.telling import replied, split
+from fedstrata.engines.sites.host import REPORT
 from fedstrata.messages import Report
 from fedstrata.wire import pack_report, unpack_report, unpack_task
 
@@ -27,29 +30,38 @@ LIES = {
 
 
 class Odd(site_process.Host):
-    """Answers tasks as it is wished to."""
+    """Does tasks as it is wished to."""
 
-    def answer(self, request: bytes) -> bytes:
-        kind, *fields = split(request)
-        wish = self._wish(unpack_task(fields[0]).round + 1) if kind == b"task" else None
-        word = wish.read_text() if wish is not None and wish.exists() else ""
+    def _task(self, data: bytes, by: bytes) -> tuple[bytes, bytes]:
+        task = unpack_task(data)
+        wish = place() / f"{self.name}-{task.round + 1}"
+        word, _, kind = wish.read_text().partition(" ") if wish.exists() else ("", "", "")
+        word = word if kind in ("", task.kind) else ""
         if word == "hold":  # until the wish is taken back
             wish.with_suffix(".held").touch()
             while wish.exists():
                 time.sleep(0.02)
-        reply = super().answer(request)
-        return changed(reply, LIES[word]) if word in LIES else reply
-
-    def _wish(self, number: int) -> Path:
-        return Path(os.environ["FEDSTRATA_WISHES"]) / f"{self.name}-{number}"
+        what, said = super()._task(data, by)
+        return what, lied(said, word) if word in LIES and what == REPORT else said
 
 
-def changed(reply: bytes, lie) -> bytes:
-    """Change the sums of a report."""
-    _, said, data = split(reply)
+class Noted(StreamSite):
+    """Notes when it is on the stream."""
+
+    def _take(self, parcel, outbox):
+        if parcel.kind is Kind.WELCOME:
+            (place() / f"{self._invitation.site}.joined").touch()
+        super()._take(parcel, outbox)
+
+
+def place() -> Path:
+    return Path(os.environ["FEDSTRATA_WISHES"])
+
+
+def lied(data: bytes, how: str) -> bytes:
     report = unpack_report(data)
-    fields = {**vars(report), "summed": {name: lie(tensor) for name, tensor in report.summed.items()}}
-    return replied(said, pack_report(Report(**fields)))
+    summed = {name: LIES[how](tensor) for name, tensor in report.summed.items()}
+    return pack_report(Report(**{**vars(report), "summed": summed}))
 
 
 if __name__ == "__main__":
@@ -58,4 +70,5 @@ if __name__ == "__main__":
         main()
     else:
         site_process.Host = Odd
+        sys.modules[StreamSite.__module__].StreamSite = Noted
         site_process.main(*sys.argv[1:])

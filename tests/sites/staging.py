@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -200,7 +199,7 @@ class Playing:
     def over(self) -> bool:
         return any((self.result.path / name).exists() for name in ("summary.json", submit.FAILED))
 
-    def reaches(self, kind: str, seconds: float = 60.0, **fields: Any) -> dict[str, Any]:
+    def reaches(self, kind: str, seconds: float = 90.0, **fields: Any) -> dict[str, Any]:
         """Wait for an event with some fields."""
 
         def there() -> list[dict[str, Any]]:
@@ -213,11 +212,20 @@ class Playing:
         wait_for(there, seconds, self.said)
         return there()[0]
 
-    def holds(self, site: str, number: int, seconds: float = 60.0) -> None:
+    def holds(self, site: str, number: int) -> None:
         """Wait until a site that was wished to hold a round does so."""
-        held = self.federation.wishes / f"{site}-{number}.held"
-        wait_for(lambda: held.exists() or self.over(), seconds, self.said)
-        assert held.exists(), f"the run is over\n{self.said()}"
+        self._notes(f"{site}-{number}.held")
+
+    def joins_again(self, site: str, *changes: str) -> None:
+        """Start a site that was killed, and wait until it is on the stream."""
+        (self.federation.wishes / f"{site}.joined").unlink()
+        self.federation.start_site(site, *changes)
+        self._notes(f"{site}.joined")
+
+    def _notes(self, name: str, seconds: float = 90.0) -> None:
+        note = self.federation.wishes / name
+        wait_for(lambda: note.exists() or self.over(), seconds, self.said)
+        assert note.exists(), f"the run is over\n{self.said()}"
 
     def ends(self, seconds: float = 90.0) -> Run:
         wait_for(self.over, seconds, self.said)

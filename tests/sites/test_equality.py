@@ -42,7 +42,8 @@ def test_over_the_stream(federation, tmp_path, name):
 
 
 def test_by_messages_and_from_the_command_line(federation, tmp_path):
-    overrides = SMALL | {"train.rounds": 1}
+    wide = {"model.name": "mlp", "model.hidden": [16384]}  # longer than what goes into one record of Flower's
+    overrides = SMALL | wide | {"train.rounds": 1, "train.epochs": 1}
     here = train(overrides=overrides, out=tmp_path / "here")
     sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
     to, out = ("--server", federation.address), str(tmp_path / "there")
