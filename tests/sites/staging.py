@@ -22,11 +22,12 @@ from fedstrata.runs import Run
 
 SITES = ("a", "b", "c")
 FEDSTRATA = ("-m", "fedstrata")
+WHILE = 180.0  # seconds that anything may take, also on a machine that has much else to do
 ODD = (str(Path(__file__).with_name("odd.py")),)
 
 
-def wait_for(true: Callable[[], Any], seconds: float, about: Callable[[], str] = lambda: "waited in vain") -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(true: Callable[[], Any], about: Callable[[], str] = lambda: "waited in vain") -> None:
+    deadline = time.monotonic() + WHILE
     while not true():
         assert time.monotonic() < deadline, about()
         time.sleep(0.05)
@@ -52,12 +53,12 @@ class Started:
     def said(self) -> str:
         return self._log.read_bytes()[self._begin :].decode()
 
-    def says(self, text: str, seconds: float = 60.0) -> None:
-        wait_for(lambda: text in self.said or self.process.poll() is not None, seconds, lambda: self.said)
+    def says(self, text: str) -> None:
+        wait_for(lambda: text in self.said or self.process.poll() is not None, lambda: self.said)
         assert text in self.said, self.said
 
-    def ends(self, code: int, seconds: float = 60.0) -> None:
-        assert self.process.wait(seconds) == code, self.said
+    def ends(self, code: int) -> None:
+        assert self.process.wait(WHILE) == code, self.said
 
     def family(self) -> set[processes.Known]:
         there = processes.everybody()
@@ -112,6 +113,14 @@ class Federation:
         for site in SITES:
             self.connected(site)
 
+    def mend(self) -> None:
+        """Start the sites again that a test ended."""
+        for site in SITES:
+            if self.commands[site].process.poll() is not None:
+                self.start_site(site, wait=False)
+        for site in SITES:
+            self.connected(site)
+
     def start_server(self) -> None:
         options = ("--keys", "keys/server", "--port", str(self.port), "--stream-port", str(free_port()))
         self.commands["server"] = server = Started(self.folder, "server", "server", *options)
@@ -125,16 +134,16 @@ class Federation:
             self.connected(site)
 
     def connected(self, site: str) -> None:
-        self.commands[site].says(f"site {site}: connected", 90)
+        self.commands[site].says(f"site {site}: connected")
 
     def site(self, name: str) -> list[str]:
         return ["client", "--server", self.address, "--site", name, "--keys", f"keys/sites/{name}"]
 
-    def call(self, name: str, *args: str, code: int = 0, seconds: float = 60.0) -> str:
+    def call(self, name: str, *args: str, code: int = 0) -> str:
         """Run a `deploy` command to its end, and give what it said."""
         command = Started(self.folder, name, *args)
         try:
-            command.ends(code, seconds)
+            command.ends(code)
         finally:
             command.process.kill()
         return command.said
@@ -199,7 +208,7 @@ class Playing:
     def over(self) -> bool:
         return any((self.result.path / name).exists() for name in ("summary.json", submit.FAILED))
 
-    def reaches(self, kind: str, seconds: float = 90.0, **fields: Any) -> dict[str, Any]:
+    def reaches(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Wait for an event with some fields."""
 
         def there() -> list[dict[str, Any]]:
@@ -209,7 +218,7 @@ class Playing:
             assert fits or not over, f"the run is over\n{self.said()}"
             return fits
 
-        wait_for(there, seconds, self.said)
+        wait_for(there, self.said)
         return there()[0]
 
     def holds(self, site: str, number: int) -> None:
@@ -222,13 +231,13 @@ class Playing:
         self.federation.start_site(site, *changes)
         self._notes(f"{site}.joined")
 
-    def _notes(self, name: str, seconds: float = 90.0) -> None:
+    def _notes(self, name: str) -> None:
         note = self.federation.wishes / name
-        wait_for(lambda: note.exists() or self.over(), seconds, self.said)
+        wait_for(lambda: note.exists() or self.over(), self.said)
         assert note.exists(), f"the run is over\n{self.said()}"
 
-    def ends(self, seconds: float = 90.0) -> Run:
-        wait_for(self.over, seconds, self.said)
+    def ends(self) -> Run:
+        wait_for(self.over, self.said)
         assert not (self.result.path / submit.FAILED).exists(), self.said()
         return self.result
 

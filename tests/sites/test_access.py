@@ -40,7 +40,7 @@ def test_sites_are_up_under_their_names_and_strangers_are_refused(federation, tm
         ]
     }
     for command, code, said in commands.values():
-        command.ends(code, 120)
+        command.ends(code)
         assert said in command.said
     rows = json.loads(commands["status"][0].said)["sites"]
     assert [(row["site"], row["up"], row["last_contact"]) for row in rows] == [(s, True, "now") for s in SITES]
@@ -61,7 +61,7 @@ def test_a_program_that_the_server_sends_is_not_run_at_a_site(federation, tmp_pa
     (app / "pyproject.toml").write_text(tomli_w.dumps(told))
     (app / "their_app.py").write_text(THEIRS.replace("WHERE", str(trace)))
     number = str(flower.flwr(home, ["run", str(app), flower.CONNECTION])["run-id"])
-    wait_for(lambda: all("not fedstrata's: it holds other files" in federation.log(site) for site in SITES), 90)
+    wait_for(lambda: all("not fedstrata's: it holds other files" in federation.log(site) for site in SITES))
     flower.flwr(home, flower.stopping(number))
     assert trace.with_suffix(".server").exists(), "the server itself ran it"
     assert not trace.with_suffix(".site").exists()
