@@ -332,6 +332,7 @@ def test_what_the_site_process_is_told(made):
         "socket": "/s/site",
         "server": "h:8000",
         "keys": str(made / "sites/a"),
+        "memory": str(state.of_site("a") / "memory"),
         "data": {"data": {"name": "digits"}, "seed": 3},
         "partition": [1, 3],
     }

@@ -36,7 +36,8 @@ class Here:
     def exchange(self, requests, deadline=None, enough=None):
         told = {}
         for name, request in requests.items():
-            reply = self.tamper(name, split(request)[0].decode(), self.hosts[name].answer(request))
+            kind = split(split(request)[2] if split(request)[0] == b"in" else request)[0].decode()
+            reply = self.tamper(name, kind, self.hosts[name].answer(request))
             if reply is not None:
                 told[name] = reply
         return told
@@ -204,7 +205,7 @@ def test_a_host_refuses_what_it_does_not_know():
     host = hosts(SMALL)["bonn"]
     for request, why in {
         asked("dance"): "no request",
-        asked("task", b"", b""): "takes part in no run",
+        asked("task", b"", b""): "was restarted",
         asked("met", b""): "not waiting",
         b"\xff\xff": "cut off",
     }.items():

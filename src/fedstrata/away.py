@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedstrata.assemble import assemble
+from fedstrata.devices import Devices
+from fedstrata.engines.sites.company import Company, introduced, recorded
 from fedstrata.engines.sites.engine import AtSites, Masks
-from fedstrata.engines.sites.facts import Away, Facts
+from fedstrata.engines.sites.facts import Away
 from fedstrata.engines.sites.host import COUNTED
 from fedstrata.engines.sites.judging import JudgeAtSites
+from fedstrata.engines.sites.observed import Observed
 from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import asked, read_reply, read_values, written
-from fedstrata.engines.sites.transport import Failure, Transport
-from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.engines.sites.telling import asked, written
+from fedstrata.engines.sites.transport import Transport
+from fedstrata.errors import RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.plan import Plan
 from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.roster import Roster
 from fedstrata.runs import Run
 from fedstrata.training import begin, resume
 from fedstrata.work import Watch
@@ -30,37 +37,40 @@ Log = Callable[..., None]
 class Elsewhere:
     """Where visits and evaluation happen: at sites that are in touch through a transport."""
 
-    transport: Transport
-    names: list[str]
+    company: Company
     experiment: Experiment
-    deadline: float | None = None
-    run: str = ""
+    folder: Path
     papers: Papers | None = None
+    resumed: bool = False
+
+    def observed(self, plan: Plan) -> Plan:
+        """Give the plan with time as the clock says it."""
+        system = plan.system
+        return replace(plan, system=Observed(**vars(system))) if isinstance(system, Devices) else plan
+
+    def attended(self, roster: Roster, plan: Plan, federation: Away) -> Roster:
+        """Give what is known of sites with who is there, round by round; their data may change on the way."""
+        company, names = self.company, self.company.names
+
+        def now(round: int) -> Roster:
+            there = company.attending(plan.fewest)
+            facts = tuple(company.facts.values())
+            known = replace(federation, facts=facts).roster(plan.needs, plan.streams) if company.changed else roster
+            return replace(known, holders=np.array([i for i in known.holders if names[i] in there], dtype=np.int64))
+
+        return replace(roster, later=now)
 
     def engine(self, plan: Plan, federation: Away, note: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
-        masks = self._masks()
-        table = written(self.experiment.dump())
-        requests = {
-            name: asked(
-                "begin",
-                written(
-                    {
-                        "run": self.run,
-                        "client": i,
-                        "sites": self.names,
-                        "classes": federation.classes,
-                        "speed": facts.speed,
-                    }
-                ),
-                table,
-            )
-            for i, (name, facts) in enumerate(zip(self.names, federation.facts, strict=True))
-        }
-        for name, answer in self._all(requests).items():
-            _read(answer, name)
-        note("sites", wall={"sites": self.names})
-        return AtSites(self.transport, self.names, plan, note, self.deadline, masks)
+        company, masks = self.company, self._masks()
+        company.note = note
+        company.write(self.folder)
+        for name, error in company.begin(company.names, company.deadline).items():
+            if not self.resumed:
+                raise RequestError(f"site {name}: {error}")
+            note("site_refused", site=name, client=company.names.index(name), why=str(error))
+        note("sites", wall={"sites": company.names})
+        return AtSites(company, plan, note, masks)
 
     def _masks(self) -> Masks | None:
         privacy = self.experiment.privacy
@@ -68,25 +78,14 @@ class Elsewhere:
             return None
         if self.papers is None:
             raise RequestError('privacy.aggregate = "masked" at sites needs keys; see fedstrata deploy keys')
-        return Masks(self.papers, self.names, Encoding(privacy.encoding.bits, privacy.encoding.fraction), self.run)
+        encoding = Encoding(privacy.encoding.bits, privacy.encoding.fraction)
+        return Masks(self.papers, self.company.names, encoding, self.company.run)
 
     def judge(self, classes: int) -> JudgeAtSites:
         """Give what scores models."""
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        return JudgeAtSites(self.transport, self.names, classes, evaluate.every, voting, self.deadline)
-
-    def facts(self, needs: frozenset[str]) -> Away:
-        """Ask every site what it has, as far as the method needs to know."""
-        request = asked("introduce", written({"needs": sorted(needs & COUNTED)}))
-        answers = self._all(dict.fromkeys(self.names, request))
-        return Away.of({name: _facts(answers[name], name) for name in self.names})
-
-    def _all(self, requests: Mapping[str, bytes]) -> dict[str, bytes | Failure]:
-        answers = self.transport.exchange(requests, self.deadline)
-        if silent := [name for name in requests if name not in answers]:
-            raise RequestError(f"site {silent[0]} does not answer")
-        return answers
+        return JudgeAtSites(self.company, classes, evaluate.every, voting)
 
 
 def run_at_sites(
@@ -98,23 +97,42 @@ def run_at_sites(
     deadline: float | None = None,
     watch: Watch | None = None,
     papers: Papers | None = None,
+    patience: float = 600.0,
 ) -> Run:
-    """Run an experiment at the sites that are there, or go on with one."""
+    """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
     for key, asked_for in _not_yet(described).items():
         if asked_for:
             raise RequestError(f"{key} is not carried to real sites yet; leave it out")
-    names = sorted(transport.names())
+    deadline = deadline or described.system.deadline or None
+    before = recorded(path) if resumed else None
+    names = sorted(transport.names()) if before is None else list(before[1])
     if len(names) < sites:
         raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
-    at = Elsewhere(transport, names, described, deadline, path.name, papers)
-    federation = at.facts(frozenset())
-    needs = assemble(described, federation).needs
-    if needs & COUNTED:
-        federation = at.facts(needs)
+    run, facts = before or (secrets.token_hex(16), introduced(transport, names, frozenset(), deadline))
+    federation = Away.of(facts)
+    needs = assemble(described, federation).needs & COUNTED
+    if needs and before is None:
+        federation = Away.of(introduced(transport, names, needs, deadline))
+    facts = dict(zip(names, federation.facts, strict=True))
+    company = Company(transport, run, facts, federation.classes, needs, deadline, patience)
+    company.welcome = lambda name: _welcome(company, described, name)
+    at = Elsewhere(company, described, path, papers, before is not None)
     if resumed:
         return resume(path, federation=federation, watch=watch, elsewhere=at)
     return begin(described, federation, None, path, watch, at)
+
+
+def _welcome(company: Company, experiment: Experiment, name: str) -> bytes:
+    """Give what tells a site of the run."""
+    about = {
+        "run": company.run,
+        "client": company.names.index(name),
+        "sites": company.names,
+        "classes": company.classes,
+        "speed": company.facts[name].speed,
+    }
+    return asked("begin", written(about), written(experiment.dump()))
 
 
 def _not_yet(experiment: Experiment) -> dict[str, bool]:
@@ -127,19 +145,3 @@ def _not_yet(experiment: Experiment) -> dict[str, bool]:
         "privacy.dp": privacy.dp is not None,
         "masked sums of batch norm": privacy.aggregate == "masked" and experiment.method.driver["kind"] == "sync",
     }
-
-
-def _facts(answer: bytes | Failure, name: str) -> Facts:
-    told = read_values(_read(answer, name))
-    if told.pop("site", None) != name:
-        raise RequestError(f"site {name} introduces itself by another name")
-    return Facts.read(told, name)
-
-
-def _read(answer: bytes | Failure, name: str) -> bytes:
-    if isinstance(answer, Failure):
-        raise RequestError(f"site {name}: {answer.reason}")
-    try:
-        return read_reply(answer, 1)[0]
-    except FedstrataError as error:
-        raise RequestError(f"site {name}: {error}") from None

@@ -147,11 +147,13 @@ class Devices(System):
             late |= {r.client for r in first[self._need(view, step) :]}
         return late
 
-    def _need(self, view: View, step: Step) -> int:
-        """Give how many reports end the wait; where more clients were asked than are wanted, they are in reserve."""
-        asked = len(step.asks)
-        wanted = min(asked, view.needed) if self.over_select > 1 and view.needed else asked
+    def enough(self, asked: int, needed: int) -> int:
+        """Give how many reports end the wait; where more clients were asked than are needed, they are in reserve."""
+        wanted = min(asked, needed) if self.over_select > 1 and needed else asked
         return max(1, ceil(self.wait_for * wanted - 1e-9))
+
+    def _need(self, view: View, step: Step) -> int:
+        return self.enough(len(step.asks), view.needed)
 
     def _enough(self, view: View, step: Step, arrived: int) -> bool:
         return (self.wait_for < 1 or self.over_select > 1) and arrived >= self._need(view, step)

@@ -110,6 +110,11 @@ class Federation:
             digest.update(split.starts.data)
         return digest.hexdigest()
 
+    @property
+    def identity(self) -> str:
+        """What a checkpoint belongs to."""
+        return self.fingerprint
+
     def with_noise(self, noises: Sequence[Noise], seed: int = 0) -> Federation:
         """Disturb what clients train on; the labels as they were stay in `true_labels`."""
         x, y = self.train.x.numpy(), self.labels

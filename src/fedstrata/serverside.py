@@ -290,6 +290,10 @@ class System(ServerSide):
         """Give how many clients to ask where k are wanted."""
         return k
 
+    def enough(self, asked: int, needed: int) -> int:
+        """Give how many reports of a training step end the wait; `needed` clients are wanted in a round."""
+        return asked
+
     def timed(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> Sequence[Report]:
         """Write on every report how many seconds it took; `size` is the bytes of the model's message."""
         return reports

@@ -6,27 +6,45 @@ report. It keeps three versions: the one a checkpoint of the server relies on, t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from time import perf_counter
+
 from fedstrata.clientside import Client
 from fedstrata.errors import FedstrataError
 from fedstrata.lane import Lane
 from fedstrata.messages import Tag, Tensors
 from fedstrata.norms import Meeting
+from fedstrata.revised import revised
 from fedstrata.wire import pack_report, unpack_task
+
+
+class StatelessError(FedstrataError):
+    """A client no longer has the state from which it is asked to go on."""
+
+
+class Versions:
+    """A client's states by the report they belong to: those that somebody may still ask for."""
+
+    def __init__(self) -> None:
+        self.by_tag: dict[Tag | None, Tensors] = {None: {}}
+
+    def keep(self, versions: Mapping[Tag | None, Tensors]) -> None:
+        """Keep these and no others."""
+        self.by_tag = dict(versions)
 
 
 class Site:
     """Answers tasks for one client."""
 
-    def __init__(self, client: Client, lane: Lane):
-        self.client, self.lane = client, lane
-        self._versions: dict[Tag | None, Tensors] = {None: {}}
+    def __init__(self, client: Client, lane: Lane, versions: Versions | None = None):
+        self.client, self.lane, self._versions = client, lane, versions or Versions()
 
     def answer(self, message: bytes, meeting: Meeting | None = None) -> bytes:
         """Do a task and give the report."""
-        task = unpack_task(message)
-        if task.accepted not in self._versions:
-            raise FedstrataError(f"client {self.client.id} has no state of round and step {task.accepted}")
-        report, keep = self.lane.visit(self.client, task, self._versions[task.accepted], meeting)
-        kept = {tag: self._versions[tag] for tag in (None, task.durable, task.accepted) if tag in self._versions}
-        self._versions = kept | {(task.round, task.step): keep}
-        return pack_report(report)
+        began, task, known = perf_counter(), unpack_task(message), self._versions.by_tag
+        if task.accepted not in known:
+            raise StatelessError(f"client {self.client.id} has no state of round and step {task.accepted}")
+        report, keep = self.lane.visit(self.client, task, known[task.accepted], meeting)
+        kept = {tag: known[tag] for tag in (None, task.durable, task.accepted) if tag in known}
+        self._versions.keep(kept | {(task.round, task.step): keep})
+        return pack_report(revised(report, seconds=perf_counter() - began))

@@ -51,7 +51,7 @@ def pack_report(report: Report) -> bytes:
     read = report.read()
     header = {
         name: getattr(read, name)
-        for name in ("client", "samples", "steps", "loss", "drift", "finite", "nbytes", "received", "work")
+        for name in ("client", "samples", "steps", "loss", "drift", "finite", "nbytes", "received", "work", "seconds")
     }
     tensors = {f"summed:{k}": v for k, v in read.summed.items()} | {f"shown:{k}": v for k, v in read.shown.items()}
     return pack(header | {"meta": dict(read.meta)}, tensors)

@@ -24,6 +24,7 @@ from fedstrata.metrics import first_round
 from fedstrata.plan import Plan, per_round
 from fedstrata.privacy.arranged import accountant, arranged, guarded
 from fedstrata.privacy.statement import statement
+from fedstrata.roster import Roster
 from fedstrata.runs import Keeps, Run
 from fedstrata.stopping import Stopping
 from fedstrata.threads import one_thread
@@ -35,6 +36,12 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 class Elsewhere(Protocol):
     """Where clients live, if not here."""
+
+    def observed(self, plan: Plan) -> Plan:
+        """Give the plan with time as the clock says it."""
+
+    def attended(self, roster: Roster, plan: Plan, federation: Any) -> Roster:
+        """Give what is known of them with who is there."""
 
     def engine(self, plan: Plan, federation: Any, note: Callable[..., None]) -> Any:
         """Give what carries tasks to them."""
@@ -61,10 +68,12 @@ class Work:
         )
         self.private = private = arranged(experiment, assemble(experiment, federation, model), federation)
         self.plan: Plan = private.plan
-        self.accountant = accountant(experiment, self.plan, private.roster)
+        roster = private.roster
+        if elsewhere is not None:
+            self.plan, roster = elsewhere.observed(self.plan), elsewhere.attended(roster, self.plan, federation)
+        self.accountant = accountant(experiment, self.plan, roster)
         if (last := self._last_round()) is not None:  # so that the last round that is played is scored
             self.plan = replace(self.plan, rounds=min(self.plan.rounds, last[0]))
-        roster = private.roster
         if "proxy" in self.plan.needs and federation.proxy is not None:
             roster = replace(roster, proxy=ProxyLoss(self.plan.local, federation.proxy))
         self.roster = roster
@@ -74,7 +83,7 @@ class Work:
         """What a checkpoint belongs to: these samples at these clients, and this architecture."""
         space = self.plan.space
         layout = repr((self.plan.local.build(), space.params, space.buffers))
-        return {"data": self.federation.fingerprint, "model": sha256(layout.encode()).hexdigest()}
+        return {"data": self.federation.identity, "model": sha256(layout.encode()).hexdigest()}
 
     def fresh(self, note: Callable[..., None] = lambda *_, **__: None, init: bool = True) -> State:
         """Give the state before the first round; without `init`, one that only has the right shape."""

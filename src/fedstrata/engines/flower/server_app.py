@@ -100,6 +100,7 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
             resumed=asked.resume,
             deadline=limit,
             papers=papers,
+            patience=asked.wait,
         )
     finally:
         transport.close()

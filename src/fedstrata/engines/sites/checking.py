@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isfinite
 
 import torch
@@ -13,7 +15,7 @@ from fedstrata.messages import Report, Task, Tensors, tensor_bytes, value_bytes
 from fedstrata.plan import Plan
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.revised import revised
-from fedstrata.wire import unpack_report
+from fedstrata.wire import unpack, unpack_report
 
 HUGE = 1e4  # times the length of the model: no training moves it that far
 
@@ -44,7 +46,8 @@ def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = F
         raise RefusedError(f"its report cannot be read: {type(error).__name__}") from None
     if report.client != task.client:
         raise RefusedError(f"it reports for client {report.client}")
-    for name, number in {"samples": report.samples, "steps": report.steps, "work": report.work}.items():
+    for name in ("samples", "steps", "work", "seconds"):
+        number = getattr(report, name)
         if not isinstance(number, int | float) or not isfinite(number) or number < 0:
             raise RefusedError(f"its report says {name} = {number}")
     shapes: dict[str, tuple[int, ...]] | None = {} if masked else expected(plan, task.kind)
@@ -61,6 +64,33 @@ def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = F
     size = tensor_bytes(_all(report)) + value_bytes(report.meta)
     whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
     return revised(report, finite=finite, drift=drift, nbytes=min(max(report.nbytes, size), 2 * whole + 1_000_000))
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a site brings to a meeting."""
+
+    what: str
+    values: Tensor
+    count: float
+
+
+def read_meeting(data: Mapping[str, bytes]) -> tuple[dict[str, Brought], dict[str, str]]:
+    """Read what sites bring to a meeting, by name; give also why some cannot take part in it."""
+    brought, strange = dict[str, Brought](), dict[str, str]()
+    for name, told in data.items():
+        try:
+            header, tensors = unpack(told)
+            brought[name] = Brought(str(header["what"]), tensors["values"], float(header["count"]))
+        except Exception as error:  # whatever bytes can do to a reader
+            strange[name] = f"what it brings to a meeting cannot be read: {type(error).__name__}"
+    kinds = Counter((one.what, one.values.shape, one.values.dtype) for one in brought.values())
+    for name, one in list(brought.items()):
+        if (one.what, one.values.shape, one.values.dtype) != kinds.most_common(1)[0][0]:
+            strange[name] = "it brings something else to a meeting than the others"
+        elif not bool(all_finite(one.values)) or not isfinite(one.count) or one.count < 0:
+            strange[name] = "what it brings to a meeting is not finite"
+    return brought, strange
 
 
 def _all(report: Report) -> dict[str, Tensor]:

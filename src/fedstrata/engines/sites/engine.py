@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.engines.sites.checking import checked, expected, model_of
+from fedstrata.engines.sites.checking import checked, expected, model_of, read_meeting
+from fedstrata.engines.sites.company import Company
 from fedstrata.engines.sites.host import MET
 from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import SiteError, asked, read_reply, written
-from fedstrata.engines.sites.transport import Failure, Transport
+from fedstrata.engines.sites.telling import asked, written
 from fedstrata.errors import FedstrataError
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.norms import By
-from fedstrata.plan import Plan
+from fedstrata.plan import Plan, per_round
 from fedstrata.privacy.frames import JOB, RefusedError
 from fedstrata.privacy.noising import at_most_one
 from fedstrata.privacy.sums.fixed_point import Encoding
@@ -32,7 +32,8 @@ from fedstrata.privacy.sums.secure_sum import carried
 from fedstrata.privacy.sums.summing import Summing
 from fedstrata.rendezvous import Statistics, in_order
 from fedstrata.serverside import Step
-from fedstrata.wire import pack, pack_task, unpack
+from fedstrata.site import StatelessError
+from fedstrata.wire import pack, pack_task
 
 Note = Callable[..., None]
 
@@ -75,17 +76,9 @@ class AtSites:
     device = "cpu"
     joins = False
 
-    def __init__(
-        self,
-        transport: Transport,
-        names: Sequence[str],
-        plan: Plan,
-        note: Note,
-        deadline: float | None,
-        masks: Masks | None = None,
-    ):
-        self._transport, self._names, self._plan, self._note = transport, list(names), plan, note
-        self._deadline, self._masks = deadline, masks
+    def __init__(self, company: Company, plan: Plan, note: Note, masks: Masks | None = None):
+        self._company, self._names, self._plan, self._note = company, company.names, plan, note
+        self._masks = masks
         self._tasks: Sequence[Task] = ()
         self._beside = 0, 0
         self._reports: dict[int, Report] = {}
@@ -93,13 +86,11 @@ class AtSites:
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
-        self._tasks, self._beside = tasks, (0, 0)
-        by = (step.together or "").encode()
-        requests = {self._names[task.client]: asked("task", pack_task(task), by) for task in tasks}
-        said = self._told(requests, tasks)
-        self._statistics = None
-        if step.together is not None:
-            said = self._met(said, step.together, tasks)
+        self._tasks, self._beside, self._statistics = tasks, (0, 0), None
+        if step.together is None:
+            said = self._sent(tasks, b"", self._enough(step, tasks))
+        else:
+            said = self._together(tasks, step.together)
         self._reports = {}
         for task in tasks:
             data = said.get(self._names[task.client])
@@ -139,7 +130,7 @@ class AtSites:
 
     def close(self) -> None:
         """End the connection."""
-        self._transport.close()
+        self._company.transport.close()
 
     def _masked_sum(self, weights: Mapping[int, float]) -> Sums:
         """Let sites that reported add up under masks; one that fails on the way is left out of the sum."""
@@ -175,44 +166,84 @@ class AtSites:
         }
         return Sums(summed, float(sum(weights.values())), len(weights), shares=dict(weights))
 
+    def _enough(self, step: Step, tasks: Sequence[Task]) -> int | None:
+        """Give how many reports end the wait for a round's training; None: all of them."""
+        if not step.combine or step.source == "peer" or step.sink == "peer":
+            return None
+        return self._plan.system.enough(len(tasks), per_round(self._plan.clients_per_round, len(self._names)))
+
+    def _sent(self, tasks: Sequence[Task], by: bytes, enough: int | None = None) -> dict[str, tuple[bytes, ...]]:
+        """Send tasks; a site that lost the state of which a task speaks goes on without one."""
+        lost: list[Task] = []
+
+        def remedy(name: str, error: FedstrataError) -> bool:
+            if isinstance(error, StatelessError):
+                lost.extend(task for task in tasks if self._names[task.client] == name)
+            return isinstance(error, StatelessError)
+
+        said = self._told(
+            {self._names[t.client]: asked("task", pack_task(t), by) for t in tasks}, tasks, 2, enough, remedy
+        )
+        for task in lost:
+            first = task.round + 1, task.step
+            self._note("state_lost", round=first[0], step=first[1], site=self._names[task.client], client=task.client)
+        anew = {
+            self._names[t.client]: asked("task", pack_task(replace(t, accepted=None, durable=None)), by) for t in lost
+        }
+        return said | self._told(anew, tasks)
+
     def _told(
-        self, requests: Mapping[str, bytes], tasks: Sequence[Task], fields: int = 2
+        self,
+        requests: Mapping[str, bytes],
+        tasks: Sequence[Task],
+        fields: int = 2,
+        enough: int | None = None,
+        remedy: Callable[[str, FedstrataError], bool] = lambda *_: False,
     ) -> dict[str, tuple[bytes, ...]]:
-        """Ask, and give the replies that are ones; every site without one is an event."""
-        answers = self._transport.exchange(requests, self._deadline)
+        """Ask, and give the replies that are ones; a refusal is an event here, silence is one of the loop."""
         said = {}
-        for name in requests:
-            answer = answers.get(name)
-            try:
-                if isinstance(answer, Failure):
-                    raise SiteError(answer.reason)
-                if answer is not None:  # silence is an event of the loop
-                    said[name] = read_reply(answer, fields)
-            except FedstrataError as error:
-                self._left_out(self._names.index(name), tasks, str(error))
+        for name, told in self._company.ask(requests, fields, enough).items():
+            if isinstance(told, tuple):
+                said[name] = told
+            elif not remedy(name, told):
+                self._left_out(self._names.index(name), tasks, str(told))
         return said
 
-    def _met(self, said: dict[str, tuple[bytes, ...]], by: By, tasks: Sequence[Task]) -> dict[str, tuple[bytes, ...]]:
-        """Average what sites bring to a meeting, as often as they meet, until they report."""
-        statistics = Statistics(by)
-        done: dict[str, tuple[bytes, ...]] = {name: told for name, told in said.items() if told[0] != MET}
+    def _together(self, tasks: Sequence[Task], by: By) -> dict[str, tuple[bytes, ...]]:
+        """Let sites compute together; where one leaves in the middle, the others begin anew without it."""
+        there = list(tasks)
+        while there:
+            said = self._sent(there, by.encode())
+            done, stay = self._met(said, by, tasks)
+            if len(stay) == len(said):
+                return done
+            there = [task for task in there if self._names[task.client] in stay]
+        return {}
+
+    def _met(
+        self, said: dict[str, tuple[bytes, ...]], by: By, tasks: Sequence[Task]
+    ) -> tuple[dict[str, tuple[bytes, ...]], set[str]]:
+        """Average what sites bring to a meeting, as often as they meet, until they report; give also who stayed."""
+        statistics, stay = Statistics(by), set(said)
+        done = {name: told for name, told in said.items() if told[0] != MET}
         waiting = {name: told for name, told in said.items() if told[0] == MET}
         while waiting:
-            brought = {name: unpack(told[1]) for name, told in sorted(waiting.items(), key=self._place)}
-            what = {header["what"] for header, _ in brought.values()}
-            if len(what) != 1:
-                raise FedstrataError(f"sites of one step meet for different things: {sorted(what)}")
-            counts = [float(header["count"]) for header, _ in brought.values()]
-            total = in_order({i: tensors["values"] for i, (_, tensors) in enumerate(brought.values())})
-            average, count = statistics.averaged(what.pop(), total, counts)
+            brought, strange = read_meeting({name: told[1] for name, told in sorted(waiting.items(), key=self._place)})
+            for name, why in strange.items():
+                self._left_out(self._names.index(name), tasks, why)
+            if strange:
+                return {}, stay - strange.keys()
+            total = in_order({i: one.values for i, one in enumerate(brought.values())})
+            counts = [one.count for one in brought.values()]
+            average, count = statistics.averaged(next(iter(brought.values())).what, total, counts)
             told = pack({"count": count}, {"average": average})
             said = self._told({name: asked("met", told) for name in waiting}, tasks)
             if len(said) < len(waiting):  # the others cannot go on without it: their computation is lost
-                return {}
+                return {}, (stay - waiting.keys()) | said.keys()
             done |= {name: reply for name, reply in said.items() if reply[0] != MET}
             waiting = {name: reply for name, reply in said.items() if reply[0] == MET}
         self._statistics = statistics.table(self._plan.space)
-        return done
+        return done, stay
 
     def _place(self, item: tuple[str, object]) -> int:
         return self._names.index(item[0])

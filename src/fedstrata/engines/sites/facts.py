@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,13 @@ class Away(Federation):
     def fingerprint(self) -> str:
         """What all sites hold."""
         return "-".join(facts.fingerprint[:16] for facts in self.facts)
+
+    @property
+    def identity(self) -> str:
+        """What stays when sites come back with other samples: the kind of data, and how many sites."""
+        model = self.facts[0]
+        kind = (model.shape, model.dtype, model.scale, model.mean, model.std, self.classes, len(self.facts))
+        return sha256(repr(kind).encode()).hexdigest()
 
     def roster(self, needs: frozenset[str], streams: Streams) -> Roster:
         """Tell the server's parts what sites told."""

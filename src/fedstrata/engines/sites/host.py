@@ -6,12 +6,13 @@ answer comes; so whoever carries the messages needs to know nothing of that.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -20,8 +21,9 @@ from torch import Tensor
 
 from fedstrata.assemble import assemble
 from fedstrata.engines.sites.facts import Facts, aligned
+from fedstrata.engines.sites.memory import Memory
 from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import read_request, read_values, refused, replied, written
+from fedstrata.engines.sites.telling import IN, AbsentError, read_request, read_values, refused, replied, written
 from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
@@ -35,7 +37,7 @@ from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import Member
 from fedstrata.privacy.sums.protocol import Task as Sum
 from fedstrata.privacy.sums.secure_sum import acted
-from fedstrata.site import Site
+from fedstrata.site import Site, Versions
 from fedstrata.space import Space
 from fedstrata.threads import one_thread
 from fedstrata.wire import pack, pack_report, unpack, unpack_report, unpack_task
@@ -60,12 +62,18 @@ class Session:
 
 
 class Host:
-    """Answers for one site; `load` gives its data, a federation of one client, and `papers` who is who."""
+    """Answers for one site.
 
-    def __init__(self, name: str, load: Callable[[], Federation], papers: Papers | None = None):
-        self.name, self._load, self._papers = name, load, papers
+    `load` gives its data, a federation of one client; `papers` say who is who; in `folder` it remembers its state.
+    """
+
+    def __init__(
+        self, name: str, load: Callable[[], Federation], papers: Papers | None = None, folder: Path | None = None
+    ):
+        self.name, self._load, self._papers, self._folder = name, load, papers, folder
         self._session: Session | None = None
         self._visit: Visit | None = None  # under way: it waits for others
+        self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
         self._do: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
             "introduce": self._introduce,
             "begin": self._begin,
@@ -76,16 +84,26 @@ class Host:
         }
 
     def answer(self, request: bytes) -> bytes:
-        """Do what is asked for; whatever goes wrong is the answer."""
+        """Do what is asked for; whatever goes wrong is the answer.
+
+        What our own errors say was written to be read by others. Any other error may quote a sample: only its kind
+        leaves the site.
+        """
         try:
-            kind, fields = read_request(request)
-            if kind not in self._do:
-                raise RefusedError(f"there is no request {kind!r}")
-            return replied(*self._do[kind](*fields))
+            with self._turn:
+                kind, fields = read_request(request)
+                if kind == IN:
+                    run, inner = fields
+                    self._at_work(run.decode(errors="replace"))
+                    kind, fields = read_request(inner)
+                if kind not in self._do:
+                    raise RefusedError(f"there is no request {kind!r}")
+                return replied(*self._do[kind](*fields))
         except FedstrataError as error:
-            return refused(str(error))
-        except Exception as error:  # the server must hear of it, with where it was
-            return refused("".join(traceback.format_exception(error)[-3:]).strip())
+            return refused(error)
+        except Exception as error:
+            logging.getLogger(__name__).exception("a request failed")
+            return refused(f"{type(error).__name__} (the site's own log says where)")
 
     # ---- requests
 
@@ -96,8 +114,9 @@ class Host:
 
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
+        present = self._load().fingerprint
         if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
-            return (b"again",)
+            return (present.encode(),)
         federation = aligned(self._load(), told["classes"])
         experiment = Experiment.of(read_values(text))
         plan = assemble(experiment, federation)
@@ -111,13 +130,13 @@ class Host:
         self._session = Session(
             told["run"],
             here.id,
-            Site(here, lane),
+            Site(here, lane, Versions() if self._folder is None else Memory(self._folder, told["run"], present)),
             federation,
             network,
             Space.of(module, plan.local.head),
             self._roll(told["sites"], here.id) if experiment.privacy.aggregate == "masked" else None,
         )
-        return (b"new",)
+        return (present.encode(),)
 
     def _roll(self, names: list[str], client: int) -> Roll:
         """Give the roll of a run in which nobody sees single updates; it must have this site where it says."""
@@ -133,6 +152,8 @@ class Host:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
             raise RefusedError("clients meet by samples or by clients")
+        if self._visit is not None:  # it waits for others who will not come
+            self._visit.end()
         self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None)
         return self._leaving(*self._visit.next())
 
@@ -185,9 +206,9 @@ class Host:
         tested = np.bincount(labels, minlength=classes)
         return (written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())}),)
 
-    def _at_work(self) -> Session:
-        if self._session is None:
-            raise RequestError(f"site {self.name} was restarted and takes part in no run")
+    def _at_work(self, run: str | None = None) -> Session:
+        if self._session is None or run not in (None, self._session.run):
+            raise AbsentError(f"site {self.name} was restarted, or takes part in another run")
         return self._session
 
 
@@ -196,7 +217,7 @@ class Visit:
 
     def __init__(self, site: Site, task: bytes, by: By | None):
         self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
-        self._back: queue.Queue[tuple[Tensor, float]] = queue.Queue()
+        self._back: queue.Queue[tuple[Tensor, float] | None] = queue.Queue()
         meeting = None if by is None else Meeting(by, self._exchange)
         self._thread = threading.Thread(target=self._run, args=(site, task, meeting), daemon=True)
         self._thread.start()
@@ -210,6 +231,11 @@ class Visit:
             raise said
         return said
 
+    def end(self) -> None:
+        """Let it go, if it still waits."""
+        self._back.put(None)
+        self._thread.join()
+
     def _run(self, site: Site, task: bytes, meeting: Meeting | None) -> None:
         try:
             with one_thread():
@@ -219,4 +245,6 @@ class Visit:
 
     def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
         self._out.put((MET, pack({"what": what, "count": count}, {"values": values})))
-        return self._back.get()
+        if (met := self._back.get()) is None:
+            raise RefusedError("the meeting is over")
+        return met

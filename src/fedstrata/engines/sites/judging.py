@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedstrata.engines.sites.telling import asked, read_reply, read_values
-from fedstrata.engines.sites.transport import Failure, Transport
+from fedstrata.engines.sites.company import Company, Said
+from fedstrata.engines.sites.telling import asked, read_values
 from fedstrata.errors import FedstrataError
 from fedstrata.metrics import balanced, worst
 from fedstrata.privacy.frames import RefusedError
@@ -22,22 +21,21 @@ from fedstrata.wire import pack
 class JudgeAtSites:
     """Scores models on the sites' own test data, all of them together and each for itself."""
 
-    transport: Transport
-    names: Sequence[str]
+    company: Company
     classes: int
     every: int = 1
     satisfied_at: float | None = None
-    deadline: float | None = None
 
     def __call__(self, model: Model, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         if view.round + 1 != view.rounds and (view.round + 1) % self.every:
             return Scores()
         data = pack({}, {"params": model.params, "buffers": model.buffers})
-        answers = self.transport.exchange({name: asked("evaluate", data) for name in self.names}, self.deadline)
+        names = self.company.names
+        answers = self.company.ask(dict.fromkeys(names, asked("evaluate", data)), 1)
         right, tested, loss = np.zeros(self.classes), np.zeros(self.classes), 0.0
         own: dict[int, float] = {}
-        for client, name in enumerate(self.names):
+        for client, name in enumerate(names):
             try:
                 hits, had, lost = self._read(answers.get(name))
             except FedstrataError as error:
@@ -62,13 +60,12 @@ class JudgeAtSites:
             figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
         return Scores(figures, own)
 
-    def _read(self, answer: bytes | Failure | None) -> tuple[np.ndarray, np.ndarray, float]:
+    def _read(self, answer: Said | None) -> tuple[np.ndarray, np.ndarray, float]:
         if answer is None:
             raise RefusedError("it did not answer in time")
-        if isinstance(answer, Failure):
-            raise RefusedError(answer.reason)
-        (data,) = read_reply(answer, 1)
-        told = read_values(data)
+        if isinstance(answer, FedstrataError):
+            raise answer
+        told = read_values(answer[0])
         try:
             right, tested = (np.array(told[key], dtype=np.float64) for key in ("right", "tested"))
             loss = float(told["loss"])

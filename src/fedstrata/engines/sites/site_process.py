@@ -31,7 +31,8 @@ def main(path: str) -> None:
 
     load()  # what is wrong with it should be said now
     papers = None if config.get("keys") is None else Papers.load(Path(config["keys"]))
-    serve(with_stream(Host(config["site"], load, papers).answer), Path(config["socket"]))
+    memory = None if config.get("memory") is None else Path(config["memory"])
+    serve(with_stream(Host(config["site"], load, papers, memory).answer), Path(config["socket"]))
 
 
 if __name__ == "__main__":

@@ -7,17 +7,31 @@ from typing import Any
 
 from fedstrata.errors import FedstrataError
 from fedstrata.privacy.frames import RefusedError, join, split
+from fedstrata.site import StatelessError
 
 DONE, FAILED = b"done", b"failed"
+IN = "in"  # a request that belongs to a run
 
 
 class SiteError(FedstrataError):
     """A site says why it cannot do what it was asked for."""
 
 
+class AbsentError(SiteError):
+    """A site does not know the run: it was restarted, or began another one."""
+
+
+FAILURES: dict[bytes, type[FedstrataError]] = {b"absent": AbsentError, b"stateless": StatelessError, FAILED: SiteError}
+
+
 def asked(kind: str, *fields: bytes) -> bytes:
     """Write a request."""
     return join([kind.encode(), *fields])
+
+
+def within(run: str, request: bytes) -> bytes:
+    """Say which run a request belongs to."""
+    return asked(IN, run.encode(), request)
 
 
 def read_request(data: bytes) -> tuple[str, tuple[bytes, ...]]:
@@ -31,16 +45,17 @@ def replied(*fields: bytes) -> bytes:
     return join([DONE, *fields])
 
 
-def refused(reason: str) -> bytes:
+def refused(error: Exception | str) -> bytes:
     """Write why there is none."""
-    return join([FAILED, reason.encode()])
+    how = next((name for name, kind in FAILURES.items() if isinstance(error, kind)), FAILED)
+    return join([how, str(error).encode()])
 
 
 def read_reply(data: bytes, fields: int) -> tuple[bytes, ...]:
     """Read a reply of so many fields."""
     how, *told = split(data) or (b"",)
-    if how == FAILED and len(told) == 1:
-        raise SiteError(told[0].decode(errors="replace"))
+    if how in FAILURES and len(told) == 1:
+        raise FAILURES[how](told[0].decode(errors="replace"))
     if how != DONE or len(told) != fields:
         raise RefusedError("a reply has other fields than were asked for")
     return tuple(told)
