@@ -98,6 +98,7 @@ def test_a_site_that_is_started_again_goes_on_in_the_run_with_its_state(federati
         run.holds("c", 2)
         left = federation.commands["b"].family()
         federation.commands["b"].process.kill()  # and cannot end what it started: the next one does
+        federation.commands["b"].process.wait()
         run.joins_again("b", "--patience", "0")
         assert not processes.alive(left)
         pause.unlink()
