@@ -1,7 +1,7 @@
 """A site that can be told to misbehave: `python odd.py deploy client ...` is `fedstrata deploy client ...` otherwise.
 
 A wish is a file SITE-ROUND (rounds counted from 1) in the folder FEDSTRATA_WISHES. It says what to do, and may say in
-which kind of step: "hold gradient". There the site also notes what can be seen nowhere else.
+which kind of step: "hold gradient". There the site also notes what cannot be seen from outside.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Odd(site_process.Host):
             while wish.exists():
                 time.sleep(0.02)
         what, said = super()._task(data, by)
+        if word == "note":
+            wish.with_suffix(".done").touch()
         return what, lied(said, word) if word in LIES and what == REPORT else said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -114,7 +115,9 @@ class Federation:
             self.connected(site)
 
     def mend(self) -> None:
-        """Start the sites again that a test ended."""
+        """Start again what a test ended."""
+        if self.commands["server"].process.poll() is not None:
+            self.start_server()
         for site in SITES:
             if self.commands[site].process.poll() is not None:
                 self.start_site(site, wait=False)
@@ -173,6 +176,8 @@ class Federation:
     def wish(self, site: str, number: int, word: str) -> Path:
         """Let a site misbehave in a round."""
         path = self.wishes / f"{site}-{number}"
+        for note in (".held", ".done"):
+            path.with_suffix(note).unlink(missing_ok=True)
         path.write_text(word)
         return path
 
@@ -184,18 +189,18 @@ class Federation:
         return "\n".join(f"== {log.relative_to(self.folder)}\n{log.read_text()[-3000:]}" for log in sorted(logs))
 
     def close(self) -> None:
-        members = set().union(*(command.family() for command in self.commands.values()))
+        """End everything, also what commands left that were killed."""
+        noted = [json.loads(notes.read_text()) for notes in self.folder.glob("state/*/processes.json")]
+        heads = [(int(pid), str(since)) for known in noted for pid, since in known]
+        members = processes.family(heads).union(*(command.family() for command in self.commands.values()))
         for command in reversed(self.commands.values()):
             command.process.terminate()
         for command in self.commands.values():
             with suppress(subprocess.TimeoutExpired):
                 command.process.wait(30)
-        left = processes.alive(members)
-        processes.end(left, 1.0)
+        processes.end(members, 2.0)
         for command in self.commands.values():
-            command.process.kill()
             command.process.wait()
-        assert not left, "a clean end leaves no processes"
 
 
 class Playing:
@@ -224,6 +229,11 @@ class Playing:
     def holds(self, site: str, number: int) -> None:
         """Wait until a site that was wished to hold a round does so."""
         self._notes(f"{site}-{number}.held")
+
+    def did(self, site: str, number: int) -> None:
+        """Wait until a site that was wished to note it has answered in a round."""
+        self._notes(f"{site}-{number}.done")
+        time.sleep(0.5)  # the reply is on its way
 
     def joins_again(self, site: str, *changes: str) -> None:
         """Start a site that was killed, and wait until it is on the stream."""

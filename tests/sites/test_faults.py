@@ -1,4 +1,4 @@
-"""What becomes of runs whose sites and servers stop, die, lie, and come back. Real processes, in one federation."""
+"""What becomes of runs whose sites and servers stop, die, lie, and come back. Real processes, one federation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ SMALL = {"data.clients": 3, "train.clients_per_round": "all", "engine.precision"
 A, B, C = range(3)  # the sites, as clients
 
 
-@pytest.fixture(autouse=True)
-def everybody_is_there(federation):
+@pytest.fixture
+def sites(federation):
+    """Give the federation, with everybody there."""
     federation.mend()
+    return federation
 
 
 def of(run: Run, kind: str) -> list[dict]:
@@ -30,18 +32,18 @@ def taught(run: Run) -> dict[int, list[int]]:
     return {e["round"]: [c for step in e["steps"] for c in step["clients"]] for e in of(run, "round")}
 
 
-def test_a_site_that_lies_is_refused_and_one_that_is_late_is_used_again(federation, tmp_path):
+def test_a_site_that_lies_is_refused_and_one_that_is_late_is_used_again(sites, tmp_path):
     lies = {2: ("nan", "not finite"), 3: ("shapes", "another shape"), 4: ("huge", "no training gives")}
     for number, (word, _) in lies.items():
-        federation.wish("b", number, word)
-    pause = federation.wish("c", 5, "hold")
+        sites.wish("b", number, word)
+    pause = sites.wish("c", 5, "hold")
     asked = SMALL | {"train.rounds": 9, "train.evaluate.every": 9}
-    with federation.playing(tmp_path / "run", asked, stream=True, deadline=8.0) as run:
+    with sites.playing(tmp_path / "run", asked, stream=True, deadline=8.0) as run:
         run.holds("c", 5)
-        federation.commands["a"].signal(signal.SIGSTOP)
+        sites.commands["a"].signal(signal.SIGSTOP)
         pause.unlink()
         dropped = run.reaches("dropped", clients=[A])  # in this round, or if it was ready before, in the next
-        federation.commands["a"].signal(signal.SIGCONT)
+        sites.commands["a"].signal(signal.SIGCONT)
         done = run.ends()
     for number, (_, why) in lies.items():
         said = [e["why"] for kind in ("site_refused", "dropped") for e in of(done, kind) if e["round"] == number]
@@ -58,29 +60,29 @@ def test_a_site_that_lies_is_refused_and_one_that_is_late_is_used_again(federati
     [{"system.wait_for": 0.6}, {"system.over_select": 1.5, "train.clients_per_round": 2}],
     ids=["k of n", "over-selection"],
 )
-def test_nobody_waits_for_a_site_that_hangs_where_enough_others_replied(federation, tmp_path, wish):
-    pauses = [federation.wish(site, 2, "hold") for site in ("b", "c")]  # one reply is not enough
+def test_nobody_waits_for_a_site_that_hangs_where_enough_others_replied(sites, tmp_path, wish):
+    pauses = [sites.wish(site, 2, "hold") for site in ("b", "c")]  # one reply is not enough
     asked = SMALL | {"train.rounds": 4, "train.evaluate.every": 4} | wish
-    with federation.playing(tmp_path / "run", asked, stream=True) as run:
+    with sites.playing(tmp_path / "run", asked, stream=True) as run:
         run.holds("b", 2)
         run.holds("c", 2)
-        federation.commands["a"].signal(signal.SIGSTOP)
+        sites.commands["a"].signal(signal.SIGSTOP)
         for pause in pauses:
             pause.unlink()
         run.reaches("dropped", round=4, clients=[A])  # without any deadline; only evaluation waits for everybody
-        federation.commands["a"].signal(signal.SIGCONT)
+        sites.commands["a"].signal(signal.SIGCONT)
         done = run.ends()
     assert taught(done)[3] == taught(done)[4] == [B, C]
 
 
-def test_labels_of_a_site_that_dies_are_queued_again(federation, tmp_path):
+def test_labels_of_a_site_that_dies_are_queued_again(sites, tmp_path):
     asked = {"method.name": "stratify-batch", "model.name": "mlp", "model.norm": "batch", "train.rounds": 1}
-    federation.wish("c", 1, "hold gradient")
-    with federation.playing(
+    sites.wish("c", 1, "hold gradient")
+    with sites.playing(
         tmp_path / "run", SMALL | asked | {"method.schedule.length": 100, "train.batch_size": 20}
     ) as run:
         run.holds("c", 1)
-        federation.commands["c"].kill_site()
+        sites.commands["c"].kill_site()
         done = run.ends()
     (schedule,) = of(done, "schedule")
     assert schedule["gone"] == [C]
@@ -90,15 +92,17 @@ def test_labels_of_a_site_that_dies_are_queued_again(federation, tmp_path):
     assert [(e["step"], e["clients"]) for e in of(done, "dropped")] == [(1, [C])]
 
 
-def test_a_site_that_is_started_again_goes_on_in_the_run_with_its_state(federation, tmp_path):
+def test_a_site_that_is_started_again_goes_on_in_the_run_with_its_state(sites, tmp_path):
     asked = SMALL | {"method.name": "scaffold", "train.rounds": 4}
     here = train(overrides=asked, out=tmp_path / "here")
-    pause = federation.wish("c", 2, "hold")
-    with federation.playing(tmp_path / "there", asked, stream=True) as run:
+    sites.wish("b", 2, "note")
+    pause = sites.wish("c", 2, "hold")
+    with sites.playing(tmp_path / "there", asked, stream=True) as run:
+        run.did("b", 2)
         run.holds("c", 2)
-        left = federation.commands["b"].family()
-        federation.commands["b"].process.kill()  # and cannot end what it started: the next one does
-        federation.commands["b"].process.wait()
+        left = sites.commands["b"].family()
+        sites.commands["b"].process.kill()  # and cannot end what it started: the next one does
+        sites.commands["b"].process.wait()
         run.joins_again("b", "--patience", "0")
         assert not processes.alive(left)
         pause.unlink()
@@ -106,12 +110,13 @@ def test_a_site_that_is_started_again_goes_on_in_the_run_with_its_state(federati
     assert distance(here, done) < 1e-9
 
 
-def test_a_site_that_comes_back_with_other_data_is_asked_what_they_are(federation, tmp_path):
-    federation.wish("c", 2, "hold")
-    pause = federation.wish("b", 3, "hold")
-    with federation.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True) as run:
+def test_a_site_that_comes_back_with_other_data_is_asked_what_they_are(sites, tmp_path):
+    sites.wish("c", 2, "hold")
+    pause = sites.wish("b", 3, "hold")
+    asked = SMALL | {"method.name": "flips", "train.clients_per_round": 3, "train.rounds": 4}
+    with sites.playing(tmp_path / "run", asked, stream=True) as run:
         run.holds("c", 2)
-        federation.commands["c"].kill_site()
+        sites.commands["c"].kill_site()
         run.joins_again("c", "--partition", "1/3")
         run.holds("b", 3)
         pause.unlink()
@@ -120,32 +125,32 @@ def test_a_site_that_comes_back_with_other_data_is_asked_what_they_are(federatio
     assert (changed["site"], changed["client"]) == ("c", C)
     assert changed["samples"] != changed["before"]
     assert taught(done) == {1: [A, B, C], 2: [A, B], 3: [A, B], 4: [A, B, C]}
-    federation.commands["c"].process.terminate()
-    federation.commands["c"].ends(0)
+    sites.commands["c"].process.terminate()
+    sites.commands["c"].ends(0)
 
 
-def test_a_server_that_was_killed_goes_on_from_its_checkpoint(federation, tmp_path):
+def test_a_server_that_was_killed_goes_on_from_its_checkpoint(sites, tmp_path):
     asked = SMALL | {"method.name": "scaffold", "train.rounds": 4}
     here = train(overrides=asked, out=tmp_path / "here")
-    pause = federation.wish("c", 3, "hold")
-    with federation.playing(tmp_path / "there", asked, stream=True) as run:
+    pause = sites.wish("c", 3, "hold")
+    with sites.playing(tmp_path / "there", asked, stream=True) as run:
         run.holds("c", 3)
-        federation.commands["server"].kill()
+        sites.commands["server"].kill()
         pause.unlink()
-        federation.start_server()
-        again = ("run", "--resume", str(tmp_path / "there"), "--stream", "--server", federation.address)
-        federation.call("resumed", *again)
+        sites.start_server()
+        again = ("run", "--resume", str(tmp_path / "there"), "--stream", "--server", sites.address)
+        sites.call("resumed", *again)
     done = Run.open(tmp_path / "there")
     assert distance(here, done) < 1e-9
     assert [e["wall"]["round"] for e in of(done, "resumed")] == [2]
 
 
-def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(federation, tmp_path):
+def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(sites, tmp_path):
     """The last test: for a minute after a power cut, Flower does not let a site come back."""
-    federation.wish("c", 2, "hold")
-    with federation.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=5.0) as run:
+    sites.wish("c", 2, "hold")
+    with sites.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=5.0) as run:
         run.holds("c", 2)
-        federation.commands["c"].kill()
+        sites.commands["c"].kill()
         done = run.ends()
     assert of(done, "dropped")[0]["round"] == 2
     assert taught(done) == {1: [A, B, C], 2: [A, B], 3: [A, B], 4: [A, B]}
