@@ -47,7 +47,7 @@ def test_by_messages_and_from_the_command_line(federation, tmp_path):
     here = train(overrides=overrides, out=tmp_path / "here")
     sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
     to, out = ("--server", federation.address), str(tmp_path / "there")
-    told = federation.call("run", "run", "--sites", "3", "--out", out, *to, *sets, "--json", "-q")
+    told = federation.call("run", "run", "--sites", "3", "--out", out, *to, *sets, "--no-stream", "--json", "-q")
     summary, there = json.loads(told.strip().splitlines()[-1]), Run.open(tmp_path / "there")
     equal(here, there)
     assert (summary["rounds"], summary["client_updates"], summary["run_dir"]) == (1, 3, out)
