@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,9 @@ class Federation:
         self.commands: dict[str, Started] = {}
         self.wishes = folder / "wishes"
         self.wishes.mkdir()
-        keys.make(folder / "keys", [*SITES, "d"])
-        (folder / "keys/server/nodes/d.pub").unlink()  # site d has keys that the server does not know
+        keys.make(folder / "keys", [*SITES, "d", "e"])
+        for stranger in ("d", "e"):  # have keys that the server does not know
+            (folder / f"keys/server/nodes/{stranger}.pub").unlink()
 
     @property
     def address(self) -> str:
@@ -142,14 +143,21 @@ class Federation:
     def site(self, name: str) -> list[str]:
         return ["client", "--server", self.address, "--site", name, "--keys", f"keys/sites/{name}"]
 
-    def call(self, name: str, *args: str, code: int = 0) -> str:
+    def call(self, *args: str, code: int = 0) -> str:
         """Run a `deploy` command to its end, and give what it said."""
-        command = Started(self.folder, name, *args)
+        return self.calls((code, args))[0]
+
+    def calls(self, *commands: tuple[int, Sequence[str]]) -> list[str]:
+        """Run several at once, because each takes a while to start; they must end with these codes."""
+        started = [Started(self.folder, f"call-{i}-{args[0]}", *args) for i, (_, args) in enumerate(commands)]
         try:
-            command.ends(code)
+            for command, (code, _) in zip(started, commands, strict=True):
+                command.ends(code)
         finally:
-            command.process.kill()
-        return command.said
+            for command in started:
+                command.process.kill()
+                command.process.wait()
+        return [command.said for command in started]
 
     # ---- runs
 

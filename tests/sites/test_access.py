@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 import tomli_w
-from staging import SITES, Started, wait_for
+from staging import SITES, wait_for
 
 from fedstrata.deploy import flower, keys, server, submit
 from fedstrata.deploy.gate import GATE
@@ -26,30 +26,24 @@ def test_the_server_speaks_tls_and_its_certificate_is_checked(federation, tmp_pa
 
 
 def test_sites_are_up_under_their_names_and_strangers_are_refused(federation, tmp_path):
-    """All at once, because each of these commands takes a while to start."""
-    keys.make(tmp_path / "others", ["e"])
-    theirs, digits = str(tmp_path / "others/sites/e"), ("--data", "digits")
-    commands = {
-        name: (Started(federation.folder, name, *args), code, said)
-        for name, args, code, said in [
-            ("status", ["status", "--server", federation.address, "--json"], 0, ""),
-            ("stranger", [*federation.site("d"), *digits, "--patience", "0"], 2, "does not take site d: it does not"),
-            ("second", [*federation.site("a"), *digits], 2, "site a is already running on this machine"),
-            ("other", [*federation.site("e")[:-1], theirs, *digits], 2, "certificate of the server is not to be trust"),
-            ("plain", [*federation.site("f")[:-2], "--insecure", *digits], 2, "leave out --insecure"),
-        ]
-    }
-    for command, code, said in commands.values():
-        command.ends(code)
-        assert said in command.said
-    rows = json.loads(commands["status"][0].said)["sites"]
+    keys.make(tmp_path / "others", ["f"])
+    theirs, digits = str(tmp_path / "others/sites/f"), ("--data", "digits")
+    status, stranger, second, other, plain, broken = federation.calls(
+        (0, ["status", "--server", federation.address, "--json"]),
+        (2, [*federation.site("d"), *digits, "--patience", "0"]),
+        (2, [*federation.site("a"), *digits]),
+        (2, [*federation.site("f")[:-1], theirs, *digits]),
+        (2, [*federation.site("g")[:-2], "--insecure", *digits]),
+        (2, [*federation.site("e"), "--data", "nowhere.csv"]),
+    )
+    rows = json.loads(status)["sites"]
     assert [(row["site"], row["up"], row["last_contact"]) for row in rows] == [(s, True, "now") for s in SITES]
-
-
-def test_data_that_cannot_be_served_end_the_site(federation):
-    said = federation.call("broken", *federation.site("d"), "--data", "nowhere.csv", code=2)
-    assert "nowhere.csv" in said
-    assert "its data cannot be served" in said
+    assert f"the server at {federation.address} does not take site d: it does not know the key" in stranger
+    assert "site a is already running on this machine" in second
+    assert "the certificate of the server is not to be trusted" in other
+    assert "leave out --insecure" in plain
+    assert "nowhere.csv" in broken
+    assert "its data cannot be served" in broken
 
 
 def test_a_program_that_the_server_sends_is_not_run_at_a_site(federation, tmp_path):

@@ -47,12 +47,16 @@ def test_by_messages_and_from_the_command_line(federation, tmp_path):
     here = train(overrides=overrides, out=tmp_path / "here")
     sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
     to, out = ("--server", federation.address), str(tmp_path / "there")
-    told = federation.call("run", "run", "--sites", "3", "--out", out, *to, *sets, "--no-stream", "--json", "-q")
+    told = federation.call("run", "--sites", "3", "--out", out, *to, *sets, "--no-stream", "--json", "-q")
     summary, there = json.loads(told.strip().splitlines()[-1]), Run.open(tmp_path / "there")
     equal(here, there)
     assert (summary["rounds"], summary["client_updates"], summary["run_dir"]) == (1, 3, out)
     assert summary["accuracy"] == there.summary["accuracy"]
-    given = json.loads(federation.call("given", "status", out, *to, "--json"))
-    assert [row["contributed"]["rounds"] for row in given["sites"]] == [1, 1, 1]
-    assert "continue a run with --resume" in federation.call("again", "run", "--sites", "3", "--out", out, *to, code=2)
-    assert "was finished already" in federation.call("resumed", "run", "--resume", out, *to)
+    given, taken, finished = federation.calls(
+        (0, ["status", out, *to, "--json"]),
+        (2, ["run", "--sites", "3", "--out", out, *to]),
+        (0, ["run", "--resume", out, *to]),
+    )
+    assert [row["contributed"]["rounds"] for row in json.loads(given)["sites"]] == [1, 1, 1]
+    assert "continue a run with --resume" in taken
+    assert "was finished already" in finished

@@ -139,7 +139,7 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(sites, tmp_path):
         pause.unlink()
         sites.start_server()
         again = ("run", "--resume", str(tmp_path / "there"), "--stream", "--server", sites.address)
-        sites.call("resumed", *again)
+        sites.call(*again)
     done = Run.open(tmp_path / "there")
     assert distance(here, done) < 1e-9
     assert [e["wall"]["round"] for e in of(done, "resumed")] == [2]
