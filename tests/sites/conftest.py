@@ -1,25 +1,18 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from staging import Federation
 
-HERE = Path(__file__).parent
 STARTED: list[Federation] = []
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.sites)
-            item.add_marker(pytest.mark.skipif(find_spec("flwr") is None, reason="needs fedstrata[flower]"))
 
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory):
     """One for all tests, because starting it takes longest."""
+    if find_spec("flwr") is None:
+        pytest.skip("needs fedstrata[flower]")
     folder = tmp_path_factory.mktemp("federation")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSTRATA_STATE", str(folder / "state"))

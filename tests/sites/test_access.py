@@ -13,6 +13,8 @@ from staging import SITES, wait_for
 from fedstrata.deploy import flower, keys, server, submit
 from fedstrata.deploy.gate import GATE
 
+pytestmark = pytest.mark.sites
+
 
 def test_the_server_speaks_tls_and_its_certificate_is_checked(federation, tmp_path):
     address, folder = federation.address, federation.folder

@@ -10,6 +10,8 @@ from staging import distance
 from fedstrata import train
 from fedstrata.runs import Run
 
+pytestmark = pytest.mark.sites
+
 SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
 
 METHODS = {

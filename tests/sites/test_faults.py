@@ -12,6 +12,8 @@ from fedstrata import train
 from fedstrata.deploy import processes
 from fedstrata.runs import Run
 
+pytestmark = pytest.mark.sites
+
 SMALL = {"data.clients": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
 A, B, C = range(3)  # the sites, as clients
 
