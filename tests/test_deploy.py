@@ -522,6 +522,20 @@ def test_a_run_that_flower_could_not_start_is_given_up(tmp_path, monkeypatch):
     assert "no news of the run yet (Flower: pending)" in said[0]
 
 
+def test_a_run_that_ends_while_flower_is_asked_is_not_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "ASK", 0.1)
+
+    def call(*_):
+        played(tmp_path / "out", 2).write_result({}, {}, {"method": "fedavg"})
+        return {"runs": [{"status": "finished:completed"}]}
+
+    monkeypatch.setattr(flower, "flwr", call)
+    asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
+    seen = []
+    assert submit.follow(asked, "1", seen.append, lambda _: None).summary == {"method": "fedavg"}
+    assert [e["event"] for e in seen] == ["begin", "start", "sites", "round", "round"]
+
+
 def test_going_on_takes_the_number_of_sites_from_the_run(tmp_path):
     played(tmp_path / "out", 2)
     assert submit.again(a_server(), tmp_path / "out", None).sites == 2
