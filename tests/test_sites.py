@@ -6,64 +6,18 @@ import json
 
 import pytest
 import torch
+from in_process_sites import SITES, SMALL, Here, at_sites, hosts, model
 
 from fedstrata import RequestError, train
 from fedstrata.away import run_at_sites
 from fedstrata.deploy.keys import make
 from fedstrata.engines.sites.facts import Facts, common_classes
-from fedstrata.engines.sites.host import Host
 from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.source import source
 from fedstrata.engines.sites.telling import asked, read_reply, refused, replied, split
 from fedstrata.engines.sites.transport import Failure
 from fedstrata.experiment import Experiment
 from fedstrata.messages import Report
 from fedstrata.wire import pack_report, unpack_report
-
-SITES = ("aachen", "bonn", "cologne")
-SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
-
-
-class Here:
-    """Carries requests to hosts in this process; `tamper` may change what a site says."""
-
-    def __init__(self, hosts, tamper=lambda name, kind, reply: reply):
-        self.hosts, self.tamper = hosts, tamper
-
-    def names(self):
-        return sorted(self.hosts)
-
-    def exchange(self, requests, deadline=None, enough=None):
-        told = {}
-        for name, request in requests.items():
-            kind = split(split(request)[2] if split(request)[0] == b"in" else request)[0].decode()
-            reply = self.tamper(name, kind, self.hosts[name].answer(request))
-            if reply is not None:
-                told[name] = reply
-        return told
-
-    def close(self):
-        pass
-
-
-def hosts(overrides, papers=lambda name: None):
-    experiment = Experiment.of(None, **overrides)
-    data, seed = experiment.dump()["data"], experiment.train.seed
-    data.pop("clients")
-    return {
-        name: Host(name, lambda i=i: source(data, seed, (i, len(SITES))), papers(name)) for i, name in enumerate(SITES)
-    }
-
-
-def at_sites(tmp_path, overrides, tamper=lambda name, kind, reply: reply, **how):
-    overrides = SMALL | overrides
-    transport = Here(hosts(overrides), tamper)
-    return run_at_sites(transport, Experiment.of(None, **overrides), tmp_path / "sites", len(SITES), **how)
-
-
-def model(run):
-    return torch.cat([t.double().reshape(-1) for _, t in sorted(run.model().items())])
-
 
 METHODS = {
     "fedavg": {},
@@ -252,13 +206,3 @@ def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
     strangers = Here(hosts(SMALL, lambda name: Papers.load(tmp_path / "others" / "sites" / name)))
     run = run_at_sites(strangers, experiment, tmp_path / "c", 3, papers=server)
     assert all(e["event"] != "round" or e["loss_train"] is None for e in run.events())  # nobody trusts anybody
-
-
-def test_what_is_not_carried_to_sites_yet_is_refused(tmp_path):
-    for wish in (
-        {"privacy.labels": "prf"},
-        {"privacy.dp.noise": 1.0},
-        {"method.name": "flips", "privacy.clustering": "masked"},
-    ):
-        with pytest.raises(RequestError, match="not carried to real sites yet"):
-            run_at_sites(Here(hosts(SMALL)), Experiment.of(None, **(SMALL | wish)), tmp_path / "run", 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_sites import SITES, SMALL, Here, hosts, model
+from in_process_sites import SITES, SMALL, Here, hosts, model
 
 from fedstrata import train
 from fedstrata.away import run_at_sites
@@ -27,7 +27,7 @@ def sites(overrides, memory=None):
 
 
 def restarted(host, load=None):
-    return Host(host.name, load or host._load, host._papers, host._folder)
+    return Host(host.name, load or host._load, None, host._folder)
 
 
 def at(transport, tmp_path, overrides, **how):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,31 @@ import numpy as np
 
 from fedstrata.assemble import assemble
 from fedstrata.devices import Devices
-from fedstrata.engines.sites.company import Company, introduced, recorded
+from fedstrata.engines.sites.arranging import clustered_at, masked_labels_at
+from fedstrata.engines.sites.company import Company, heard, introduced, recorded
 from fedstrata.engines.sites.engine import AtSites, Masks
-from fedstrata.engines.sites.facts import Away
+from fedstrata.engines.sites.facts import Away, MaskedAway
 from fedstrata.engines.sites.host import COUNTED
 from fedstrata.engines.sites.judging import JudgeAtSites
 from fedstrata.engines.sites.observed import Observed
 from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import asked, written
+from fedstrata.engines.sites.telling import SiteError, asked, written
 from fedstrata.engines.sites.transport import Transport
-from fedstrata.errors import RequestError
+from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.plan import Plan
-from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.privacy import FEWEST
+from fedstrata.privacy.arranged import Arranged, clustered, encoding_of, noise_of, shy
+from fedstrata.privacy.histograms import NoisyHistograms
+from fedstrata.privacy.refusals import refuse
 from fedstrata.roster import Roster
 from fedstrata.runs import Run
+from fedstrata.select.flips import Flips
 from fedstrata.training import begin, resume
 from fedstrata.work import Watch
 
 Log = Callable[..., None]
+MASKED = "labels_masked"  # the event that keeps what the server learned of labels
 
 
 @dataclass
@@ -42,6 +48,65 @@ class Elsewhere:
     folder: Path
     papers: Papers | None = None
     resumed: bool = False
+    notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
+
+    # ---- before a run
+
+    def federation(self, known: MaskedAway | None = None) -> Away:
+        """Give what sites have, as far as the method needs to know; `known` is how labels were masked before."""
+        company, federation = self.company, Away.of(self.company.facts, known)
+        if not self.resumed:
+            plan = assemble(self.experiment, federation)
+            refuse(self.experiment, plan, federation)
+            federation = self._told(plan, federation)
+        names = company.names if federation.masked is None else federation.masked.sites
+        company.facts = dict(zip(names, federation.facts, strict=True))
+        company.classes = federation.classes
+        company.welcome = lambda name: self._welcome(name, federation)
+        return federation
+
+    def _told(self, plan: Plan, federation: Away) -> Away:
+        """Ask sites for what the method needs of their labels."""
+        company, privacy, needs = self.company, self.experiment.privacy, plan.needs & COUNTED
+        if privacy.labels != "none":
+            known = self._mask_labels(plan)
+            company.fixed = "labels were agreed on when the run began"
+            return Away.of({name: company.facts[name] for name in known.sites}, known)
+        if privacy.clustering != "server" or privacy.histogram_epsilon is not None:
+            company.fixed = "what it told of its labels holds for the whole run"
+        if privacy.clustering != "server":
+            needs -= {"counts"}
+            if needs:
+                raise RequestError(
+                    f'privacy.clustering = "{privacy.clustering}" at sites: another part of the method asks them for '
+                    f'their {" and ".join(sorted(needs))}, by name; use privacy.labels = "prf"'
+                )
+        if not needs:
+            return federation
+        company.question = {
+            "needs": sorted(needs),
+            "classes": federation.classes,
+            "epsilon": privacy.histogram_epsilon,
+        }
+        return Away.of(introduced(company.transport, company.names, company.question, company.deadline))
+
+    def arrange(self, now: Arranged) -> None:
+        """Let sites do their part of what comes before the first round."""
+        privacy, federation = self.experiment.privacy, now.federation
+        assert isinstance(federation, Away)
+        now.notes += self.notes
+        if federation.masked is not None:
+            now.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
+        if privacy.histogram_epsilon is not None:
+            noisy = NoisyHistograms(privacy.histogram_epsilon)
+            now.clusters = noisy.describe()
+            now.note("histograms_blurred", epsilon=noisy.spent())
+        if privacy.clustering == "masked":
+            assert isinstance(now.plan.select, Flips)
+            papers, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
+            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in now.roster.holders}
+            classes = len(federation.classes)
+            clustered(now, clustered_at(self._heard, papers, self.company.names, places, now.plan.select, classes))
 
     def observed(self, plan: Plan) -> Plan:
         """Give the plan with time as the clock says it."""
@@ -62,7 +127,7 @@ class Elsewhere:
 
     def engine(self, plan: Plan, federation: Away, note: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
-        company, masks = self.company, self._masks()
+        company, masks, noise = self.company, self._masks(), noise_of(self.experiment.privacy)
         company.note = note
         company.write(self.folder)
         for name, error in company.begin(company.names, company.deadline).items():
@@ -70,22 +135,62 @@ class Elsewhere:
                 raise RequestError(f"site {name}: {error}")
             note("site_refused", site=name, client=company.names.index(name), why=str(error))
         note("sites", wall={"sites": company.names})
-        return AtSites(company, plan, note, masks)
-
-    def _masks(self) -> Masks | None:
-        privacy = self.experiment.privacy
-        if privacy.aggregate == "open":
-            return None
-        if self.papers is None:
-            raise RequestError('privacy.aggregate = "masked" at sites needs keys; see fedstrata deploy keys')
-        encoding = Encoding(privacy.encoding.bits, privacy.encoding.fraction)
-        return Masks(self.papers, self.company.names, encoding, self.company.run)
+        return AtSites(company, plan, note, masks, noise)
 
     def judge(self, classes: int) -> JudgeAtSites:
         """Give what scores models."""
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        return JudgeAtSites(self.company, classes, evaluate.every, voting)
+        masked = self.papers is not None and len(self.company.names) >= FEWEST
+        return JudgeAtSites(self.company, classes, evaluate.every, voting, shy(self.experiment.privacy), masked)
+
+    # ---- protocols
+
+    def _mask_labels(self, plan: Plan) -> MaskedAway:
+        privacy = self.experiment.privacy
+        papers = self._keys(f'privacy.labels = "{privacy.labels}"')
+        counts = "counts" in plan.needs and privacy.clustering == "server"
+        rng = plan.streams("placeholders")
+        return masked_labels_at(self._heard, papers, self.company.names, self.company.run, counts, rng, self._noted)
+
+    def _masks(self) -> Masks | None:
+        encoding = encoding_of(self.experiment.privacy)
+        if encoding is None:
+            return None
+        return Masks(self._keys('privacy.aggregate = "masked"'), self.company.names, encoding, self.company.run)
+
+    def _keys(self, wish: str) -> Papers:
+        if self.papers is None:
+            raise RequestError(f"{wish} at sites needs keys; see fedstrata deploy keys")
+        return self.papers
+
+    def _place(self, client: int, federation: Away) -> dict[str, Any]:
+        """Say what a site must know to read its own data as the run does."""
+        masked = federation.masked
+        labels = {"classes": federation.classes} if masked is None else {"sealed": masked.sealed[client]}
+        return {"run": self.company.run, "client": int(client), "sites": self.company.names, **labels}
+
+    def _welcome(self, name: str, federation: Away) -> bytes:
+        """Give what tells a site of the run."""
+        place = self._place(self.company.names.index(name), federation)
+        about = {**place, "speed": self.company.facts[name].speed}
+        return asked("begin", written(about), written(self.experiment.dump()))
+
+    def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
+        """Ask before the run, and give the replies that are ones; every site without one is an event."""
+        company, said = self.company, {}
+        answers = heard(company.transport, requests, fields, company.deadline)
+        for name in requests:
+            told = answers.get(name, SiteError("it did not answer in time"))
+            if isinstance(told, FedstrataError):
+                client = company.names.index(name)
+                self._noted("site_refused", round=0, step=0, site=name, client=client, why=str(told))
+            else:
+                said[name] = told
+        return said
+
+    def _noted(self, kind: str, **fields: Any) -> None:
+        self.notes.append((kind, fields))
 
 
 def run_at_sites(
@@ -101,47 +206,62 @@ def run_at_sites(
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
-    for key, asked_for in _not_yet(described).items():
-        if asked_for:
-            raise RequestError(f"{key} is not carried to real sites yet; leave it out")
+    possible_at_sites(described)
     deadline = deadline or described.system.deadline or None
     before = recorded(path) if resumed else None
     names = sorted(transport.names()) if before is None else list(before[1])
     if len(names) < sites:
         raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
-    run, facts = before or (secrets.token_hex(16), introduced(transport, names, frozenset(), deadline))
-    federation = Away.of(facts)
-    needs = assemble(described, federation).needs & COUNTED
-    if needs and before is None:
-        federation = Away.of(introduced(transport, names, needs, deadline))
-    facts = dict(zip(names, federation.facts, strict=True))
-    company = Company(transport, run, facts, federation.classes, needs, deadline, patience)
-    company.welcome = lambda name: _welcome(company, described, name)
+    question = {"named": described.privacy.labels == "none"}
+    run, facts = before or (secrets.token_hex(16), introduced(transport, names, question, deadline))
+    company = Company(transport, run, facts, question, deadline, patience)
     at = Elsewhere(company, described, path, papers, before is not None)
+    federation = at.federation(None if before is None else _masked_before(Run.open(path)))
+    if len(company.names) < sites:
+        there = ", ".join(company.names)
+        raise RequestError(f"{len(company.names)} sites agreed on labels, and {sites} are wanted: {there}")
     if resumed:
         return resume(path, federation=federation, watch=watch, elsewhere=at)
     return begin(described, federation, None, path, watch, at)
 
 
-def _welcome(company: Company, experiment: Experiment, name: str) -> bytes:
-    """Give what tells a site of the run."""
-    about = {
-        "run": company.run,
-        "client": company.names.index(name),
-        "sites": company.names,
-        "classes": company.classes,
-        "speed": company.facts[name].speed,
-    }
-    return asked("begin", written(about), written(experiment.dump()))
+def possible_at_sites(experiment: Experiment) -> None:
+    """Refuse what sites cannot do, or what would be passed over in silence."""
+    privacy, data = experiment.privacy, experiment.data
+    reasons = [
+        (
+            privacy.labels == "ckks-paper",
+            'privacy.labels = "ckks-paper"',
+            "its clients share one secret key, which no server can bring them safely",
+            'use privacy.labels = "prf"',
+        ),
+        (
+            privacy.clustering == "enclave",
+            'privacy.clustering = "enclave"',
+            "every site would have to know, from somebody other than the server, which enclave it may trust",
+            'use privacy.clustering = "masked"',
+        ),
+        (
+            bool(data.proxy),
+            f"data.proxy = {data.proxy}",
+            "samples stay at the sites, and the server holds none",
+            "leave it out",
+        ),
+        (
+            data.drift is not None or data.stream is not None,
+            "data.drift or data.stream",
+            "what a site has, and when, is its own",
+            "leave them out",
+        ),
+    ]
+    for holds, key, why, instead in reasons:
+        if holds:
+            raise RequestError(f"{key} is not possible at real sites: {why}; {instead}")
 
 
-def _not_yet(experiment: Experiment) -> dict[str, bool]:
-    """Say which wishes would not be fulfilled."""
-    privacy = experiment.privacy
-    return {
-        f'privacy.labels = "{privacy.labels}"': privacy.labels != "none",
-        f'privacy.clustering = "{privacy.clustering}"': privacy.clustering != "server",
-        "privacy.histogram_epsilon": privacy.histogram_epsilon is not None,
-        "privacy.dp": privacy.dp is not None,
-        "masked sums of batch norm": privacy.aggregate == "masked" and experiment.method.driver["kind"] == "sync",
-    }
+def _masked_before(run: Run) -> MaskedAway | None:
+    """Give what the server learned when labels were masked: it stands in the run's events."""
+    for event in run.events():
+        if event["event"] == MASKED:
+            return MaskedAway.read(event)
+    return None

@@ -7,6 +7,7 @@ has nothing to restore.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ class Streams:
     def torch_seed(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
         """Give 63 bits of the key, for torch generators and counter-based dropout."""
         return self.key(purpose, round, step, client) & (2**63 - 1)
+
+
+def unpredictable() -> Rng:
+    """Give a generator that nobody can make again: for noise that hides something from others at real sites."""
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(os.urandom(16), "little")))
 
 
 @contextmanager

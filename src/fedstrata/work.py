@@ -22,7 +22,7 @@ from fedstrata.judge import Judge, ProxyLoss
 from fedstrata.loop import State, run, scored
 from fedstrata.metrics import first_round
 from fedstrata.plan import Plan, per_round
-from fedstrata.privacy.arranged import accountant, arranged, guarded
+from fedstrata.privacy.arranged import Arranged, accountant, arranged, guarded
 from fedstrata.privacy.statement import statement
 from fedstrata.roster import Roster
 from fedstrata.runs import Keeps, Run
@@ -36,6 +36,9 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 class Elsewhere(Protocol):
     """Where clients live, if not here."""
+
+    def arrange(self, now: Arranged) -> None:
+        """Do with them what comes before the first round."""
 
     def observed(self, plan: Plan) -> Plan:
         """Give the plan with time as the clock says it."""
@@ -66,7 +69,8 @@ class Work:
         self.federation = federation = equipped(
             federation, system.speed.kind, system.speed.sigma, system.bandwidth.mean, system.bandwidth.sigma, seed
         )
-        self.private = private = arranged(experiment, assemble(experiment, federation, model), federation)
+        arrange = None if elsewhere is None else elsewhere.arrange
+        self.private = private = arranged(experiment, assemble(experiment, federation, model), federation, arrange)
         self.plan: Plan = private.plan
         roster = private.roster
         if elsewhere is not None:
@@ -180,7 +184,8 @@ class Work:
         told = frozenset(name for name, value in known.items() if value is not None)
         guarantee = None if accountant is None else accountant.describe()
         epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
-        return statement(self.experiment, self.plan, told, self.private.clusters, guarantee, epsilon)
+        here = self._elsewhere is None
+        return statement(self.experiment, self.plan, told, self.private.clusters, guarantee, epsilon, here)
 
     @property
     def _secretive(self) -> bool:

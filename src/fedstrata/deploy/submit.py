@@ -19,6 +19,7 @@ from typing import Any
 import tomli_w
 
 from fedstrata import __version__
+from fedstrata.away import possible_at_sites
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.processes import held
 from fedstrata.deploy.server import Server, tail
@@ -132,7 +133,8 @@ def submitted(submission: Submission) -> Iterator[str]:
 
 
 def new(server: Server, experiment: Experiment, out: Path | None, sites: int, **how: Any) -> Submission:
-    """Describe a new run; a folder that holds one already is refused here, not after the sites were asked."""
+    """Describe a new run; what cannot be is refused here, not after the sites were asked."""
+    possible_at_sites(experiment)
     if out is not None and out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {FAILED}):
         raise RequestError(
             f"--out = {out} is there already: continue a run with --resume {out}, or name another folder"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,12 +13,17 @@ from fedstrata.experiment import Experiment, Privacy
 from fedstrata.federation import Federation
 from fedstrata.plan import Plan, per_round
 from fedstrata.privacy import FEWEST
+from fedstrata.privacy.noising import Noise
 from fedstrata.privacy.refusals import refuse
+from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.roster import Roster
 from fedstrata.select.flips import Flips
 from fedstrata.select.random import Random
 from fedstrata.serverside import Scores, View
 from fedstrata.space import Model
+
+if TYPE_CHECKING:
+    from fedstrata.privacy.clustering import PrivateClusters
 
 Note = Callable[..., None]
 
@@ -40,13 +45,18 @@ class Arranged:
         self.notes.append((kind, fields))
 
 
-def arranged(experiment: Experiment, plan: Plan, federation: Federation) -> Arranged:
-    """Check that what is asked for fits, and do what comes before the first round."""
+def arranged(
+    experiment: Experiment, plan: Plan, federation: Federation, arrange: Callable[[Arranged], None] | None = None
+) -> Arranged:
+    """Check that what is asked for fits, and do what comes before the first round; `arrange` does it at real sites."""
     privacy = experiment.privacy
     refuse(experiment, plan, federation)
     if privacy.aggregate == "masked":
         plan = replace(plan, fewest=FEWEST)
     now = Arranged(plan, federation, federation.roster(plan.needs, plan.streams))
+    if arrange is not None:
+        arrange(now)
+        return now
     if privacy.labels != "none":
         _mask_labels(privacy, now)
     if privacy.histogram_epsilon is not None:
@@ -63,13 +73,26 @@ def guarded(experiment: Experiment, plan: Plan, engine: Any, clients: int, note:
     privacy = experiment.privacy
     if privacy.aggregate == "open" and privacy.dp is None:
         return engine
-    from fedstrata.privacy.guarded import Guarded, Noise  # noqa: PLC0415
-    from fedstrata.privacy.sums.fixed_point import Encoding  # noqa: PLC0415
+    from fedstrata.privacy.guarded import Guarded  # noqa: PLC0415
 
-    masked, dp = privacy.aggregate == "masked", privacy.dp
-    encoding = Encoding(privacy.encoding.bits, privacy.encoding.fraction) if masked else None
-    noise = None if dp is None else Noise(dp.clip, dp.noise, dp.where == "local")
-    return Guarded(engine, plan.streams, clients, encoding, noise, note)
+    return Guarded(engine, plan.streams, clients, encoding_of(privacy), noise_of(privacy), note)
+
+
+def encoding_of(privacy: Privacy) -> Encoding | None:
+    """Say how updates are written where they are masked."""
+    masked = privacy.aggregate == "masked"
+    return Encoding(privacy.encoding.bits, privacy.encoding.fraction) if masked else None
+
+
+def noise_of(privacy: Privacy) -> Noise | None:
+    """Say how updates are clipped and noised, if they are."""
+    dp = privacy.dp
+    return None if dp is None else Noise(dp.clip, dp.noise, dp.where == "local")
+
+
+def shy(privacy: Privacy) -> bool:
+    """Say whether clients hide how often they have each label."""
+    return privacy.labels != "none" or privacy.clustering != "server" or privacy.histogram_epsilon is not None
 
 
 def accountant(experiment: Experiment, plan: Plan, roster: Roster) -> Any:
@@ -193,11 +216,16 @@ def _cluster_in_secret(now: Arranged) -> None:
     members = {i: Member(i, counts[i] / counts[i].sum(), clients[i], roll, job) for i in ids}
     meeting = MaskedMeeting([Attendant(i, clients[i], roll, job, secrets(streams, "clusters", i)) for i in ids])
     found = masked_k_means(members, server, roll, job, meeting.sum, plan.select.clusters, plan.select.elbow)
+    clustered(now, found)
+
+
+def clustered(now: Arranged, found: PrivateClusters) -> None:
+    """Tell the server which cluster each client is in, and no label counts."""
     now.roster = replace(
         now.roster,
         _known={**now.roster._known, "counts": None},
         clusters=found.of_all(len(now.federation)),
-        setup=(now.roster.setup or 0) + found.bytes_up * len(ids),
+        setup=(now.roster.setup or 0) + found.bytes_up * len(found.cluster),
     )
     now.clusters = " ".join(filter(None, [now.clusters, found.describe()]))
     now.note("clusters_masked", clusters=len(found.centres), steps=found.steps, bytes_up=found.bytes_up)

@@ -137,6 +137,18 @@ class Organiser:
     down: int = field(default=0, init=False)
     up: int = field(default=0, init=False)
 
+    def clustered(self, k: int | None, rule: Rule, tell: Callable[[bytes], Mapping[int, bytes]]) -> PrivateClusters:
+        """Find clusters, and ask each client for its own: `tell` broadcasts, and gives what clients say."""
+        if self.clients < FEWEST:
+            raise RequestError(f"{self.clients} clients: secure sums need at least {FEWEST}")
+        if k is not None and not 1 <= k <= self.clients:
+            raise RequestError(f"clusters = {k}: a whole number from 1 to the {self.clients} clients there are")
+        centres, curve, inertia = self.find(k, rule)
+        told = tell(self.ask("tell", centres))
+        cluster = {client: self.heard(client, data, len(centres)) for client, data in told.items()}
+        up = self.up + max(map(len, told.values()))
+        return PrivateClusters(cluster, centres, curve, inertia, self.steps, up, self.down)
+
     def find(self, k: int | None, rule: Rule) -> tuple[np.ndarray, dict[int, float], float]:
         """Give centres of k clusters, or of as many as the elbow says; the curve that was searched; the inertia."""
         now = self._rested(np.full((1, self.labels), 1 / self.labels))
@@ -264,22 +276,15 @@ def masked_k_means(
     rule: Rule = "curvature",
 ) -> PrivateClusters:
     """Cluster clients that live here; `sum_of` is the secure sum, and all the server hears before the end."""
-    if len(members) < FEWEST:
-        raise RequestError(f"{len(members)} clients: secure sums need at least {FEWEST}")
-    if k is not None and not 1 <= k <= len(members):
-        raise RequestError(f"clusters = {k}: a whole number from 1 to the {len(members)} clients there are")
-    labels = next(iter(members.values())).labels
+    labels = next((member.labels for member in members.values()), 0)
 
     def sums(asked: bytes) -> np.ndarray:
         return sum_of({client: member.contribution(asked) for client, member in members.items()})
 
-    server = Organiser(identity, roll, job, labels, len(members), sums)
-    centres, curve, inertia = server.find(k, rule)
-    asked = server.ask("tell", centres)
-    told = {client: member.cluster(asked) for client, member in members.items()}
-    cluster = {client: server.heard(client, data, len(centres)) for client, data in told.items()}
-    up = server.up + max(map(len, told.values()))
-    return PrivateClusters(cluster, centres, curve, inertia, server.steps, up, server.down)
+    def tell(asked: bytes) -> dict[int, bytes]:
+        return {client: member.cluster(asked) for client, member in members.items()}
+
+    return Organiser(identity, roll, job, labels, len(members), sums).clustered(k, rule, tell)
 
 
 def _sent(centres: np.ndarray) -> np.ndarray:

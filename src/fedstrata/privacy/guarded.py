@@ -7,7 +7,6 @@ before anything leaves it, this does in its place; the protocol's parties are se
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from fedstrata.errors import UnsummableError
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, tensor_bytes
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.noising import at_most_one, central_noise, clipped, local_noise
+from fedstrata.privacy.noising import Noise, at_most_one
 from fedstrata.privacy.simulated import identities, job_of, secrets
 from fedstrata.privacy.sums.fixed_point import Encoding, TooLargeError
 from fedstrata.privacy.sums.meeting import Attendant, MaskedMeeting
@@ -29,15 +28,6 @@ from fedstrata.rng import Streams
 from fedstrata.serverside import Step
 
 NOT_TOLD = float("nan")
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Clipping and noise, by the server or by every client."""
-
-    clip: float
-    noise: float
-    local: bool
 
 
 class Guarded:
@@ -98,13 +88,13 @@ class Guarded:
         weighed = dict(zip(weights, shares.tolist(), strict=True))
         values = {client: self._leaving(client, summed) for client, summed in sent.items()}
         total = self._total(values, weighed) if values else np.zeros(0)
-        if self._noise is not None and not self._noise.local:
-            total = total + central_noise(len(total), self._noise.clip, self._noise.noise, self._draw("noise"))
+        if self._noise is not None:
+            total = total + self._noise.of_sum(len(total), lambda: self._draw("noise"))
         layout: Tensors = next(iter(sent.values()), {})
         if self._encoding is not None:
             up = self._beside[0] - sum(tensor_bytes(summed) for summed in sent.values())
             self._beside = up, self._beside[1]
-        given = _parted(total * most, layout)
+        given = parted(total * most, layout)
         if (met := self._engine.collect({}).total.get("statistics")) is not None:
             given["statistics"] = met
         return Sums(given, float(sum(weights.values())), len(weights), shares=dict(weights))
@@ -141,17 +131,8 @@ class Guarded:
         flat = np.concatenate([t.detach().cpu().double().numpy().reshape(-1) for t in summed.values()])
         if self._noise is None:
             return flat
-        flat = clipped(flat, self._noise.clip - self._rounding(len(flat)))
-        if not self._noise.local:
-            return flat
-        noised: np.ndarray = flat + local_noise(
-            len(flat), self._noise.clip, self._noise.noise, self._draw("noise", client)
-        )
-        return noised
-
-    def _rounding(self, numbers: int) -> float:
-        """Give how much longer an update may become where it is written in fixed point."""
-        return 0.0 if self._encoding is None else self._encoding.unit / 2 * numbers**0.5
+        unit = 0.0 if self._encoding is None else self._encoding.unit
+        return self._noise.leaving(flat, unit, lambda: self._draw("noise", client))
 
     def _encodable(self, reports: list[Report], whole: Mapping[int, Report]) -> list[Report]:
         """Leave out who would have to send a number that the words cannot hold; every client left out is an event."""
@@ -215,7 +196,7 @@ class Guarded:
         return self._streams(purpose, first.round, first.step, client)
 
 
-def _parted(flat: np.ndarray, like: Tensors) -> dict[str, Tensor]:
+def parted(flat: np.ndarray, like: Tensors) -> dict[str, Tensor]:
     """Cut a flat sum into tensors."""
     parts = np.split(flat, np.cumsum([t.numel() for t in like.values()])[:-1]) if like else []
     return {

@@ -32,14 +32,19 @@ class NoisyHistograms:
         _check(self.epsilon)
 
     def told(self, counts: np.ndarray, rng: Rng) -> np.ndarray:
-        """Give what a client tells, [..., C]: never negative, and one of each label where nothing is left."""
-        noise = (
-            _geometric(self.epsilon, counts.shape, rng)
-            if self.whole
-            else rng.laplace(0, 1 / self.epsilon, counts.shape)
+        """Give what a client tells, [..., C]."""
+        return self.tellable(counts + self.noise(counts.shape, rng))
+
+    def noise(self, shape: tuple[int, ...], rng: Rng) -> np.ndarray:
+        """Draw noise for counts."""
+        return (
+            _geometric(self.epsilon, shape, rng) if self.whole else np.asarray(rng.laplace(0, 1 / self.epsilon, shape))
         )
-        noisy = np.maximum(counts + noise, 0)
-        return np.where(noisy.any(-1, keepdims=True), noisy, 1).astype(np.int64 if self.whole else np.float64)
+
+    def tellable(self, noisy: np.ndarray) -> np.ndarray:
+        """Make a histogram of noisy counts: never negative, and one of each label where nothing is left."""
+        some = np.maximum(noisy, 0)
+        return np.where(some.any(-1, keepdims=True), some, 1).astype(np.int64 if self.whole else np.float64)
 
     def spent(self, tellings: int = 1) -> float:
         """Give the epsilon of every sample after so many tellings of its client."""

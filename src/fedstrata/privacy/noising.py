@@ -14,12 +14,33 @@ Gaussian noise in floating point is not quite Gaussian: its last bits can tell s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 
 from fedstrata.errors import RequestError
 from fedstrata.rng import Rng
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Clipping and noise, by the server or by every client."""
+
+    clip: float
+    noise: float
+    local: bool
+
+    def leaving(self, update: np.ndarray, unit: float, draw: Callable[[], Rng]) -> np.ndarray:
+        """Give what leaves a client, before weights and masks; in fixed point, numbers are `unit` apart, else 0."""
+        rounding = unit / 2 * len(update) ** 0.5  # how much longer an update may become where it is written so
+        flat = clipped(update, self.clip - rounding)
+        return flat + local_noise(len(flat), self.clip, self.noise, draw()) if self.local else flat
+
+    def of_sum(self, numbers: int, draw: Callable[[], Rng]) -> np.ndarray:
+        """Give what the server adds to a sum with weights of at most 1."""
+        return np.zeros(numbers) if self.local else central_noise(numbers, self.clip, self.noise, draw())
 
 
 def clipped(update: np.ndarray, clip: float) -> np.ndarray:

@@ -9,11 +9,20 @@ from typing import Any
 
 from fedstrata.experiment import Experiment
 from fedstrata.plan import Plan
+from fedstrata.privacy.arranged import shy
 
 NAMED_BY_MODEL = (
     "Placeholders hide labels only from who has no labelled examples: whoever holds a trained model and one public "
     "example of each class can name every placeholder by looking at the predictions, and whoever knows how common the "
     "classes are can guess."
+)
+SIMULATED = (
+    "This was a simulation: all parties lived on one machine and drew their secrets from the run's seed. The "
+    "statement says what they would learn at sites of their own."
+)
+AT_SITES = (
+    "Every site drew its secrets on its own machine. It did what this experiment says, as the server sent it: a server "
+    "that sends another one is told what that one says."
 )
 TOLD = {
     "sizes": "how many samples each client holds",
@@ -31,6 +40,7 @@ def statement(
     clusters: str | None = None,
     guarantee: str | None = None,
     epsilon: float | None = None,
+    simulated: bool = True,
 ) -> dict[str, Any]:
     """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means."""
     said: dict[str, Any] = {
@@ -54,10 +64,9 @@ def statement(
                 "Beside, reports tell how many samples and steps they are of.",
             ]
         said["epsilon"] = epsilon
-    said["note"] = (
-        "This was a simulation: all parties lived on one machine and drew their secrets from the run's seed. The "
-        "statement says what they would learn at sites of their own."
-    )
+    said["note"] = SIMULATED if simulated else AT_SITES
+    if not simulated and not shy(experiment.privacy):
+        said["server"].append("Of every site's test samples it is told how many there are of each label.")
     return said
 
 

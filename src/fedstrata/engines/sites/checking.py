@@ -14,6 +14,8 @@ from fedstrata.local_step import all_finite
 from fedstrata.messages import Report, Task, Tensors, tensor_bytes, value_bytes
 from fedstrata.plan import Plan
 from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.guarded import NOT_TOLD
+from fedstrata.privacy.noising import Noise
 from fedstrata.revised import revised
 from fedstrata.wire import unpack, unpack_report
 
@@ -35,10 +37,13 @@ def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
     return dict(sorted(shapes.items()))
 
 
-def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False) -> Report:
+def checked(
+    data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False, noise: Noise | None = None
+) -> Report:
     """Read a report and refuse it where it cannot be one; sizes and finiteness are found out here.
 
-    Where updates are masked, a report comes without one.
+    Where updates are masked, a report comes without one. Where they are noised, an update that is not finite was
+    replaced at its site, and who had one must not show; under local noise no other number is told.
     """
     try:
         report = unpack_report(data)
@@ -56,13 +61,16 @@ def checked(data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = F
     for name, tensor in _all(report).items():
         if tensor.is_floating_point() and tensor.dtype != plan.local.dtype:
             raise RefusedError(f"{name} comes as {tensor.dtype}, and the run is in {plan.local.dtype}")
-    finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point()) and isfinite(report.loss)
+    finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
+    finite = finite and (noise is not None or isfinite(report.loss))
     update = report.summed.get("update")
     drift = float(update.norm()) if update is not None and finite else float(report.drift)
     if drift > HUGE * (1.0 + float(model.norm())):
         raise RefusedError(f"its update is {drift:.3g} long, which no training gives")
     size = tensor_bytes(_all(report)) + value_bytes(report.meta)
     whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
+    if noise is not None and noise.local:
+        report, drift = revised(report, loss=NOT_TOLD, meta={}), NOT_TOLD
     return revised(report, finite=finite, drift=drift, nbytes=min(max(report.nbytes, size), 2 * whole + 1_000_000))
 
 
@@ -75,8 +83,8 @@ class Brought:
     count: float
 
 
-def read_meeting(data: Mapping[str, bytes]) -> tuple[dict[str, Brought], dict[str, str]]:
-    """Read what sites bring to a meeting, by name; give also why some cannot take part in it."""
+def read_meeting(data: Mapping[str, bytes], masked: bool) -> tuple[dict[str, Brought], dict[str, str]]:
+    """Read what sites bring to a meeting, numbers or masked words; give also why some cannot take part in it."""
     brought, strange = dict[str, Brought](), dict[str, str]()
     for name, told in data.items():
         try:
@@ -88,7 +96,9 @@ def read_meeting(data: Mapping[str, bytes]) -> tuple[dict[str, Brought], dict[st
     for name, one in list(brought.items()):
         if (one.what, one.values.shape, one.values.dtype) != kinds.most_common(1)[0][0]:
             strange[name] = "it brings something else to a meeting than the others"
-        elif not bool(all_finite(one.values)) or not isfinite(one.count) or one.count < 0:
+        elif masked != (one.values.dtype == torch.int64):
+            strange[name] = "it brings numbers to a meeting of masked words, or words to one of numbers"
+        elif not isfinite(one.count) or one.count < 0 or not (masked or bool(all_finite(one.values))):
             strange[name] = "what it brings to a meeting is not finite"
     return brought, strange
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from fedstrata.engines.sites.facts import Facts, common_classes
 from fedstrata.engines.sites.telling import AbsentError, SiteError, asked, read_reply, read_values, within, written
@@ -31,10 +32,10 @@ class Company:
     transport: Transport
     run: str  # no other run is called that
     facts: dict[str, Facts]
-    classes: Sequence[Label]
-    needs: frozenset[str] = frozenset()  # what sites tell of their label counts
+    question: Mapping[str, Any]  # what sites are asked about their data
     deadline: float | None = None  # seconds for an exchange
     patience: float = 600.0  # seconds in which enough sites must be there at all
+    classes: Sequence[Label] = ()
     welcome: Callable[[str], bytes] = lambda _: b""  # what tells a site of the run
     fixed: str | None = None  # why no site can go on with other data than it began with
     note: Note = lambda *_, **__: None
@@ -65,11 +66,11 @@ class Company:
             name: SiteError("it did not answer when it was told of the run") for name in names if name not in said
         }
         for name, told in said.items():
-            if isinstance(told, tuple) and told[0].decode(errors="replace") != self.facts[name].fingerprint:
-                try:
-                    self._hear_again(name)
-                except FedstrataError as error:
-                    wrong[name] = error
+            try:
+                if isinstance(told, tuple):
+                    self._took(name, read_values(told[0]))
+            except FedstrataError as error:
+                wrong[name] = error
         return wrong
 
     def attending(self, least: int) -> set[str]:
@@ -104,12 +105,20 @@ class Company:
         ours = {name: within(self.run, request) for name, request in requests.items()}
         return heard(self.transport, ours, fields, deadline, enough)
 
+    def _took(self, name: str, told: Mapping[str, Any]) -> None:
+        """Hear how a site took the news."""
+        if told.get("data") != self.facts[name].fingerprint:
+            self._hear_again(name)
+        if untested := told.get("untested"):
+            why = f"site {name} does not train on their labels, and has no placeholders for them"
+            self.note("fallback", what="test samples", left_out=untested, why=why)
+
     def _hear_again(self, name: str) -> None:
         """Ask a site that has other data than before what they are."""
-        before, now = self.facts[name], introduced(self.transport, [name], self.needs, self.deadline)[name]
         if self.fixed is not None:
             raise SiteError(f"its data are not those that it began with, and {self.fixed}; start a new run")
-        if strange := [label for label in now.classes if label not in self.classes]:
+        before, now = self.facts[name], introduced(self.transport, [name], self.question, self.deadline)[name]
+        if strange := [label for label in now.classes or () if label not in self.classes]:
             raise SiteError(f"its data have labels that the run does not know: {strange[:5]}")
         common_classes(self.facts | {name: now})
         self.facts[name], self.changed = now, True
@@ -118,10 +127,10 @@ class Company:
 
 
 def introduced(
-    transport: Transport, names: Sequence[str], needs: frozenset[str], deadline: float | None
+    transport: Transport, names: Sequence[str], question: Mapping[str, Any], deadline: float | None
 ) -> dict[str, Facts]:
     """Ask sites what they have, as far as the method needs to know."""
-    request = asked("introduce", written({"needs": sorted(needs)}))
+    request = asked("introduce", written(question))
     said = heard(transport, dict.fromkeys(names, request), 1, deadline)
     facts = {}
     for name in names:

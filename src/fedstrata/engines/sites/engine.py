@@ -17,20 +17,24 @@ from torch import Tensor
 from fedstrata.engines.sites.checking import checked, expected, model_of, read_meeting
 from fedstrata.engines.sites.company import Company
 from fedstrata.engines.sites.host import MET
+from fedstrata.engines.sites.meetings import invited, unmasked
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.telling import asked, written
 from fedstrata.errors import FedstrataError
 from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.norms import By
 from fedstrata.plan import Plan, per_round
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import JOB, RefusedError
-from fedstrata.privacy.noising import at_most_one
+from fedstrata.privacy.guarded import parted
+from fedstrata.privacy.noising import Noise, at_most_one
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.protocol import Task as Sum
 from fedstrata.privacy.sums.protocol import enough_weight
 from fedstrata.privacy.sums.secure_sum import carried
 from fedstrata.privacy.sums.summing import Summing
 from fedstrata.rendezvous import Statistics, in_order
+from fedstrata.rng import unpredictable
 from fedstrata.serverside import Step
 from fedstrata.site import StatelessError
 from fedstrata.wire import pack, pack_task
@@ -76,9 +80,11 @@ class AtSites:
     device = "cpu"
     joins = False
 
-    def __init__(self, company: Company, plan: Plan, note: Note, masks: Masks | None = None):
+    def __init__(
+        self, company: Company, plan: Plan, note: Note, masks: Masks | None = None, noise: Noise | None = None
+    ):
         self._company, self._names, self._plan, self._note = company, company.names, plan, note
-        self._masks = masks
+        self._masks, self._noise = masks, noise
         self._tasks: Sequence[Task] = ()
         self._beside = 0, 0
         self._reports: dict[int, Report] = {}
@@ -88,7 +94,7 @@ class AtSites:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
         self._tasks, self._beside, self._statistics = tasks, (0, 0), None
         if step.together is None:
-            said = self._sent(tasks, b"", self._enough(step, tasks))
+            said = self._sent(tasks, b"", enough=self._enough(step, tasks))
         else:
             said = self._together(tasks, step.together)
         self._reports = {}
@@ -98,7 +104,8 @@ class AtSites:
                 continue
             try:
                 masked = self._masks is not None and step.combine
-                self._reports[task.client] = checked(data[1], task, self._plan, model_of(task), masked)
+                noise = self._noise if step.combine else None
+                self._reports[task.client] = checked(data[1], task, self._plan, model_of(task), masked, noise)
             except RefusedError as error:
                 self._left_out(task.client, tasks, str(error))
         return [report.open() for report in self._reports.values()]
@@ -106,6 +113,8 @@ class AtSites:
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's sites sent."""
         sums = weighted_sum(self._reports, weights) if self._masks is None else self._masked_sum(weights)
+        if self._noise is not None:
+            sums = self._noised(sums, self._noise)
         met = {} if self._statistics is None else {"statistics": self._statistics}
         return replace(sums, total={**sums.total, **met})
 
@@ -172,7 +181,9 @@ class AtSites:
             return None
         return self._plan.system.enough(len(tasks), per_round(self._plan.clients_per_round, len(self._names)))
 
-    def _sent(self, tasks: Sequence[Task], by: bytes, enough: int | None = None) -> dict[str, tuple[bytes, ...]]:
+    def _sent(
+        self, tasks: Sequence[Task], by: bytes, invitation: bytes = b"", enough: int | None = None
+    ) -> dict[str, tuple[bytes, ...]]:
         """Send tasks; a site that lost the state of which a task speaks goes on without one."""
         lost: list[Task] = []
 
@@ -181,16 +192,37 @@ class AtSites:
                 lost.extend(task for task in tasks if self._names[task.client] == name)
             return isinstance(error, StatelessError)
 
-        said = self._told(
-            {self._names[t.client]: asked("task", pack_task(t), by) for t in tasks}, tasks, 2, enough, remedy
-        )
+        def written_out(these: Sequence[Task]) -> dict[str, bytes]:
+            return {self._names[t.client]: asked("task", pack_task(t), by, invitation) for t in these}
+
+        said = self._told(written_out(tasks), tasks, 2, enough, remedy)
         for task in lost:
             first = task.round + 1, task.step
             self._note("state_lost", round=first[0], step=first[1], site=self._names[task.client], client=task.client)
-        anew = {
-            self._names[t.client]: asked("task", pack_task(replace(t, accepted=None, durable=None)), by) for t in lost
-        }
-        return said | self._told(anew, tasks)
+        return said | self._told(written_out([replace(t, accepted=None, durable=None) for t in lost]), tasks)
+
+    def _noised(self, sums: Sums, noise: Noise) -> Sums:
+        """Add the server's noise, which no site may be able to draw again."""
+        _, most = at_most_one(np.array(list(sums.shares.values())))
+        added = most * noise.of_sum(sum(t.numel() for t in sums.total.values()), unpredictable)
+        parts = parted(added, sums.total)
+        return replace(sums, total={name: t + parts[name] for name, t in sums.total.items()})
+
+    def _invited(self, tasks: Sequence[Task]) -> tuple[list[Task], bytes]:
+        """Let the sites of a step say hello, so that they can meet under masks; too few do not meet."""
+        assert self._masks is not None
+
+        def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+            said = self._told({self._names[client]: r for client, r in requests.items()}, tasks, fields=1)
+            return {self._names.index(name): reply for name, (reply,) in said.items()}
+
+        here, invitation = invited(ask, self._masks.names, [task.client for task in tasks])
+        if len(here) >= FEWEST:
+            return [task for task in tasks if task.client in here], invitation
+        first = tasks[0]
+        why = f"fewer than {FEWEST} clients do not meet under masks"
+        self._note("dropped", round=first.round + 1, step=first.step, clients=here, why=why)
+        return [], b""
 
     def _told(
         self,
@@ -210,7 +242,14 @@ class AtSites:
         return said
 
     def _together(self, tasks: Sequence[Task], by: By) -> dict[str, tuple[bytes, ...]]:
-        """Let sites compute together; where one leaves in the middle, the others begin anew without it."""
+        """Let sites compute together; where one leaves in the middle, the others begin anew without it.
+
+        Under masks they do not: two sums over the same numbers that differ by one site would show what it brought.
+        """
+        if self._masks is not None:
+            there, invitation = self._invited(tasks)
+            said = self._sent(there, by.encode(), invitation)
+            return self._met(said, by, tasks)[0] if len(said) == len(there) else {}
         there = list(tasks)
         while there:
             said = self._sent(there, by.encode())
@@ -228,12 +267,16 @@ class AtSites:
         done = {name: told for name, told in said.items() if told[0] != MET}
         waiting = {name: told for name, told in said.items() if told[0] == MET}
         while waiting:
-            brought, strange = read_meeting({name: told[1] for name, told in sorted(waiting.items(), key=self._place)})
+            brought, strange = read_meeting(
+                {name: told[1] for name, told in sorted(waiting.items(), key=self._place)}, self._masks is not None
+            )
             for name, why in strange.items():
                 self._left_out(self._names.index(name), tasks, why)
             if strange:
                 return {}, stay - strange.keys()
             total = in_order({i: one.values for i, one in enumerate(brought.values())})
+            if self._masks is not None:
+                total = unmasked(total, self._plan.local.dtype)
             counts = [one.count for one in brought.values()]
             average, count = statistics.averaged(next(iter(brought.values())).what, total, counts)
             told = pack({"count": count}, {"average": average})

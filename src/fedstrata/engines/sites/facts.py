@@ -19,6 +19,8 @@ from fedstrata.rng import Streams
 from fedstrata.roster import Roster
 from fedstrata.split import Split
 
+UNKNOWN = 2  # classes that stand for all, as long as nobody knows how many there are
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -26,7 +28,7 @@ class Facts:
 
     shape: tuple[int, ...]  # of a sample
     dtype: str
-    classes: tuple[int | str, ...]  # its labels
+    classes: tuple[int | str, ...] | None  # its labels, where the server may know
     samples: int
     tests: int
     scale: float
@@ -37,20 +39,20 @@ class Facts:
     counts: tuple[int, ...] | None = None  # samples of each of its labels, where the server may know
 
     @classmethod
-    def of(cls, federation: Federation, counted: bool) -> Facts:
-        """Describe a site's own data, a federation of one."""
+    def of(cls, federation: Federation, named: bool = True, counts: np.ndarray | None = None) -> Facts:
+        """Describe a site's own data, a federation of one: its labels where they may be named, and counts as given."""
         x, inputs = federation.train.x, federation.inputs
         return cls(
             shape=tuple(x.shape[1:]),
             dtype=str(x.dtype).removeprefix("torch."),
-            classes=federation.classes,
+            classes=federation.classes if named else None,
             samples=int(federation.train_split.sizes[0]),
             tests=int(federation.test_split.sizes[0]),
             scale=inputs.scale,
             mean=inputs.mean,
             std=inputs.std,
             fingerprint=federation.fingerprint,
-            counts=tuple(federation.counts[0].tolist()) if counted else None,
+            counts=None if counts is None else tuple(counts.tolist()),
         )
 
     def dump(self) -> dict[str, Any]:
@@ -61,15 +63,15 @@ class Facts:
     def read(cls, values: Mapping[str, Any], site: str) -> Facts:
         """Read what a site said; it is not trusted to say it right."""
         facts: Facts = validated(cls, dict(values), f"site {site}")
-        if facts.samples < 0 or facts.tests < 0 or not facts.classes or facts.speed <= 0:
+        if facts.samples < 0 or facts.tests < 0 or facts.classes == () or facts.speed <= 0:
             raise RequestError(f"site {site} describes its data with impossible numbers")
-        if facts.counts is not None and (len(facts.counts) != len(facts.classes) or min(facts.counts) < 0):
+        if facts.counts is not None and (len(facts.counts) != len(facts.classes or ()) or min(facts.counts) < 0):
             raise RequestError(f"site {site} counts its labels wrongly")
         return facts
 
 
 def common_classes(sites: Mapping[str, Facts]) -> tuple[Label, ...]:
-    """Give the labels of all sites together; refuse sites whose samples or labels cannot be of one kind."""
+    """Give the labels of all sites together, as far as they are told; refuse sites that cannot be of one kind."""
     (first, model), *others = sites.items()
     for name, facts in others:
         for what in ("shape", "dtype", "scale", "mean", "std"):
@@ -78,12 +80,42 @@ def common_classes(sites: Mapping[str, Facts]) -> tuple[Label, ...]:
                 raise RequestError(f"site {name} has samples with {what} {own}, site {first} has {expected}")
     seen: dict[str, tuple[Label, str]] = {}
     for name, facts in sites.items():
-        for label in facts.classes:
+        for label in facts.classes or ():
             known, where = seen.setdefault(str(label).strip().casefold(), (label, name))
             if known != label or type(known) is not type(label):
                 raise RequestError(f"site {name} has a label {label!r}, site {where} has {known!r}: use one name")
-    labels = {label for facts in sites.values() for label in facts.classes}
+    labels = {label for facts in sites.values() for label in facts.classes or ()}
     return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
+
+
+@dataclass(frozen=True)
+class MaskedAway:
+    """What the server knows of labels that sites do not name."""
+
+    placeholders: int
+    sites: tuple[str, ...]  # that agreed on them, in the order of clients
+    holds: tuple[tuple[int, ...], ...]  # which placeholders each site holds
+    totals: tuple[int, ...]  # samples of each placeholder, over all sites
+    counts: tuple[tuple[int, ...], ...] | None  # each site's samples of each placeholder, where the method needs them
+    sealed: tuple[str, ...]  # each site's own map, which only that site can read
+    bytes_up: int
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> MaskedAway:
+        """Read it out of an event."""
+        known: MaskedAway = validated(cls, {name: values[name] for name in cls.__annotations__}, "labels_masked")
+        return known
+
+    def known(self) -> dict[str, np.ndarray | None]:
+        """Tell it as a roster does."""
+        labels = np.zeros((len(self.sites), self.placeholders), dtype=bool)
+        for row, places in zip(labels, self.holds, strict=True):
+            row[list(places)] = True
+        return {
+            "labels": labels,
+            "totals": np.array(self.totals),
+            "counts": None if self.counts is None else np.array(self.counts),
+        }
 
 
 @dataclass(frozen=True)
@@ -91,11 +123,13 @@ class Away(Federation):
     """Clients that live elsewhere, as far as the server knows them: two blank samples stand for their kind."""
 
     facts: tuple[Facts, ...] = ()
+    masked: MaskedAway | None = None  # where labels are placeholders
 
     @classmethod
-    def of(cls, sites: Mapping[str, Facts]) -> Away:
+    def of(cls, sites: Mapping[str, Facts], masked: MaskedAway | None = None) -> Away:
         """Put together what sites said."""
-        classes, facts = common_classes(sites), tuple(sites.values())
+        facts = tuple(sites.values())
+        classes = common_classes(sites) or tuple(range(UNKNOWN if masked is None else masked.placeholders))
         model = facts[0]
         blank = Samples(torch.zeros((2, *model.shape), dtype=getattr(torch, model.dtype)), torch.zeros(2).long())
         return cls(
@@ -108,6 +142,7 @@ class Away(Federation):
             inputs=Inputs(scale=model.scale, mean=model.mean, std=model.std),
             speeds=np.array([f.speed for f in facts]),
             facts=facts,
+            masked=masked,
         )
 
     @property
@@ -126,7 +161,7 @@ class Away(Federation):
         table = np.zeros((len(self.facts), len(self.classes)), dtype=np.int64)
         index = {label: i for i, label in enumerate(self.classes)}
         for row, facts in zip(table, self.facts, strict=True):
-            for label, count in zip(facts.classes, facts.counts or (), strict=False):
+            for label, count in zip(facts.classes or (), facts.counts or (), strict=False):
                 row[index[label]] = count
         return table
 
@@ -145,19 +180,22 @@ class Away(Federation):
     def roster(self, needs: frozenset[str], streams: Streams) -> Roster:
         """Tell the server's parts what sites told."""
         sizes, counts = np.array([facts.samples for facts in self.facts]), self.counts
-        known = {
+        known: dict[str, np.ndarray | None] = {
             "sizes": sizes,
             "labels": counts > 0,
             "totals": counts.sum(0),
             "counts": counts,
             "speeds": np.array([facts.speed for facts in self.facts]),
         }
+        if self.masked is not None:
+            known |= self.masked.known()
         return Roster(
             clients=len(self.facts),
             classes=len(self.classes),
             holders=np.flatnonzero(sizes),
             key=streams("tiebreak").permutation(len(self.facts)),
             _known={name: value if name in needs else None for name, value in known.items()},
+            setup=None if self.masked is None else self.masked.bytes_up,
         )
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,22 +21,29 @@ from torch import Tensor
 
 from fedstrata.assemble import assemble
 from fedstrata.engines.sites.facts import Facts, aligned
+from fedstrata.engines.sites.guard import Guard
+from fedstrata.engines.sites.meetings import Seat
 from fedstrata.engines.sites.memory import Memory
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.telling import IN, AbsentError, read_request, read_values, refused, replied, written
-from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.errors import FedstrataError
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
 from fedstrata.judge import answers
 from fedstrata.lane import Lane
 from fedstrata.network import Network
 from fedstrata.norms import By, Meeting
+from fedstrata.privacy.arranged import encoding_of, noise_of, shy
 from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.guarded import NOT_TOLD, parted
 from fedstrata.privacy.identity import Roll
+from fedstrata.privacy.noising import Noise
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import Member
 from fedstrata.privacy.sums.protocol import Task as Sum
 from fedstrata.privacy.sums.secure_sum import acted
+from fedstrata.revised import revised
+from fedstrata.rng import unpredictable
 from fedstrata.site import Site, Versions
 from fedstrata.space import Space
 from fedstrata.threads import one_thread
@@ -56,7 +63,11 @@ class Session:
     federation: Federation  # its own data, with the run's class indices
     network: Network
     space: Space
-    roll: Roll | None = None  # where updates are masked
+    everybody: int  # sites that take part
+    shy: bool = False  # whether it tells nothing by label
+    noise: Noise | None = None  # on what leaves it
+    encoding: Encoding | None = None  # of what leaves it, where updates are masked
+    roll: Roll | None = None  # the same
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: Member | None = None
 
@@ -70,7 +81,8 @@ class Host:
     def __init__(
         self, name: str, load: Callable[[], Federation], papers: Papers | None = None, folder: Path | None = None
     ):
-        self.name, self._load, self._papers, self._folder = name, load, papers, folder
+        self.name, self._load, self._folder = name, load, folder
+        self._guard = Guard(name, load, papers)
         self._session: Session | None = None
         self._visit: Visit | None = None  # under way: it waits for others
         self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
@@ -81,6 +93,7 @@ class Host:
             "met": self._met,
             "evaluate": self._evaluate,
             "sum": self._sum,
+            **self._guard.requests,
         }
 
     def answer(self, request: bytes) -> bytes:
@@ -108,18 +121,21 @@ class Host:
     # ---- requests
 
     def _introduce(self, asked: bytes) -> tuple[bytes]:
-        needs = set(read_values(asked).get("needs", []))
-        facts = Facts.of(self._load(), bool(needs & COUNTED))
+        told = read_values(asked)
+        federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
+        counted = bool(set(told.get("needs", [])) & COUNTED)
+        counts = self._guard.counts(federation, told.get("epsilon")) if counted else None
+        facts = Facts.of(federation, bool(told.get("named", True)), counts)
         return (written({"site": self.name, **facts.dump()}),)
 
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
         present = self._load().fingerprint
         if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
-            return (present.encode(),)
-        federation = aligned(self._load(), told["classes"])
+            return (written({"data": present}),)
+        federation = self._guard.own(told)
         experiment = Experiment.of(read_values(text))
-        plan = assemble(experiment, federation)
+        privacy, plan = experiment.privacy, assemble(experiment, federation)
         own = federation.client(0)
         rows = torch.from_numpy(own.rows)
         here = replace(own, id=int(told["client"]), rows=np.arange(own.samples), speed=float(told["speed"]))
@@ -134,27 +150,27 @@ class Host:
             federation,
             network,
             Space.of(module, plan.local.head),
-            self._roll(told["sites"], here.id) if experiment.privacy.aggregate == "masked" else None,
+            len(told["sites"]),
+            shy(privacy),
+            noise_of(privacy),
+            encoding_of(privacy),
+            self._guard.roll(told) if privacy.aggregate == "masked" else None,
         )
-        return (present.encode(),)
+        untested = len(self._load().test_split[0]) - len(federation.test_split[0])
+        return (written({"data": present, "untested": untested}),)
 
-    def _roll(self, names: list[str], client: int) -> Roll:
-        """Give the roll of a run in which nobody sees single updates; it must have this site where it says."""
-        if self._papers is None:
-            raise RequestError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
-        if names[client] != self.name:
-            raise RefusedError(f"site {self.name} is told that it is {names[client]}")
-        return self._papers.roll(names)
-
-    def _task(self, data: bytes, by: bytes) -> tuple[bytes, bytes]:
+    def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
         if unpack_task(data).client != session.client:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
             raise RefusedError("clients meet by samples or by clients")
+        if by and session.roll is not None and not invitation:
+            raise RefusedError("this site meets others under masks only")
         if self._visit is not None:  # it waits for others who will not come
             self._visit.end()
-        self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None)
+        seat = self._guard.seat(invitation) if invitation else None
+        self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None, seat)
         return self._leaving(*self._visit.next())
 
     def _met(self, data: bytes) -> tuple[bytes, bytes]:
@@ -164,19 +180,30 @@ class Host:
         return self._leaving(*self._visit.next((tensors["average"], float(header["count"]))))
 
     def _leaving(self, what: bytes, data: bytes) -> tuple[bytes, bytes]:
-        """Keep an update here where only sums may leave; its report goes out without it."""
+        """Clip and noise an update, and keep it here where only sums may leave; its report goes out without it."""
         session = self._at_work()
-        if what != REPORT or session.roll is None:
+        noise = session.noise
+        if what != REPORT or (session.roll is None and noise is None):
             return what, data
         report = unpack_report(data)
-        flat = [t.detach().double().numpy().reshape(-1) for _, t in sorted(report.summed.items())]
-        session.leaving, session.member = np.concatenate(flat) if flat else None, None
+        summed = dict(sorted(report.summed.items()))
+        flat = [t.detach().double().numpy().reshape(-1) for t in summed.values()]
+        leaving = np.concatenate(flat) if flat else None
+        if noise is not None and leaving is not None:
+            unit = 0.0 if session.encoding is None else session.encoding.unit
+            leaving = noise.leaving(leaving, unit, unpredictable)
+            summed = parted(leaving, summed)
+            told: dict[str, Any] = {"loss": NOT_TOLD, "drift": NOT_TOLD, "meta": {}} if noise.local else {}
+            report = revised(report, summed=summed, **told)
+        if session.roll is None:
+            return what, pack_report(report)
+        session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
 
     def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
         """Take a step of a secure sum over what was trained last: once."""
         session = self._at_work()
-        if session.roll is None or session.leaving is None or self._papers is None:
+        if session.roll is None or session.leaving is None:
             raise RefusedError(f"site {self.name} has nothing to sum")
         if step == b"advertise":
             if session.member is not None:
@@ -186,12 +213,12 @@ class Host:
             members = tuple(int(member) for member in told["members"])
             job = bytes.fromhex(told["job"])
             task = Sum(job, members, len(session.leaving), session.roll.digest, encoding)
-            session.member = Member(task, session.client, self._papers.identity, session.roll, os.urandom)
+            session.member = Member(task, session.client, self._guard.papers.identity, session.roll, os.urandom)
         if session.member is None:
             raise RefusedError("a secure sum begins with its keys")
         return (acted(session.member, step.decode(), message, session.leaving),)
 
-    def _evaluate(self, data: bytes) -> tuple[bytes]:
+    def _evaluate(self, data: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
         _, down = unpack(data)
         session.space.bind(session.network.module, down["params"], down.get("buffers", torch.zeros(0)))
@@ -204,7 +231,11 @@ class Host:
         labels, classes = test.y.numpy(), len(federation.classes)
         right = np.bincount(labels, weights=hits.astype(np.float64), minlength=classes)
         tested = np.bincount(labels, minlength=classes)
-        return (written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())}),)
+        by_label = np.concatenate([right, tested])
+        if session.shy:  # label by label only in a sum over all sites
+            right, tested = right.sum(keepdims=True), tested.sum(keepdims=True)
+        told = written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
+        return told, self._guard.by_label(invitation, session.everybody, by_label) if invitation else b""
 
     def _at_work(self, run: str | None = None) -> Session:
         if self._session is None or run not in (None, self._session.run):
@@ -215,7 +246,8 @@ class Host:
 class Visit:
     """A task in a thread of its own: it can stop in the middle and wait for the other sites."""
 
-    def __init__(self, site: Site, task: bytes, by: By | None):
+    def __init__(self, site: Site, task: bytes, by: By | None, seat: Seat | None = None):
+        self._seat = seat  # where what it brings must be masked
         self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
         self._back: queue.Queue[tuple[Tensor, float] | None] = queue.Queue()
         meeting = None if by is None else Meeting(by, self._exchange)
@@ -244,7 +276,8 @@ class Visit:
             self._out.put(error)
 
     def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
-        self._out.put((MET, pack({"what": what, "count": count}, {"values": values})))
+        brought = values if self._seat is None else self._seat.masked_tensor(values)
+        self._out.put((MET, pack({"what": what, "count": count}, {"values": brought})))
         if (met := self._back.get()) is None:
             raise RefusedError("the meeting is over")
         return met

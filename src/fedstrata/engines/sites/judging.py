@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedstrata.engines.sites.company import Company, Said
+from fedstrata.engines.sites.company import Company
+from fedstrata.engines.sites.meetings import added, invited
 from fedstrata.engines.sites.telling import asked, read_values
 from fedstrata.errors import FedstrataError
 from fedstrata.metrics import balanced, worst
@@ -25,19 +27,24 @@ class JudgeAtSites:
     classes: int
     every: int = 1
     satisfied_at: float | None = None
+    shy: bool = False  # whether sites tell figures by label only in a sum over all of them
+    masked: bool = False  # whether there are keys, and sites enough, for that
 
     def __call__(self, model: Model, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         if view.round + 1 != view.rounds and (view.round + 1) % self.every:
             return Scores()
         data = pack({}, {"params": model.params, "buffers": model.buffers})
-        names = self.company.names
-        answers = self.company.ask(dict.fromkeys(names, asked("evaluate", data)), 1)
-        right, tested, loss = np.zeros(self.classes), np.zeros(self.classes), 0.0
+        invitation = self._invitation(view) if self.shy and self.masked else b""
+        answers = self._answers({name: asked("evaluate", data, invitation) for name in self.names}, 2, view)
+        told = 1 if self.shy else self.classes
+        right, tested, loss = np.zeros(told), np.zeros(told), 0.0
         own: dict[int, float] = {}
-        for client, name in enumerate(names):
+        for client, name in enumerate(self.names):
+            if name not in answers:
+                continue
             try:
-                hits, had, lost = self._read(answers.get(name))
+                hits, had, lost = self._read(answers[name][0], told)
             except FedstrataError as error:
                 view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
                 continue
@@ -46,11 +53,15 @@ class JudgeAtSites:
                 own[client] = float(hits.sum() / had.sum())
         if not tested.sum():
             return Scores()
-        recall = [float(r / n) if n else None for r, n in zip(right, tested, strict=True)]
+        by_label: tuple[np.ndarray, np.ndarray] | None = (right, tested)
+        if self.shy:
+            whole = bool(invitation) and len(answers) == len(self.names)
+            by_label = self._summed([words for _, words in answers.values()], view) if whole else None
+        recall = None if by_label is None else [float(r / n) if n else None for r, n in zip(*by_label, strict=True)]
         accuracies = np.array(list(own.values()))
         figures: dict[str, Any] = {
             "accuracy": float(right.sum() / tested.sum()),
-            "balanced_accuracy": balanced(recall),
+            "balanced_accuracy": None if recall is None else balanced(recall),
             "loss_test": loss / float(tested.sum()),
             "recall": recall,
             "client_mean": float(accuracies.mean()),
@@ -60,18 +71,49 @@ class JudgeAtSites:
             figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
         return Scores(figures, own)
 
-    def _read(self, answer: Said | None) -> tuple[np.ndarray, np.ndarray, float]:
-        if answer is None:
-            raise RefusedError("it did not answer in time")
-        if isinstance(answer, FedstrataError):
-            raise answer
-        told = read_values(answer[0])
+    def _answers(self, requests: Mapping[str, bytes], fields: int, view: View) -> dict[str, tuple[bytes, ...]]:
+        """Ask, and give the replies that are ones; every site without one is an event."""
+        answers, said = self.company.ask(requests, fields), {}
+        for name in requests:
+            told = answers.get(name, RefusedError("it did not answer in time"))
+            if isinstance(told, FedstrataError):
+                view.note("site_not_scored", round=view.round + 1, site=name, why=str(told))
+            else:
+                said[name] = told
+        return said
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The sites."""
+        return self.company.names
+
+    def _invitation(self, view: View) -> bytes:
+        """Let all sites say hello, so that they can add up figures by label; where one is missing, none are."""
+
+        def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+            said = self._answers({self.names[client]: request for client, request in requests.items()}, 1, view)
+            return {self.names.index(name): reply for name, (reply,) in said.items()}
+
+        here, invitation = invited(ask, self.names, range(len(self.names)))
+        return invitation if len(here) == len(self.names) else b""
+
+    def _summed(self, brought: Sequence[bytes], view: View) -> tuple[np.ndarray, np.ndarray] | None:
+        try:
+            right, tested = np.rint(added(brought)).reshape(2, self.classes)
+        except (RefusedError, ValueError) as error:
+            view.note("not_scored_by_label", round=view.round + 1, why=str(error))
+            return None
+        return right, tested
+
+    @staticmethod
+    def _read(data: bytes, classes: int) -> tuple[np.ndarray, np.ndarray, float]:
+        told = read_values(data)
         try:
             right, tested = (np.array(told[key], dtype=np.float64) for key in ("right", "tested"))
             loss = float(told["loss"])
         except (KeyError, TypeError, ValueError):
             raise RefusedError("its figures cannot be read") from None
-        if right.shape != (self.classes,) or tested.shape != right.shape or not (right >= 0).all():
+        if right.shape != (classes,) or tested.shape != right.shape or not (right >= 0).all():
             raise RefusedError("its figures are not those of this run's labels")
         if not (right <= tested).all() or not np.isfinite(tested).all() or not np.isfinite(loss):
             raise RefusedError("its figures are impossible")

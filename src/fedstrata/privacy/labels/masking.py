@@ -2,8 +2,9 @@
 
 Stratify section IV-A needs one placeholder per distinct label, each client's own map, and the total of each
 placeholder; every mode gives just that, up to the order of the placeholders, which the server draws. Parties are
-separate objects, and every message between them passes through here as bytes: counted, recorded where a transcript is
-kept, or lost where a client is absent. A job that misses a reply is given up and repeated without the missing clients.
+separate objects that exchange bytes; `agreed` plays the protocol, whatever carries them. A job that misses a reply is
+given up and repeated without the missing clients. In one process (`masked_labels`) every message is counted, recorded
+where a transcript is kept, and lost where a client is absent.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fedstrata.privacy.labels.served import remaining
 from fedstrata.rng import Rng
 
 Note = Callable[..., None]
+Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,12 @@ def masked_labels(
         Whether clients also tell their counts openly, by placeholder (as clustering at the server needs).
     """
     absent = absent or {}
-    kind = _asked(mode, len(held), absent)
+    kind = fitting(mode, len(held))
+    for client, step in absent.items():
+        if not 0 <= client < len(held) or step not in kind.client.steps:
+            raise RequestError(
+                f'absent = {{{client}: "{step}"}}; allowed: clients 0 to {len(held) - 1}, steps {kind.client.steps}'
+            )
     sources = [entropy(party) for party in range(len(held))]
     identities, server_entropy = [Identity.new(source) for source in sources], entropy(SERVER)
     server_identity = Identity.new(server_entropy)
@@ -134,14 +141,30 @@ def masked_labels(
     if kind.warning is not None:
         ckks_paper.warn()
     post = _Post(clients, absent, transcript)
-    members, first = tuple(range(len(held))), 0
-    while True:
-        server = kind.server(
+
+    def begin(members: Sequence[int]) -> Server:
+        return kind.server(
             server_identity, roll, members, server_entropy, rng, distributions=distributions, **of_server
         )
-        refused = post.carry(server)
+
+    server = agreed(kind, range(len(held)), begin, post.carry, rng, note)
+    own = [client.own if client.me in server.members else {} for client in clients]
+    return known(mode, server, own, post.up, post.down)
+
+
+def agreed(
+    kind: Mode, everybody: Sequence[int], begin: Callable[[Sequence[int]], Server], carry: Carry, rng: Rng, note: Note
+) -> Server:
+    """Play jobs until one is done, each without those who were missing from the last; give the server as it then is.
+
+    `begin` makes the server's part of a job with some clients.
+    """
+    members, first = tuple(everybody), 0
+    while True:
+        server = begin(members)
+        refused = _played(server, carry)
         if not server.missing:
-            return _known(mode, server, post, kind.warning)
+            return server
         told = server.step == server.counting
         first = first or len(members) * told
         stay = remaining(members, server.missing, kind.client.least, first, told, rng)
@@ -156,7 +179,24 @@ def masked_labels(
         members = stay
 
 
-def _asked(mode: str, clients: int, absent: Mapping[int, str]) -> Mode:
+def _played(server: Server, carry: Carry) -> dict[int, str]:
+    """Play a job until it is done or misses a reply; give why replies were refused, by client."""
+    refused: dict[int, str] = {}
+    while asks := server.asks():
+        for client, reply in carry(server.step, asks).items():
+            try:
+                server.take(client, reply)
+            except RefusedError as error:
+                if client not in server.missing:  # its reply was well; what all of them add up to is not
+                    raise
+                refused[client] = str(error)
+        if server.asks() is asks:
+            break
+    return refused
+
+
+def fitting(mode: str, clients: int) -> Mode:
+    """Give a mode; refuse one that does not fit so many clients."""
     if mode not in MODES:
         raise unknown_name("privacy.labels", mode, MODES)
     kind = MODES[mode]
@@ -170,11 +210,6 @@ def _asked(mode: str, clients: int, absent: Mapping[int, str]) -> Mode:
             f'privacy.labels = "{mode}" with {clients} clients; allowed: at most {kind.most}, '
             'because every two of them agree on a key; mask the labels of fewer clients, or use "none"'
         )
-    for client, step in absent.items():
-        if not 0 <= client < clients or step not in kind.client.steps:
-            raise RequestError(
-                f'absent = {{{client}: "{step}"}}; allowed: clients 0 to {clients - 1}, steps {kind.client.steps}'
-            )
     return kind
 
 
@@ -185,26 +220,16 @@ class _Post:
         self.clients, self._absent, self._transcript = clients, absent, transcript
         self.up, self.down = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=np.int64)
 
-    def carry(self, server: Server) -> dict[int, str]:
-        """Play a job until it is done or misses a reply; give why replies were refused, by client."""
-        refused: dict[int, str] = {}
-        while asks := server.asks():
-            step = server.step
-            for client, ask in asks.items():
-                self._seen(step, SERVER, client, ask)
-                if self._silent(client, step):
-                    continue
-                reply = self.clients[client].answer(step, ask)
-                self._seen(step, client, SERVER, reply)
-                try:
-                    server.take(client, reply)
-                except RefusedError as error:
-                    if client not in server.missing:  # its reply was well; what all of them add up to is not
-                        raise
-                    refused[client] = str(error)
-            if server.asks() is asks:
-                break
-        return refused
+    def carry(self, step: str, asks: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Let clients answer."""
+        replies = {}
+        for client, ask in asks.items():
+            self._seen(step, SERVER, client, ask)
+            if self._silent(client, step):
+                continue
+            replies[client] = self.clients[client].answer(step, ask)
+            self._seen(step, client, SERVER, replies[client])
+        return replies
 
     def _silent(self, client: int, step: str) -> bool:
         steps = self.clients[client].steps
@@ -217,27 +242,27 @@ class _Post:
             self._transcript.messages.append(Message(step, sender, receiver, data))
 
 
-def _known(mode: str, server: Server, post: _Post, warning: str | None) -> MaskedLabels:
-    clients, placeholders = len(post.clients), len(server.totals)
+def known(mode: str, server: Server, own: Sequence[dict[Any, int]], up: np.ndarray, down: np.ndarray) -> MaskedLabels:
+    """Put together what a finished job gave; `own` is what each of all clients knows, and nobody else."""
+    clients, placeholders = len(own), len(server.totals)
     holds = np.zeros((clients, placeholders), dtype=bool)
-    for client, own in server.holds.items():
-        holds[client, own] = True
+    for client, places in server.holds.items():
+        holds[client, places] = True
     counts = None
     if server.counts is not None:
         counts = np.zeros((clients, placeholders), dtype=np.int64)
         for client, told in server.counts.items():
             counts[client] = told
-    took_part = set(server.members)
     return MaskedLabels(
         mode=mode,
         placeholders=placeholders,
-        own=[client.own if client.me in took_part else {} for client in post.clients],
+        own=list(own),
         holds=holds,
         totals=server.totals,
         counts=counts,
         clients=server.members,
-        left_out=tuple(sorted(set(range(clients)) - took_part)),
-        bytes_up=post.up,
-        bytes_down=post.down,
-        warning=warning,
+        left_out=tuple(sorted(set(range(clients)) - set(server.members))),
+        bytes_up=up,
+        bytes_down=down,
+        warning=MODES[mode].warning,
     )

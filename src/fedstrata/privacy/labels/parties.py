@@ -58,7 +58,7 @@ class Client(ABC):
         self._inbox: Inbox | None = None  # of the job that is under way
         self._job, self._number, self._next = b"", 0, 0  # messages had, and the place of the next step
         self._members: tuple[int, ...] = ()
-        self._placeholders = 0
+        self.placeholders = 0
 
     def answer(self, step: str, data: bytes) -> bytes:
         """Take the server's message of a step, give the reply."""
@@ -101,7 +101,7 @@ class Client(ABC):
                     f"label {label!r} has the count {count}; allowed: below {bound}, or a total may wrap"
                 )
         self._inbox, self._job, self._members = Inbox(self._roll, job), job, members
-        self._number = self._next = self._placeholders = 0
+        self._number = self._next = self.placeholders = 0
         self.own = {}
 
     def _expected(self, step: str, place: int, data: bytes) -> Fields:
@@ -125,11 +125,11 @@ class Client(ABC):
         [placeholders], own = numbers(total, INDEX, 1).tolist(), numbers(places, INDEX, len(labels)).tolist()
         if placeholders > PLACEHOLDERS or len(set(own)) < len(own) or max(own, default=-1) >= placeholders:
             raise RefusedError("the server gave placeholders that are no proper numbering")
-        self._placeholders, self.own = placeholders, dict(zip(labels, own, strict=True))
+        self.placeholders, self.own = placeholders, dict(zip(labels, own, strict=True))
 
     def _counts(self) -> np.ndarray:
         """Give own counts in the order of placeholders."""
-        counts = np.zeros(self._placeholders, dtype=WORD)
+        counts = np.zeros(self.placeholders, dtype=WORD)
         for label, placeholder in self.own.items():
             counts[placeholder] = self._held[label][1]
         return counts

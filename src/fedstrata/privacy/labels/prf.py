@@ -73,7 +73,7 @@ class PrfClient(Client):
     def _check_set(self, members: Sequence[int]) -> None:
         if len(members) > MOST:
             raise RefusedError(f"a job with {len(members)} clients is asked for; at most {MOST} can agree on keys")
-        self.served.check(members)
+        self.served.check(self._keys_of(members))
 
     def _reply(self, step: str, fields: Fields) -> Fields:
         replies = {
@@ -127,13 +127,17 @@ class PrfClient(Client):
 
     def _masked_counts(self, proofs: Fields) -> Fields:
         self._all_prove(b"agree", proofs, "another assignment of placeholders", self._assignment)
-        self.served.sent(self._members)
+        self.served.sent(self._keys_of(self._members))
         counts = self._counts()
         keys = {client: derived(pair.mask, self._tr, b"label counts") for client, pair in self._pairs.items()}
         plus, minus = ([keys[c] for c in keys if c > self.me], [keys[c] for c in keys if c < self.me])
         add_streams(counts, plus, minus)  # of two, one adds what the other subtracts
         self._pairs, self._group, self._contribution = {}, b"", b""  # they served
         return (counts.tobytes(),)
+
+    def _keys_of(self, members: Sequence[int]) -> list[bytes]:
+        """Name clients as they are remembered from run to run: their numbers mean something in one roll only."""
+        return [self._roll.clients[member] for member in members]
 
     def _mac(self, *parts: bytes) -> bytes:
         return hmac.digest(self._group, join([DOMAIN.encode(), self._tr, *parts]), "sha256")

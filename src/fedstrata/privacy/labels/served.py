@@ -33,11 +33,11 @@ from fedstrata.rng import Rng
 
 @dataclass
 class Served:
-    """One client's memory; it must outlive the jobs."""
+    """One client's memory; it must outlive the jobs. Clients are named by their public keys."""
 
     jobs: set[bytes] = field(default_factory=set)  # seen, served or not
-    first: frozenset[int] | None = None  # the set in which its counts were sent first
-    last: frozenset[int] | None = None  # ... and last
+    first: frozenset[bytes] | None = None  # the set in which its counts were sent first
+    last: frozenset[bytes] | None = None  # ... and last
 
     def new_job(self, job: bytes) -> None:
         """Take note of a job."""
@@ -45,7 +45,7 @@ class Served:
             raise RefusedError("the server repeats the id of an earlier job")
         self.jobs.add(job)
 
-    def check(self, members: Collection[int]) -> None:
+    def check(self, members: Collection[bytes]) -> None:
         """Refuse a set in which the counts must not be sent."""
         now = frozenset(members)
         if len(now) < FEWEST:
@@ -58,7 +58,7 @@ class Served:
                 f"theirs: only the same clients are served, or {FEWEST} fewer and still half of the first ones"
             )
 
-    def sent(self, members: Collection[int]) -> None:
+    def sent(self, members: Collection[bytes]) -> None:
         """Take note that the counts are about to be sent within a set."""
         self.check(members)
         self.last = frozenset(members)

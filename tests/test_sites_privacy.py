@@ -1,0 +1,287 @@
+"""[privacy] at real sites: the same models as in a simulation, and nothing on the wire that should not be there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from in_process_sites import SITES, SMALL, at_sites, hosts, model, with_keys
+
+from fedstrata import RequestError, train
+from fedstrata.assemble import federation_of
+from fedstrata.away import run_at_sites
+from fedstrata.deploy.keys import make
+from fedstrata.engines.sites.company import recorded
+from fedstrata.engines.sites.papers import Papers
+from fedstrata.engines.sites.telling import asked, read_reply, refused, split
+from fedstrata.experiment import Experiment
+from fedstrata.wire import unpack, unpack_report
+from fedstrata.work import Work
+
+FOUR = (*SITES, "dresden")
+PRF = {"privacy.labels": "prf"}
+MASKED = {"privacy.aggregate": "masked", "privacy.encoding.bits": 64, "privacy.encoding.fraction": 40}
+BATCH = {"method.name": "stratify-batch", "train.rounds": 1, "method.schedule.length": 60, "train.batch_size": 20}
+NORMED = {"model.name": "mlp", "model.norm": "batch"}
+FLIPS = {"method.name": "flips", "train.clients_per_round": 2}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys") / "all"
+    make(folder, FOUR)
+    return folder
+
+
+def away(keys, transport, overrides, out, sites=3, **how):
+    experiment = Experiment.of(None, **(SMALL | overrides))
+    return run_at_sites(transport, experiment, out, sites, papers=Papers.load(keys / "server"), **how)
+
+
+def events(run, kind):
+    return [event for event in run.events() if event["event"] == kind]
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FLIPS, BATCH | NORMED], ids=["flips", "stratify-batch"])
+def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method):
+    names = [f"label {i}" for i in range(10)]
+    asked_for = SMALL | method | (MASKED if method is not FLIPS else {})
+    heard = []
+
+    def watched(name, kind, reply):
+        heard.append(reply)
+        return reply
+
+    transport = with_keys(keys, asked_for, watched)
+    for host in transport.hosts.values():
+        told = replace(host._load(), classes=tuple(names))
+        host._load = host._guard._load = lambda told=told: told
+    there = away(keys, transport, asked_for | PRF, tmp_path / "there")
+    assert not any(b"label " in reply for reply in heard)
+    known = events(there, "labels_masked")[0]
+    codes = {}
+    for sealed, (name, host) in zip(known["sealed"], sorted(transport.hosts.items()), strict=True):
+        codes |= host._guard._opened(bytes.fromhex(sealed), recorded(there.path)[0])[0]
+        assert name in known["sites"]
+    order = np.array([codes[label] for label in names])
+    assert sorted(order) == list(range(10))
+
+    federation = federation_of(Experiment.of(None, **asked_for))
+    here = train(
+        overrides={k: v for k, v in asked_for.items() if k.split(".")[0] not in ("data", "model")},
+        federation=federation.relabelled(order),
+        model=Work(Experiment.of(None, **asked_for), federation, None).plan.local.build(),
+        out=tmp_path / "here",
+    )
+    assert float((model(here) - model(there)).abs().max()) < 1e-9
+    last = [events(run, "round")[-1] for run in (here, there)]
+    assert last[1]["accuracy"] == pytest.approx(last[0]["accuracy"], abs=1e-12)
+    assert last[1]["recall"] == pytest.approx([last[0]["recall"][i] for i in np.argsort(order)])
+    assert b"placeholder 0" in (tmp_path / "there" / "model.safetensors").read_bytes()[:4000]
+
+
+def test_a_run_with_masked_labels_goes_on_though_server_and_sites_were_restarted(tmp_path, keys):
+    wish = BATCH | PRF | {"train.rounds": 2}
+
+    def watch(event):
+        if event["event"] == "round" and event["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        away(keys, with_keys(keys, SMALL | wish), wish, tmp_path / "run", watch=watch)
+    run = away(keys, with_keys(keys, SMALL | wish), wish, tmp_path / "run", resumed=True)
+    assert len(events(run, "labels_masked")) == 1
+    assert run.summary["rounds"] == 2
+
+
+def test_a_site_that_fails_while_labels_are_masked_is_left_out(tmp_path, keys):
+    def tamper(name, kind, reply):
+        tamper.labels += (name, kind) == ("bonn", "labels")
+        return refused("broken") if (name, kind) == ("bonn", "labels") and tamper.labels == 3 else reply
+
+    tamper.labels = 0
+    wish = PRF | {"train.rounds": 1, "data.clients": 4}
+    run = away(keys, with_keys(keys, SMALL | wish, tamper, FOUR), wish, tmp_path / "run")
+    assert [e["left_out"] for e in events(run, "label_masking_repeated")] == [[1]]
+    assert [(e["site"], e["why"]) for e in events(run, "site_refused")] == [("bonn", "broken")]
+    assert events(run, "labels_masked")[0]["sites"] == ["aachen", "cologne", "dresden"]
+    tamper.labels = 0
+    with pytest.raises(RequestError, match="3 sites agreed on labels, and 4 are wanted"):
+        away(keys, with_keys(keys, SMALL | wish, tamper, FOUR), wish, tmp_path / "four", sites=4)
+
+
+def test_a_site_opens_no_map_but_its_own_and_its_run_s(keys):
+    guards = [host._guard for host in with_keys(keys, SMALL).hosts.values()]
+    sealed = guards[0]._sealed({7: 0, "x": 1}, 2, "run")
+    assert guards[0]._opened(sealed, "run") == ({7: 0, "x": 1}, 2)
+    for guard, data, run in [(guards[1], sealed, "run"), (guards[0], sealed, "other"), (guards[0], sealed[:-1], "run")]:
+        with pytest.raises(Exception, match="not the one it sealed"):
+            guard._opened(data, run)
+
+
+def test_sites_do_not_serve_sums_that_can_be_subtracted_in_two_runs(tmp_path, keys):
+    wish = PRF | {"train.rounds": 1, "data.clients": 4}
+    transport = with_keys(keys, SMALL | wish, sites=FOUR)
+    away(keys, transport, wish, tmp_path / "four")
+    transport.hosts.pop("dresden")
+    with pytest.raises(Exception, match="label masking cannot go on"):
+        away(keys, transport, wish, tmp_path / "three")
+
+
+# ---- differential privacy --------------------------------------------------------------------------------------------
+
+DP = {"method.combine": "uniform", "privacy.dp.clip": 0.1}
+
+
+@pytest.mark.parametrize("where", ["server", "local"])
+@pytest.mark.parametrize("aggregate", [{}, MASKED], ids=["open", "masked"])
+def test_updates_are_clipped_and_noised_at_the_sites(tmp_path, keys, where, aggregate):
+    pytest.importorskip("dp_accounting")
+    wish = DP | aggregate | {"privacy.dp.where": where, "train.rounds": 2, "train.lr": 1.0}
+    lengths, told = [], []
+
+    def watched(name, kind, reply):
+        if kind == "task":
+            report = unpack_report(split(reply)[2])
+            told.append(report.loss)
+            lengths.extend(float(t.norm()) for t in report.summed.values())
+        return reply
+
+    here = train(overrides=SMALL | wish, out=tmp_path / "here")
+    quiet = away(keys, with_keys(keys, SMALL | wish, watched), wish, tmp_path / "quiet")
+    assert float((model(here) - model(quiet)).abs().max()) < 1e-9
+    assert all(length <= 0.1 for length in lengths)
+    assert bool(lengths) == (aggregate == {})
+    assert np.isnan(told).all() == (where == "local")
+    noisy = wish | {"privacy.dp.noise": 0.5}
+    here = train(overrides=SMALL | noisy, out=tmp_path / "noisy")
+    lengths.clear()
+    there = away(keys, with_keys(keys, SMALL | noisy, watched), noisy, tmp_path / "there")
+    claimed = str(there.summary["privacy"])  # sites come and go, and know the seed: sampling hides nobody
+    assert ("no amplification by sampling is claimed" in claimed) == (where == "server")
+    assert there.summary["epsilon"] > 0
+    assert float((model(here) - model(there)).abs().max()) > 1e-3  # whoever knows the seed cannot draw the noise again
+    if aggregate == {}:
+        assert (min(lengths) > 0.2) == (where == "local")
+
+
+def test_an_update_that_is_not_finite_does_not_show(tmp_path):
+    wish = DP | {"train.rounds": 1, "train.lr": 1e30}
+    run = at_sites(tmp_path, wish)
+    assert not events(run, "dropped")
+    assert torch.isfinite(model(run)).all()
+
+
+# ---- meetings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method", [BATCH, {"method.name": "fedtan", "train.rounds": 1}], ids=["stratify-batch", "fedtan"]
+)
+def test_batch_norms_of_sites_meet_under_masks(tmp_path, keys, method):
+    wish, seen = method | NORMED | MASKED, []
+
+    def watched(name, kind, reply):
+        if split(reply)[1] == b"meet":
+            seen.append(unpack(split(reply)[2])[1]["values"])
+        return reply
+
+    here = train(overrides=SMALL | wish | {"engine.execution": "messages"}, out=tmp_path / "here")
+    there = away(keys, with_keys(keys, SMALL | wish, watched), wish, tmp_path / "there")
+    assert float((model(here) - model(there)).abs().max()) < 1e-9
+    assert {values.dtype for values in seen} == {torch.int64}
+    spread = torch.stack([values.double().abs().mean() for values in seen]).median()
+    assert spread > 2.0**60  # words under masks are spread over the whole range
+
+
+def test_a_meeting_that_a_site_does_not_come_to_is_an_event(tmp_path, keys):
+    def tamper(name, kind, reply):
+        return refused("broken") if (name, kind) == ("bonn", "meet") else reply
+
+    wish = {"method.name": "fedtan", "train.rounds": 1} | NORMED | MASKED
+    run = away(keys, with_keys(keys, SMALL | wish, tamper), wish, tmp_path / "run")
+    assert any("do not meet under masks" in e["why"] for e in events(run, "dropped"))
+    assert events(run, "no_update")
+
+
+# ---- clusters and histograms -----------------------------------------------------------------------------------------
+
+
+def test_sites_find_their_clusters_by_masked_sums(tmp_path, keys):
+    wish = FLIPS | {"privacy.clustering": "masked", "method.select.clusters": 2, "train.rounds": 2}
+    here = train(overrides=SMALL | wish, out=tmp_path / "here")
+    told = []
+
+    def watched(name, kind, reply):
+        told.append((kind, split(reply)[1]))
+        return reply
+
+    there = away(keys, with_keys(keys, SMALL | wish, watched), wish, tmp_path / "there")
+    assert float((model(here) - model(there)).abs().max()) < 1e-9
+    assert all(json.loads(field)["counts"] is None for kind, field in told if kind == "introduce")
+    assert all(len(json.loads(field)["tested"]) == 1 for kind, field in told if kind == "evaluate")
+    assert events(there, "clusters_masked")[0]["steps"] == events(here, "clusters_masked")[0]["steps"]
+    assert "secure sums" in " ".join(there.summary["privacy"]["server"])
+
+
+def test_label_counts_get_their_noise_at_the_site_and_always_the_same(tmp_path, keys):
+    wish = FLIPS | {"privacy.histogram_epsilon": 0.5, "train.rounds": 1}
+    run = at_sites(tmp_path, wish)
+    assert events(run, "histograms_blurred")[0]["epsilon"] == 0.5
+    request = asked("introduce", json.dumps({"needs": ["counts"], "epsilon": 0.5}).encode())
+
+    def counts(host, request):
+        return json.loads(read_reply(host.answer(request), 1)[0])["counts"]
+
+    first, again = with_keys(keys, SMALL).hosts["bonn"], with_keys(keys, SMALL).hosts["bonn"]
+    true = counts(first, asked("introduce", b'{"needs": ["counts"]}'))
+    assert counts(first, request) == counts(first, request) == counts(again, request) != true
+    assert counts(hosts(SMALL)["bonn"], request) != counts(first, request)  # another secret
+    turned = json.dumps({"needs": ["counts"], "epsilon": 0.5, "classes": list(range(12))[::-1]}).encode()
+    assert counts(first, asked("introduce", turned))[::-1][:10] == counts(
+        first, request
+    )  # no second draw by asking anew
+
+
+def test_tests_are_counted_by_label_only_over_all_sites(tmp_path, keys):
+    wish = FLIPS | {"privacy.clustering": "masked", "method.select.clusters": 1, "train.rounds": 2, "data.clients": 4}
+
+    def tamper(name, kind, reply):
+        tamper.seen += (name, kind) == ("bonn", "evaluate")
+        return None if (name, kind) == ("bonn", "evaluate") and tamper.seen == 1 else reply
+
+    tamper.seen = 0
+    transport = with_keys(keys, SMALL | wish, tamper, FOUR)
+    run = away(keys, transport, wish, tmp_path / "run")
+    first, second = events(run, "round")
+    assert first["recall"] is None
+    assert first["accuracy"] > 0
+    assert second["balanced_accuracy"] == pytest.approx(np.mean(second["recall"]))
+    transport.hosts.pop("dresden")  # sums of this run less those of the last one would be dresden's own
+    run = away(keys, transport, wish, tmp_path / "fewer")
+    assert all(event["recall"] is None for event in events(run, "round"))
+    assert events(run, "not_scored_by_label")
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_sites_cannot_do_is_refused_before_they_are_asked(tmp_path, keys):
+    insecure = {"privacy.enclave.attestation": "dev-insecure", "privacy.enclave.allow_insecure": True}
+    for wish, why in [
+        ({"privacy.labels": "ckks-paper"}, "one secret key"),
+        (FLIPS | {"privacy.clustering": "enclave", **insecure}, "which enclave it may trust"),
+        ({"data.proxy": 10}, "the server holds none"),
+        ({"data.drift": {}}, "is its own"),
+    ]:
+        with pytest.raises(RequestError, match=why):
+            away(keys, with_keys(keys, SMALL), wish, tmp_path / "run")
+    for wish in (PRF, FLIPS | {"privacy.clustering": "masked"}, MASKED):
+        with pytest.raises(RequestError, match="needs keys"):
+            at_sites(tmp_path, wish)
