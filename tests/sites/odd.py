@@ -32,7 +32,7 @@ LIES = {
 class Odd(site_process.Host):
     """Does tasks as it is wished to."""
 
-    def _task(self, data: bytes, by: bytes) -> tuple[bytes, bytes]:
+    def _task(self, data: bytes, *more: bytes) -> tuple[bytes, bytes]:
         task = unpack_task(data)
         wish = place() / f"{self.name}-{task.round + 1}"
         word, _, kind = wish.read_text().partition(" ") if wish.exists() else ("", "", "")
@@ -41,7 +41,7 @@ class Odd(site_process.Host):
             wish.with_suffix(".held").touch()
             while wish.exists():
                 time.sleep(0.02)
-        what, said = super()._task(data, by)
+        what, said = super()._task(data, *more)
         if word == "note":
             wish.with_suffix(".done").touch()
         return what, lied(said, word) if word in LIES and what == REPORT else said
