@@ -10,6 +10,7 @@ demo: $(VENV)/.run
 
 test: lint types
 	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -m sites # one after another: real processes have deadlines
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks partitions

@@ -13,8 +13,6 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
-import urllib.request
 import zipfile
 from contextlib import suppress
 from importlib.util import find_spec
@@ -23,7 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -529,6 +526,20 @@ def test_a_run_that_flower_could_not_start_is_given_up(tmp_path, monkeypatch):
     assert "no news of the run yet (Flower: pending)" in said[0]
 
 
+def test_a_run_that_ends_while_flower_is_asked_is_not_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "ASK", 0.1)
+
+    def call(*_):
+        played(tmp_path / "out", 2).write_result({}, {}, {"method": "fedavg"})
+        return {"runs": [{"status": "finished:completed"}]}
+
+    monkeypatch.setattr(flower, "flwr", call)
+    asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
+    seen = []
+    assert submit.follow(asked, "1", seen.append, lambda _: None).summary == {"method": "fedavg"}
+    assert [e["event"] for e in seen] == ["begin", "start", "sites", "round", "round"]
+
+
 def test_going_on_takes_the_number_of_sites_from_the_run(tmp_path):
     played(tmp_path / "out", 2)
     assert submit.again(a_server(), tmp_path / "out", None).sites == 2
@@ -827,200 +838,3 @@ def test_a_port_that_is_taken_is_refused(cli, flower_is_there):
         code, _, err = cli("deploy", "server", "--insecure", "--port", str(port))
     assert code == 2
     assert f"--port {port} cannot be used on this machine" in err
-
-
-# ---- real processes --------------------------------------------------------------------------------------------------
-
-
-class Started:
-    """A `fedstrata` command that runs in the background; what it prints is kept."""
-
-    def __init__(self, folder: Path, name: str, *args: str):
-        self._log = folder / f"{name}.txt"
-        env = dict(os.environ) | {"FEDSTRATA_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1"}
-        with self._log.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedstrata", "deploy", *args],
-                env=env,
-                cwd=folder,
-                stdout=file,
-                stderr=file,
-                stdin=subprocess.DEVNULL,
-            )
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
-
-    def says(self, text: str, seconds: float = 120.0) -> None:
-        deadline = time.monotonic() + seconds
-        while text not in self.said:
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.1)
-
-    def ends(self, code: int, seconds: float = 60.0) -> None:
-        assert self.process.wait(seconds) == code, self.said
-
-    def family(self) -> set[processes.Known]:
-        there = processes.everybody()
-        return processes.family([(self.process.pid, there[self.process.pid][1])] if self.process.pid in there else [])
-
-
-@NEEDS_FLOWER
-@pytest.mark.sites
-def test_a_federation_with_keys(tmp_path):
-    """Server, three sites and a stranger; all in one test, because starting them takes longest."""
-    keys.make(tmp_path / "keys", ["a", "b", "c", "d"])
-    (tmp_path / "keys/server/nodes/d.pub").unlink()  # site d has keys that the server does not know
-    port = client.free_port()
-    commands: dict[str, Started] = {}
-    try:
-        commands["server"] = Started(tmp_path, "server", "server", "--keys", "keys/server", "--port", str(port))
-        commands["server"].says("the server is up")
-        for i, site in enumerate("abc"):
-            commands[site] = Started(tmp_path, site, *a_site(site, port), "--data", "digits", "--partition", f"{i}/3")
-        for site in "abc":
-            commands[site].says(f"site {site}: connected")
-        the_server_speaks_tls_and_its_certificate_is_checked(tmp_path, port)
-        three_sites_are_up_under_their_names(tmp_path, port)
-        a_site_whose_key_is_not_registered_is_refused(tmp_path, port)
-        data_that_cannot_be_served_end_the_site(tmp_path, port)
-        a_run_ends_with_the_same_summary_as_a_local_one(tmp_path, port)
-        a_program_that_the_server_sends_is_not_run_at_a_site(tmp_path, port)
-        a_site_that_was_killed_comes_back(tmp_path, port, commands)
-        a_clean_end_leaves_no_processes(commands)
-    finally:
-        for command in reversed(commands.values()):
-            command.process.terminate()
-        for command in commands.values():
-            try:
-                command.process.wait(60)
-            finally:
-                command.process.kill()
-
-
-def a_site(site: str, port: int) -> list[str]:
-    return ["client", "--server", f"127.0.0.1:{port}", "--site", site, "--keys", f"keys/sites/{site}"]
-
-
-def the_server_speaks_tls_and_its_certificate_is_checked(folder: Path, port: int) -> None:
-    address = f"127.0.0.1:{port}"
-    assert server.ask(address, "/health", folder / "keys/sites/a/ca.crt") == 200
-    assert server.ask(address, GATE, folder / "keys/sites/a/ca.crt") == 204
-    keys.make(folder / "others", ["e"])
-    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        server.ask(address, "/health", folder / "others/sites/e/ca.crt")
-    with pytest.raises(OSError, match=r"[Cc]losed|[Rr]eset|refused"):
-        urllib.request.urlopen(f"http://{address}/health", timeout=5)
-    other = Started(folder, "e", *a_site("e", port)[:-1], "others/sites/e", "--data", "digits")
-    other.ends(2)
-    assert "the certificate of the server is not to be trusted" in other.said
-    plain = Started(folder, "f", *a_site("f", port)[:-2], "--insecure", "--data", "digits")
-    plain.ends(2)
-    assert "leave out --insecure" in plain.said
-
-
-def three_sites_are_up_under_their_names(folder: Path, port: int) -> None:
-    told = Started(folder, "status", "status", "--server", f"127.0.0.1:{port}", "--json")
-    told.ends(0)
-    rows = json.loads(told.said)["sites"]
-    assert [(row["site"], row["up"], row["last_contact"]) for row in rows] == [(s, True, "now") for s in "abc"]
-
-
-def a_site_whose_key_is_not_registered_is_refused(folder: Path, port: int) -> None:
-    stranger = Started(folder, "d", *a_site("d", port), "--data", "digits", "--partition", "0/3", "--patience", "0")
-    stranger.ends(2, 120)
-    assert f"the server at 127.0.0.1:{port} does not take site d: it does not know the key" in stranger.said
-    second = Started(folder, "again", *a_site("a", port), "--data", "digits")
-    second.ends(2)
-    assert "site a is already running on this machine" in second.said
-
-
-def data_that_cannot_be_served_end_the_site(folder: Path, port: int) -> None:
-    broken = Started(folder, "broken", *a_site("d", port), "--data", "nowhere.csv")
-    assert broken.process.wait(120) != 0
-    assert "nowhere.csv" in broken.said
-    assert "its data cannot be served" in broken.said
-
-
-def a_run_ends_with_the_same_summary_as_a_local_one(folder: Path, port: int) -> None:
-    sets = ["train.rounds=1", "train.epochs=1", "train.clients_per_round=all"]
-    args = ["--sites", "3", "--server", f"127.0.0.1:{port}", "--out", "out", *(w for s in sets for w in ("--set", s))]
-    run = Started(folder, "run", "run", *args, "--json", "-q")
-    run.ends(0, 240)
-    told = json.loads(run.said.strip().splitlines()[-1])
-    assert (told["rounds"], told["client_updates"]) == (1, 3)
-    assert told["run_dir"] == str(folder / "out")
-    assert Run.open(folder / "out").summary["accuracy"] == told["accuracy"]
-    given = Started(folder, "given", "status", "out", "--server", f"127.0.0.1:{port}", "--json")
-    given.ends(0)
-    assert [row["contributed"]["rounds"] for row in json.loads(given.said)["sites"]] == [1, 1, 1]
-    again = Started(folder, "rerun", "run", *args)
-    again.ends(2)
-    assert "continue a run with --resume" in again.said
-    finished = Started(folder, "resumed", "run", "--resume", "out", "--server", f"127.0.0.1:{port}")
-    finished.ends(0)
-    assert "was finished already" in finished.said
-
-
-def a_program_that_the_server_sends_is_not_run_at_a_site(folder: Path, port: int) -> None:
-    """Whoever controls the server submits an app of his own."""
-    app, home, trace = folder / "theirs", folder / f"state/server-{port}", folder / "was-here"
-    app.mkdir()
-    told = submit.pyproject()
-    told["tool"]["flwr"]["app"] |= {"components": {"serverapp": "their_app:server", "clientapp": "their_app:client"}}
-    (app / "pyproject.toml").write_text(tomli_w.dumps(told))
-    (app / "their_app.py").write_text(THEIRS.replace("WHERE", str(trace)))
-    number = str(flower.flwr(home, ["run", str(app), flower.CONNECTION])["run-id"])
-    logs = [folder / f"state/site-{site}/supernode.log" for site in "abc"]
-    wait_for(lambda: all("not fedstrata's: it holds other files" in log.read_text() for log in logs), 90)
-    flower.flwr(home, flower.stopping(number))
-    assert trace.with_suffix(".server").exists(), "the server itself ran it"
-    assert not trace.with_suffix(".site").exists()
-
-
-THEIRS = """
-import time
-from pathlib import Path
-from flwr.app import Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
-server = ServerApp()
-client = ClientApp()
-
-@server.main()
-def main(grid, context):
-    Path("WHERE.server").touch()
-    grid.push_messages([Message(RecordDict(), node, "train") for node in grid.get_node_ids()])
-    time.sleep(100)
-
-@client.train()
-def train(message, context):
-    Path("WHERE.site").touch()
-    return Message(RecordDict(), reply_to=message)
-"""
-
-
-def a_site_that_was_killed_comes_back(folder: Path, port: int, commands: dict[str, Started]) -> None:
-    """The command is killed, and cannot end what it started; the next one does, and the server takes it at once."""
-    left = commands["c"].family()
-    commands["c"].process.kill()
-    commands["c"].process.wait()
-    assert processes.alive(left)
-    commands["c"] = Started(
-        folder, "c", *a_site("c", port), "--data", "digits", "--partition", "2/3", "--patience", "0"
-    )
-    commands["c"].says("site c: connected")
-    wait_for(lambda: not processes.alive(left))
-
-
-def a_clean_end_leaves_no_processes(commands: dict[str, Started]) -> None:
-    members = set().union(*(command.family() for command in commands.values()))
-    assert len(members) >= 4 + 2 + 3 * 3, "each command, its processes, and those that Flower started"
-    for name, sign in (("a", signal.SIGINT), ("b", signal.SIGTERM), ("c", signal.SIGHUP), ("server", signal.SIGINT)):
-        commands[name].process.send_signal(sign)
-        commands[name].ends(0, 60)
-        assert "has ended" in commands[name].said
-    assert processes.alive(members) == set()

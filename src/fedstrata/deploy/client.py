@@ -35,6 +35,7 @@ CONNECTED = "SuperNode ID"
 LONGEST = 100  # bytes in the path of a socket, on any system
 
 SITE, NODE = "the site's process", "the connection to the server"
+PROCESS = [sys.executable, "-m", "fedstrata.engines.sites.site_process"]  # the path of its configuration follows
 
 INSECURE = """\
 !!! INSECURE: nothing is encrypted, and the server is not asked who it is. This is for trying out on one machine."""
@@ -125,8 +126,7 @@ def _start_site(client: Client, household: Household, socket: Path, say: Say) ->
     """Start the process that holds the data, and wait until it can be asked."""
     config = socket.with_name("config.json")
     config.write_text(json.dumps(client.config(socket)))
-    command = [sys.executable, "-m", "fedstrata.engines.sites.site_process", str(config)]
-    child = household.start(SITE, command, None, flower.environment(household.folder))
+    child = household.start(SITE, [*PROCESS, str(config)], None, flower.environment(household.folder))
     deadline = time.monotonic() + LOADING
     while not _answers(socket):
         if child.poll() is not None:

@@ -176,7 +176,7 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
     begun, news, asked, free = False, time.monotonic(), time.monotonic(), None
     lines = Lines(run, submission.checkpoint)
     while True:
-        over = (run.path / "summary.json").exists() or (run.path / FAILED).exists()  # first: then all lines are there
+        over = _over(run)  # first: then all lines are there
         for event in lines.new():
             if not begun:
                 watch(_begin(submission))
@@ -191,6 +191,8 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
             raise _lost(submission, number, "its process is gone")
         if not begun and now - max(news, asked) > ASK:
             how = state_of(server, number)
+            if _over(run):  # it ended while Flower was asked
+                continue
             if how.startswith("finished"):
                 raise _lost(submission, number, how)
             say(f"no news of the run yet (Flower: {how}); `fedstrata deploy status` says which sites are up")
@@ -255,6 +257,10 @@ def _begin(submission: Submission) -> dict[str, Any]:
     played = 0 if checkpoint is None else int(checkpoint["round"])
     names = {"method": experiment.method.name, "rounds": experiment.train.rounds}
     return {"event": "begin", **names, "round": played, "run_dir": str(submission.path)}
+
+
+def _over(run: Run) -> bool:
+    return (run.path / "summary.json").exists() or (run.path / FAILED).exists()
 
 
 def _outcome(run: Run) -> Run:

@@ -1,0 +1,64 @@
+"""The same experiment at three real sites and on one machine gives the same model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from staging import distance
+
+from fedstrata import train
+from fedstrata.runs import Run
+
+pytestmark = pytest.mark.sites
+
+SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
+
+METHODS = {
+    "fedavg": {},
+    "flips and fedyogi": {"method.name": "flips", "method.combine.server": "yogi", "train.clients_per_round": 2},
+    "terraform": {"method.name": "terraform"},
+    "fedbss": {"method.name": "fedbss", "method.sample.warmup": 0},
+    "scaffold": {"method.name": "scaffold"},
+    "stratify-batch with batch norm": {
+        "method.name": "stratify-batch",
+        "model.name": "mlp",
+        "model.norm": "batch",
+        "train.rounds": 1,
+        "method.schedule.length": 100,
+        "train.batch_size": 20,
+    },
+}
+
+
+def equal(here: Run, there: Run) -> None:
+    assert distance(here, there) < 1e-9
+    assert there.summary["accuracy"] == pytest.approx(here.summary["accuracy"], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_over_the_stream(federation, tmp_path, name):
+    overrides = SMALL | METHODS[name]
+    here = train(overrides=overrides, out=tmp_path / "here")
+    equal(here, federation.run(tmp_path / "there", overrides, stream=True))
+
+
+def test_by_messages_and_from_the_command_line(federation, tmp_path):
+    wide = {"model.name": "mlp", "model.hidden": [16384]}  # longer than what goes into one record of Flower's
+    overrides = SMALL | wide | {"train.rounds": 1, "train.epochs": 1}
+    here = train(overrides=overrides, out=tmp_path / "here")
+    sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+    to, out = ("--server", federation.address), str(tmp_path / "there")
+    told = federation.call("run", "--sites", "3", "--out", out, *to, *sets, "--no-stream", "--json", "-q")
+    summary, there = json.loads(told.strip().splitlines()[-1]), Run.open(tmp_path / "there")
+    equal(here, there)
+    assert (summary["rounds"], summary["client_updates"], summary["run_dir"]) == (1, 3, out)
+    assert summary["accuracy"] == there.summary["accuracy"]
+    given, taken, finished = federation.calls(
+        (0, ["status", out, *to, "--json"]),
+        (2, ["run", "--sites", "3", "--out", out, *to]),
+        (0, ["run", "--resume", out, *to]),
+    )
+    assert [row["contributed"]["rounds"] for row in json.loads(given)["sites"]] == [1, 1, 1]
+    assert "continue a run with --resume" in taken
+    assert "was finished already" in finished

@@ -1,0 +1,169 @@
+"""What becomes of runs whose sites and servers stop, die, lie, and come back. Real processes, one federation."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+from staging import distance, model
+
+from fedstrata import train
+from fedstrata.deploy import processes
+from fedstrata.runs import Run
+
+pytestmark = pytest.mark.sites
+
+SMALL = {"data.clients": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
+A, B, C = range(3)  # the sites, as clients
+
+
+@pytest.fixture
+def sites(federation):
+    """Give the federation, with everybody there."""
+    federation.mend()
+    return federation
+
+
+def of(run: Run, kind: str) -> list[dict]:
+    return [event for event in run.events() if event["event"] == kind]
+
+
+def taught(run: Run) -> dict[int, list[int]]:
+    """Give the clients whose training made the model of each round."""
+    return {e["round"]: [c for step in e["steps"] for c in step["clients"]] for e in of(run, "round")}
+
+
+def test_a_site_that_lies_is_refused_and_one_that_is_late_is_used_again(sites, tmp_path):
+    lies = {2: ("nan", "not finite"), 3: ("shapes", "another shape"), 4: ("huge", "no training gives")}
+    for number, (word, _) in lies.items():
+        sites.wish("b", number, word)
+    pause = sites.wish("c", 5, "hold")
+    asked = SMALL | {"train.rounds": 9, "train.evaluate.every": 9}
+    with sites.playing(tmp_path / "run", asked, stream=True, deadline=8.0) as run:
+        run.holds("c", 5)
+        sites.commands["a"].signal(signal.SIGSTOP)
+        pause.unlink()
+        dropped = run.reaches("dropped", clients=[A])  # in this round, or if it was ready before, in the next
+        sites.commands["a"].signal(signal.SIGCONT)
+        done = run.ends()
+    for number, (_, why) in lies.items():
+        said = [e["why"] for kind in ("site_refused", "dropped") for e in of(done, kind) if e["round"] == number]
+        assert any(why in text for text in said), number
+        assert taught(done)[number] == [A, C]
+    assert dropped["why"] == "no answer"
+    assert taught(done)[dropped["round"]] == [B, C]
+    assert taught(done)[9] == [A, B, C]
+    assert torch.isfinite(model(done)).all()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"system.wait_for": 0.6}, {"system.over_select": 1.5, "train.clients_per_round": 2}],
+    ids=["k of n", "over-selection"],
+)
+def test_nobody_waits_for_a_site_that_hangs_where_enough_others_replied(sites, tmp_path, wish):
+    pauses = [sites.wish(site, 2, "hold") for site in ("b", "c")]  # one reply is not enough
+    asked = SMALL | {"train.rounds": 4, "train.evaluate.every": 4} | wish
+    with sites.playing(tmp_path / "run", asked, stream=True) as run:
+        run.holds("b", 2)
+        run.holds("c", 2)
+        sites.commands["a"].signal(signal.SIGSTOP)
+        for pause in pauses:
+            pause.unlink()
+        run.reaches("dropped", round=4, clients=[A])  # without any deadline; only evaluation waits for everybody
+        sites.commands["a"].signal(signal.SIGCONT)
+        done = run.ends()
+    assert taught(done)[3] == taught(done)[4] == [B, C]
+
+
+def test_labels_of_a_site_that_dies_are_queued_again(sites, tmp_path):
+    asked = {"method.name": "stratify-batch", "model.name": "mlp", "model.norm": "batch", "train.rounds": 1}
+    sites.wish("c", 1, "hold gradient")
+    with sites.playing(
+        tmp_path / "run", SMALL | asked | {"method.schedule.length": 100, "train.batch_size": 20}
+    ) as run:
+        run.holds("c", 1)
+        sites.commands["c"].kill_site()
+        done = run.ends()
+    (schedule,) = of(done, "schedule")
+    assert schedule["gone"] == [C]
+    assert [e["stratum"] for e in of(done, "label_dropped")] == schedule["dropped"], "labels that nobody else has"
+    assert schedule["exposure"] == [0 if label in schedule["dropped"] else 10 for label in range(10)]
+    assert sum(schedule["exposure"]) >= 50, "what it had reserved was given by the others"
+    assert [(e["step"], e["clients"]) for e in of(done, "dropped")] == [(1, [C])]
+
+
+def test_a_site_that_is_started_again_goes_on_in_the_run_with_its_state(sites, tmp_path):
+    asked = SMALL | {"method.name": "scaffold", "train.rounds": 4}
+    here = train(overrides=asked, out=tmp_path / "here")
+    sites.wish("b", 2, "note")
+    pause = sites.wish("c", 2, "hold")
+    with sites.playing(tmp_path / "there", asked, stream=True) as run:
+        run.did("b", 2)
+        run.holds("c", 2)
+        left = sites.commands["b"].family()
+        sites.commands["b"].process.kill()  # and cannot end what it started: the next one does
+        sites.commands["b"].process.wait()
+        run.joins_again("b", "--patience", "0")
+        assert not processes.alive(left)
+        pause.unlink()
+        done = run.ends()
+    assert distance(here, done) < 1e-9
+
+
+def test_a_site_that_comes_back_with_other_data_is_asked_what_they_are(sites, tmp_path):
+    sites.wish("c", 2, "hold")
+    pause = sites.wish("b", 3, "hold")
+    asked = SMALL | {"method.name": "flips", "train.clients_per_round": 3, "train.rounds": 4}
+    with sites.playing(tmp_path / "run", asked, stream=True) as run:
+        run.holds("c", 2)
+        sites.commands["c"].kill_site()
+        run.joins_again("c", "--partition", "1/3")
+        run.holds("b", 3)
+        pause.unlink()
+        done = run.ends()
+    (changed,) = of(done, "site_changed")
+    assert (changed["site"], changed["client"]) == ("c", C)
+    assert changed["samples"] != changed["before"]
+    assert taught(done) == {1: [A, B, C], 2: [A, B], 3: [A, B], 4: [A, B, C]}
+    sites.commands["c"].process.terminate()
+    sites.commands["c"].ends(0)
+
+
+def test_a_server_that_was_killed_goes_on_from_its_checkpoint(sites, tmp_path):
+    asked = SMALL | {"method.name": "scaffold", "train.rounds": 4}
+    here = train(overrides=asked, out=tmp_path / "here")
+    pause = sites.wish("c", 3, "hold")
+    with sites.playing(tmp_path / "there", asked, stream=True) as run:
+        run.holds("c", 3)
+        sites.commands["server"].kill()
+        pause.unlink()
+        sites.start_server()
+        again = ("run", "--resume", str(tmp_path / "there"), "--stream", "--server", sites.address)
+        sites.call(*again)
+    done = Run.open(tmp_path / "there")
+    assert distance(here, done) < 1e-9
+    assert [e["wall"]["round"] for e in of(done, "resumed")] == [2]
+
+
+def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(sites, tmp_path):
+    """The last test: for a minute after a power cut, Flower does not let a site come back."""
+    sites.wish("c", 2, "hold")
+    with sites.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=5.0) as run:
+        run.holds("c", 2)
+        sites.commands["c"].kill()
+        done = run.ends()
+    assert of(done, "dropped")[0]["round"] == 2
+    assert taught(done) == {1: [A, B, C], 2: [A, B], 3: [A, B], 4: [A, B]}
+
+
+def test_a_clean_end_leaves_no_processes(federation):
+    commands = {"a": signal.SIGINT, "b": signal.SIGTERM, "server": signal.SIGHUP}
+    members = set().union(*(federation.commands[name].family() for name in commands))
+    assert len(members) >= 3 + 2 + 2 * 3, "each command, its processes, and those that Flower started"
+    for name, sign in commands.items():
+        federation.commands[name].process.send_signal(sign)
+        federation.commands[name].ends(0)
+        assert "has ended" in federation.commands[name].said
+    assert processes.alive(members) == set()
