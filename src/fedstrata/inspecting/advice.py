@@ -49,12 +49,14 @@ def advise(
 ) -> tuple[Tried, list[Advice], dict[str, str]]:
     """Give FedAvg as the baseline, recipes that fit, and those that would but for the experiment, with the reason."""
     baseline = tried(described("fedavg", {}), federation, model)
-    advice, refused = [], {}
+    advice: list[Advice] = []
+    refused: dict[str, str] = {}
     for rule in RULES:
         because = rule.why(facts)
         if because is None:
             continue
-        settings, not_here = rule.settings(facts), {}
+        settings = rule.settings(facts)
+        not_here: dict[str, str] = {}
         for name in rule.recipes:
             try:
                 found = tried(described(name, settings), federation, model)
@@ -83,5 +85,7 @@ def tried(experiment: Experiment, federation: Federation, model: nn.Module | Non
     elif privacy.histogram_epsilon is not None:
         clusters = NoisyHistograms(privacy.histogram_epsilon).describe()
     said = statement(experiment, plan, told, clusters)
-    chained: Sequence[str] = [f"Beside the server, the next client: {s}" for s in said.get("next client of a chain", ())]
+    chained: Sequence[str] = [
+        f"Beside the server, the next client: {s}" for s in said.get("next client of a chain", ())
+    ]
     return Tried(rehearsed(plan, federation), (*said["server"], *chained))

@@ -179,9 +179,7 @@ def _command(source: Source, overrides: Mapping[str, Any]) -> Callable[[str, Map
     return command
 
 
-def _call(
-    overrides: Mapping[str, Any], model: bool, before: str = ""
-) -> Callable[[str, Mapping[str, Any]], str]:
+def _call(overrides: Mapping[str, Any], model: bool, before: str = "") -> Callable[[str, Mapping[str, Any]], str]:
     """Give a function that writes the same as a call from Python."""
 
     def call(method: str, settings: Mapping[str, Any]) -> str:

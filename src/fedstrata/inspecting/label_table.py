@@ -42,7 +42,8 @@ class LabelTable:
         if len(columns) < 2:
             raise RequestError(f'only the label "{labels[columns[0]]}" has samples; skew needs at least 2 labels')
         held = table[np.ix_(rows, columns)]
-        return cls(held, tuple(labels[i] for i in columns), tuple(clients[i] for i in rows), len(table) - len(rows))
+        kept, holders = [labels[i] for i in columns.tolist()], [clients[i] for i in rows.tolist()]
+        return cls(held, tuple(kept), tuple(holders), empty=len(table) - len(rows))
 
     def __len__(self) -> int:
         return len(self.counts)

@@ -90,9 +90,7 @@ class Measures:
             alpha_client=alpha,
             alpha_class=alpha / len(table.labels),
             round_balance=round_balance(table, k, seed),
-            duplicate_clients=None
-            if contents is None
-            else tuple(tuple(map(str, group)) for group in contents.twins),
+            duplicate_clients=None if contents is None else tuple(tuple(map(str, group)) for group in contents.twins),
             copied_samples=None if contents is None else contents.copied,
             conflicting_labels=None if contents is None else contents.conflicting,
             wrong_labels=None if contents is None else contents.wrong,
@@ -135,7 +133,8 @@ def readings(m: Measures, from_samples: bool) -> list[Reading]:
         Reading(
             "EMD to the global mix",
             f"mean {m.emd_mean:.2f}, worst {m.emd_worst:.2f}",
-            "How much of a client's label mix must change to become that of all, from 0 to 2; small clients have some by chance.",
+            "How much of a client's label mix must change to become that of all, from 0 to 2. "
+            "Small clients have some of it by chance.",
         ),
         Reading(
             "Jensen-Shannon",
@@ -155,7 +154,7 @@ def readings(m: Measures, from_samples: bool) -> list[Reading]:
         Reading(
             "size inequality",
             f"Gini {m.size_gini:.2f}; {m.smallest} to {m.largest} samples, median {m.median_size:g}",
-            "0: all clients are of one size; towards 1: few hold nearly everything, and a mean by size hears only them.",
+            "0: all are of one size; towards 1: few hold nearly everything, and a mean by size hears only them.",
         ),
         Reading("equivalent alpha", alpha, even),
     ]
@@ -164,7 +163,7 @@ def readings(m: Measures, from_samples: bool) -> list[Reading]:
             Reading(
                 "labels of a round",
                 f"{balance.random:.3f} nats with random clients, {balance.flips:.3f} with FLIPS",
-                f"How far the labels of a round are from those of all; FLIPS takes them from {balance.clusters} clusters.",
+                f"How far they are from the labels of all; FLIPS takes clients from {balance.clusters} clusters.",
             )
         )
     if from_samples:
@@ -191,15 +190,17 @@ def _of_samples(m: Measures, twins: Sequence[Sequence[str]]) -> list[Reading]:
         ),
     ]
     if m.wrong_labels is not None:
-        found.append(Reading("wrong labels", f"{m.wrong_labels:.1%}", "Labels that the experiment's noise has changed."))
+        found.append(
+            Reading("wrong labels", f"{m.wrong_labels:.1%}", "Labels that the experiment's noise has changed.")
+        )
     if m.domains is not None:
         d = m.domains
         found.append(
             Reading(
                 "feature skew",
                 f"{d.number} groups; told apart {d.told_apart:.2f}, held apart {d.held_apart:.2f}",
-                "Whether samples of groups look different to a linear probe (0: no, 1: always), and whether clients hold "
-                "different groups (EMD, 0 to 2).",
+                "Whether a linear probe tells samples of different groups apart (0: no, 1: always), and whether "
+                "clients hold different groups (EMD, 0 to 2).",
             )
         )
     return found

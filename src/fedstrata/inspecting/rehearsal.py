@@ -2,14 +2,13 @@
 
 The plan's own driver and selector ask for steps, and every step is charged as in a run. How much a client sends is
 learnt from one visit that is really made, with two samples; all others send as much, with numbers that vary by chance.
-Of a schedule of labels only a first part is played, and counted up. Masks, noise and lost reports are left out.
+Of a schedule of labels a shorter one is played, and counted up. Masks, noise and lost reports are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from fedstrata.serverside import Outcome, Step, View
 from fedstrata.traffic import Traffic, cost_of
 
 ROUNDS = 5  # that are rehearsed: a method may ask more of clients in one round than in another
-ENTRIES = 10_000  # most entries of a schedule that are played
+ENTRIES = 5_000  # most entries of a schedule that are played in a round
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def rehearsed(plan: Plan, federation: Federation) -> Cost:
     """Rehearse the last rounds, when warm-ups are over."""
     plan = replace(plan, system=Devices(), apart=None)
     roster = federation.roster(plan.needs, plan.streams)
-    rounds, times = range(max(plan.rounds - ROUNDS, 0), plan.rounds), 1
+    rounds, times = range(max(plan.rounds - ROUNDS, 0), plan.rounds), 1.0
     if isinstance(plan.driver, Scheduled):
         driver, times = _shortened(plan.driver, roster)
         plan, rounds = replace(plan, driver=driver), rounds[-1:]
@@ -67,12 +66,12 @@ def rehearsed(plan: Plan, federation: Federation) -> Cost:
     return Cost(moved, total["client_updates"], roster.setup_bytes)
 
 
-def _shortened(driver: Scheduled, roster: Roster) -> tuple[Scheduled, int]:
-    """Cut the rounds of a schedule into so many parts that one is short enough."""
+def _shortened(driver: Scheduled, roster: Roster) -> tuple[Scheduled, float]:
+    """Make the epochs of a schedule short enough, and say how many times longer they are."""
     schedule = driver.schedule
-    length = int(schedule.frequencies(schedule.totals(roster)).sum()) / schedule.rounds_per_epoch
-    parts = max(1, ceil(length / ENTRIES))
-    return replace(driver, schedule=replace(schedule, rounds_per_epoch=schedule.rounds_per_epoch * parts)), parts
+    length = int(schedule.frequencies(schedule.totals(roster)).sum())
+    short = min(length, ENTRIES * schedule.rounds_per_epoch)
+    return replace(driver, schedule=replace(schedule, length=short)), length / short
 
 
 class _Rehearsal:
@@ -101,7 +100,9 @@ class _Rehearsal:
             except StopIteration:
                 return
             down = outgoing(plan, state, step)
-            tasks = [Task(a.client, number, at, step.kind, part=step.part, config=a.config, down=down) for a in step.asks]
+            tasks = [
+                Task(a.client, number, at, step.kind, part=step.part, config=a.config, down=down) for a in step.asks
+            ]
             size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
             reports = self._answers(step, tasks)
             self.traffic.add(cost_of(step, size, tasks, reports))

@@ -141,7 +141,7 @@ RULES = (
     ),
     Rule(
         ("flips",),
-        "FLIPS, replayed on the counts with a cluster a label, brings the labels of a round 20 % nearer to those of all",
+        "FLIPS, replayed on the counts with a cluster a label, brings a round's labels 20 % nearer to those of all",
         _clusters,
         "It helps as long as few clients train in a round. The number of clusters is set: where it is left to the "
         "elbow, rounds are often less balanced than random ones.",
