@@ -67,6 +67,7 @@ def _styled(figure: go.Figure, title: str, height: int) -> go.Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": GREY},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
         autosize=True,
     )
     figure.update_xaxes(gridcolor="rgba(128,128,128,0.25)", zeroline=False)

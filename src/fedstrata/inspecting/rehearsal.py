@@ -2,7 +2,8 @@
 
 The plan's own driver and selector ask for steps, and every step is charged as in a run. How much a client sends is
 learnt from one visit that is really made, with two samples; all others send as much, with numbers that vary by chance.
-Of a schedule of labels a shorter one is played, and counted up. Masks, noise and lost reports are left out.
+Of a long schedule of labels a shorter one is played, and counted up; clients then run out of labels later, so that
+a batch is shared by up to a fifth more of them. Masks, noise and lost reports are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedstrata.serverside import Outcome, Step, View
 from fedstrata.traffic import Traffic, cost_of
 
 ROUNDS = 5  # that are rehearsed: a method may ask more of clients in one round than in another
-ENTRIES = 5_000  # most entries of a schedule that are played in a round
+ENTRIES = 50_000  # most entries of a schedule that are played in a round
 
 
 @dataclass(frozen=True)
