@@ -31,12 +31,12 @@ def advised(**overrides) -> list[str]:
         ({"data.partition.kind": "quantity"}, ["fedavg"]),
         ({"data.partition.kind": "iid", "data.noise": {"labels": 0.3}}, ["fedbss", "fedavg"]),
         ({"data.partition": {"kind": "labels-per-client", "labels": 1}}, ["stratify-batch", "flips"]),
-        ({"data.partition": {"kind": "shards", "shards": 2}}, ["stratify-batch", "flips", "fedrs"]),
+        ({"data.partition": {"kind": "shards", "shards": 2}}, ["stratify-batch", "fedrs"]),
         ({"data.clients": 10, "data.partition.alpha": 0.5, "train.clients_per_round": "all"}, ["fedpbs", "fedrs"]),
         ({"data.clients": 10, "data.partition.alpha": 3.0, "train.clients_per_round": "all"}, ["fedpbs"]),
         (
-            {"data.clients": 40, "data.partition.alpha": 0.3, "train.clients_per_round": 0.25},
-            ["flips", "fedpbs", "fedrs"],
+            {"data.clients": 40, "data.partition": {"kind": "dirichlet-client", "alpha": 0.2}},
+            ["stratify-batch", "flips"],
         ),
     ],
 )
@@ -83,7 +83,8 @@ def test_samples_with_two_labels_get_fedbss():
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpbs", "flips", "power-of-choice", "sfl"])
 def test_what_is_rehearsed_is_what_a_run_costs(method):
-    experiment = Experiment.of({"method": {"name": method}, "train": {"rounds": 2, "evaluate": {"every": 2}}})
+    table = {"method": {"name": method}, "train": {"rounds": 2}, "engine": {"together": "never"}}
+    experiment = Experiment.of(table)
     federation = federation_of(experiment)
     cost = rehearsed(assemble(experiment, federation), federation)
     run = fedstrata.train(experiment).summary
@@ -128,6 +129,8 @@ def test_what_does_not_go_with_the_experiment_is_replaced_or_said():
     (first, *_) = inspect(overrides=few | clipped).advice
     assert first.recipe == "stratify-single"
     assert "works on local steps" in first.not_here["stratify-batch"]
+    masked = inspect(overrides=few | {"privacy.aggregate": "masked", "privacy.labels": "prf"})
+    assert "it sees the weighted sum over at least 3 of them" in " ".join(masked.baseline.reveals)
     noised = inspect(overrides=few | {"privacy.dp.noise": 1.0})
     assert "stratify-batch" not in [advice.recipe for advice in noised.advice]
     assert "privacy.dp does not fit" in noised.refused["stratify-batch"]
@@ -185,7 +188,7 @@ def test_the_object_is_short_to_look_at_and_draws():
 
 
 def test_data_from_python_get_a_call_instead_of_a_command():
-    federation = federation_of(Experiment.of())
+    federation = federation_of(Experiment.of({"data": {"partition": {"kind": "labels-per-client", "labels": 1}}}))
     (_, flips, *_) = inspect(overrides={"train.rounds": 9}, federation=federation).advice
     assert flips.command == (
         "fedstrata.train(method='flips', overrides={'train.rounds': 9, 'method.select.clusters': 10}, "
@@ -207,8 +210,8 @@ def cli(capsys, monkeypatch):
 
 def test_the_command_that_is_told_runs(cli, tmp_path):
     file = tmp_path / "my data.toml"
-    file.write_text('[data]\npartition = { kind = "shards", shards = 2 }\n[train]\nrounds = 2\n')
-    code, out, err = cli("inspect", str(file), "--set", "train.clients_per_round=0.25", "--json")
+    file.write_text('[data]\npartition = { kind = "labels-per-client", labels = 1 }\n[train]\nrounds = 2\n')
+    code, out, err = cli("inspect", str(file), "--set", "train.clients_per_round=0.4", "--json")
     assert (code, err) == (0, "")
     answer = json.loads(out)
     assert answer["measures"]["clients"] == 20

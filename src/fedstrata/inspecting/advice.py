@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
 from fedstrata.inspecting.rehearsal import Cost, rehearsed
 from fedstrata.inspecting.rules import RULES, Facts
+from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.statement import TOLD, statement
@@ -78,6 +79,8 @@ def tried(experiment: Experiment, federation: Federation, model: nn.Module | Non
     plan = assemble(experiment, federation, model)
     refuse(experiment, plan, federation)
     privacy, told, clusters = experiment.privacy, frozenset(TOLD) & plan.needs, None
+    if privacy.aggregate == "masked":
+        plan = replace(plan, fewest=FEWEST)
     if privacy.clustering != "server":
         told = told - {"counts"}
     if privacy.clustering == "masked":

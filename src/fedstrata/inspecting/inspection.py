@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 
 Source = Mapping[str, Any] | str | Path | Experiment | None
+WIDE = 784  # features of samples that are not known, so that a model outweighs the numbers beside it
 LISTED = 1000  # most clients whose counts are written out
 
 
@@ -158,9 +159,9 @@ def _array(counts: Any) -> np.ndarray:
 
 
 def _standing_for(table: LabelTable) -> Federation:
-    """Give a federation with these label counts and samples of one number, to compose and rehearse plans on."""
+    """Give a federation with these label counts and samples that are all the same, to rehearse plans on."""
     labels = np.repeat(np.tile(np.arange(len(table.labels)), len(table)), table.counts.reshape(-1))
-    x = torch.zeros(1, 1).expand(len(labels), 1)
+    x = torch.zeros(1, WIDE).expand(len(labels), WIDE)  # takes no memory
     split = Split.sized(np.arange(len(labels)), table.sizes)
     train = Samples(x, torch.from_numpy(labels))
     return Federation(train, replace(train, x=x[:0], y=train.y[:0]), split, Split.nothing(len(table)), table.labels)

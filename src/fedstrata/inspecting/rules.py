@@ -19,7 +19,7 @@ MISSING = 0.1  # share of all labels that a client lacks on average
 UNEQUAL = 0.4  # Gini of the sizes
 MIXED = 0.5  # spread of the effective labels, as a share of all
 WRONG = 0.01  # share of wrong or conflicting labels
-BALANCED = 0.2  # share of a round's distance to the global mix that FLIPS must take away
+BALANCED = 0.5  # share of a round's distance to the global mix that FLIPS must take away
 UNBALANCED = 0.01  # nats: rounds that are nearer to the global mix than this need no help
 DIFFERENT = 0.5  # groups that a probe tells apart, and that clients hold apart
 ENOUGH = 10  # clients a round, of which Terraform can leave at least five to train again
@@ -141,10 +141,10 @@ RULES = (
     ),
     Rule(
         ("flips",),
-        "FLIPS, replayed on the counts with a cluster a label, brings a round's labels 20 % nearer to those of all",
+        "FLIPS, replayed on the counts with a cluster a label, halves the distance of a round's labels to those of all",
         _clusters,
-        "It helps as long as few clients train in a round. The number of clusters is set: where it is left to the "
-        "elbow, rounds are often less balanced than random ones.",
+        "Balanced rounds are what it gives; where it balanced them less than here, it was no gain on digits. The "
+        "number of clusters is set: where it is left to the elbow, rounds are often less balanced than random ones.",
         lambda facts: (
             {}
             if facts.measures.round_balance is None
