@@ -44,7 +44,7 @@ def skew(table: LabelTable) -> go.Figure:
     panels = (
         ("samples", table.sizes, BLUE),
         ("effective labels", table.effective, ORANGE),
-        ("EMD to the global mix", table.emd, GREEN),
+        ("EMD", table.emd, GREEN),
     )
     figure = make_subplots(rows=1, cols=len(panels), shared_yaxes=False, horizontal_spacing=0.09)
     for column, (title, values, colour) in enumerate(panels, 1):

@@ -116,39 +116,45 @@ def inspect(
         What needs the samples is then not measured.
     """
     given = dict(overrides or {})
-    if federation is not None and counts is not None:
-        raise RequestError("give a federation or counts, not both")
-    if federation is not None and not isinstance(federation, Federation):
-        raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
-    if (federation is not None or counts is not None) and (set_ := [key for key in given if key.startswith("data.")]):
-        raise RequestError(f"{set_[0]} cannot be set: the {'federation' if counts is None else 'counts'} were given")
+    _check(given, federation, counts)
     first = Experiment.of(experiment, **given)
 
     def described(method: str, settings: Mapping[str, Any]) -> Experiment:
         return Experiment.of(experiment, **{**given, "method.name": method, **settings})
 
+    known: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
     if counts is not None:
-        table = read_counts(counts) if isinstance(counts, str | Path) else LabelTable.of(_array(counts))
-        federation, name = _standing_for(table), str(counts) if isinstance(counts, str | Path) else "counts"
-        known: dict[str, Any] = {}
-        notes: tuple[str, ...] = ()
+        command = _command("EXPERIMENT.toml", given)
+        from_file = isinstance(counts, str | Path)
+        table, name = (read_counts(counts), str(counts)) if from_file else (LabelTable.of(_array(counts)), "counts")
+        federation = _standing_for(table)
     else:
-        command_source = federation is None
-        federation = federation_of(first) if federation is None else federation
-        notes = federation.notes if federation.moves is None else (*federation.notes, "as it is in the first round")
-        federation = federation.at(0)
+        command = _command(experiment, given) if federation is None else _call(given, model is not None)
+        whole = federation_of(first) if federation is None else federation
+        notes = whole.notes if whole.moves is None else (*whole.notes, "data move; this is the first round")
+        federation = whole.at(0)
         table, name = LabelTable.of(federation.counts, federation.classes), federation.name
         known = {"contents": contents(federation), "domains": domains(federation, first.train.seed)}
-    k = min(per_round(first.train.clients_per_round, len(table) + table.empty), len(table))
+    k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
     measures = Measures.of(table, k, **known, seed=first.train.seed)
     short = float((table.sizes < first.train.batch_size).mean())
     facts = Facts(measures, k, first.train.epochs, short)
-    if counts is not None:
-        command = _command("EXPERIMENT.toml", given)
-    else:
-        command = _command(experiment, given) if command_source else _call(given, model is not None)
     baseline, advice, refused = advise(facts, described, federation, model, command)
     return Inspection(name, table, measures, advice, refused, baseline, k, bool(known), notes)
+
+
+def _check(overrides: Mapping[str, Any], federation: Any, counts: Any) -> None:
+    """Refuse to be told twice what the data are."""
+    if federation is not None and counts is not None:
+        raise RequestError("give a federation or counts, not both")
+    if federation is not None and not isinstance(federation, Federation):
+        raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
+    what = "federation was" if federation is not None else "counts were"
+    if (federation is not None or counts is not None) and (
+        told := [key for key in overrides if key.startswith("data.")]
+    ):
+        raise RequestError(f"{told[0]} cannot be set: the {what} given")
 
 
 def _array(counts: Any) -> np.ndarray:

@@ -12,6 +12,8 @@ from fedstrata.inspecting.advice import Advice
 from fedstrata.inspecting.figures import labels, skew
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
+
     from fedstrata.inspecting.inspection import Inspection
 
 STYLE = """
@@ -50,12 +52,7 @@ def page(inspection: Inspection) -> str:
         for r in inspection.readings
     )
     notes = "".join(f"<p class='soft'>{escape(note)}</p>" for note in inspection.notes)
-    plots = "".join(
-        figure.to_html(
-            full_html=False, include_plotlyjs=False, div_id=id, config={"displaylogo": False, "responsive": True}
-        )
-        for id, figure in (("labels", labels(inspection.table)), ("skew", skew(inspection.table)))
-    )
+    plots = _plot("labels", labels(inspection.table)) + _plot("skew", skew(inspection.table))
     advice = "".join(map(_card, inspection.advice)) or "<p>None of the rules applies: begin with fedavg.</p>"
     refused = "".join(
         f"<p>{escape(name)} would fit the data, but not this experiment: {escape(why)}</p>"
@@ -89,6 +86,15 @@ What fedavg reveals to the server: {escape(" ".join(baseline.reveals))}</p>
 </body>
 </html>
 """
+
+
+def _plot(name: str, figure: Figure) -> str:
+    """Give a figure under a heading of the page: in a narrow window, its own title would meet its buttons."""
+    title = figure.layout.title.text
+    figure.update_layout(title=None, margin_t=30)
+    config = {"displaylogo": False, "responsive": True}
+    plot = figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
+    return f"<h2>{escape(title)}</h2><div class='wide'>{plot}</div>"
 
 
 def _card(advice: Advice) -> str:
