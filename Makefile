@@ -22,6 +22,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks profile
 	$(BIN)/python -m benchmarks privacy
 	$(BIN)/python -m benchmarks sites
+	$(BIN)/python -m benchmarks report
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ STAGES = ("schedule", "drive", "select", "sample", "correct", "combine", "optimi
 STAGES += ("data", "models", "rates", "devices")
 HEIGHT = (
     {"cli": 5, "__main__": 5, "testing": 4, "deploy": 4}
-    | dict.fromkeys(("training", "comparing", "following", "away", "work"), 3)
+    | dict.fromkeys(("training", "comparing", "following", "inspecting", "away", "work"), 3)
     | dict.fromkeys(("engines", "methods", "assemble", "privacy"), 2)
     | dict.fromkeys(STAGES, 1)
 )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedstrata.experiment import Experiment
     from fedstrata.federation import Federation
     from fedstrata.following import Followed, follow, visits
+    from fedstrata.inspecting import Inspection, inspect
     from fedstrata.replaying import Record, Replay, replay
     from fedstrata.runs import Run
     from fedstrata.training import resume, train
@@ -22,12 +23,14 @@ _HOME = {  # imported when first used: torch takes seconds
     "Federation": "federation",
     "FedstrataError": "errors",
     "Followed": "following",
+    "Inspection": "inspecting",
     "Record": "replaying",
     "Replay": "replaying",
     "RequestError": "errors",
     "Run": "runs",
     "compare": "comparing",
     "follow": "following",
+    "inspect": "inspecting",
     "replay": "replaying",
     "resume": "training",
     "train": "training",
@@ -39,6 +42,7 @@ __all__ = [
     "Federation",
     "FedstrataError",
     "Followed",
+    "Inspection",
     "Record",
     "Replay",
     "RequestError",
@@ -46,6 +50,7 @@ __all__ = [
     "__version__",
     "compare",
     "follow",
+    "inspect",
     "replay",
     "resume",
     "train",
