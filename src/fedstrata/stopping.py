@@ -8,7 +8,6 @@ from typing import Any
 
 from fedstrata.traffic import Traffic
 
-
 COARSE = 1.1  # what a last round may spend beyond a budget before it is said
 
 
@@ -33,7 +32,7 @@ class Stopping:
     last: tuple[int, str] | None = None  # a number of rounds, and why there are no more
 
     def spent(self, rounds: int, traffic: Traffic, clock: float) -> str | None:
-        """Say which budget so many rounds have spent, or None. Unlike scores, this is known before a round is judged."""
+        """Say which budget is spent after so many rounds, or None; this is known before a round is judged."""
         if self.last is not None and rounds >= self.last[0]:
             return self.last[1]
         for name, (used, budget) in self.budgets(traffic, clock).items():

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-
 _fewer: list[int] = []  # what this process was told to keep to
 
 
