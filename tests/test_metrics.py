@@ -17,8 +17,8 @@ from fedstrata.metrics import accuracy, balanced, first_round, jain, recalls, ro
 from fedstrata.rates import Constant, Cosine, OneCycle, Scheduled, StepDecay
 from fedstrata.serverside import Ask, Outcome, Step
 from fedstrata.stopping import Progress, Stopping
-from fedstrata.traffic import Traffic
 from fedstrata.testing.worlds import play, work_of
+from fedstrata.traffic import Traffic
 from fedstrata.training import described
 from fedstrata.work import Work
 
