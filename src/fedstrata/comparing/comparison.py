@@ -35,6 +35,7 @@ from fedstrata.threads import cores
 from fedstrata.training import described, differences, fixed
 from fedstrata.work import checked, with_devices
 
+KEYS = ("version", "experiment", "methods", "seeds", "cells", "notes")  # of comparison.json; rows come from the runs
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
 
@@ -316,13 +317,15 @@ def _known(path: Path) -> dict[str, Any] | None:
     if not path.is_dir() or not any(path.iterdir()):
         return None
     try:
-        known = json.loads((path / "comparison.json").read_text())
-        assert {"version", "experiment", "methods", "seeds", "cells", "notes"} <= set(known)
+        known: dict[str, Any] = json.loads((path / "comparison.json").read_text())
+        missing = [key for key in KEYS if key not in known]
     except FileNotFoundError:
         raise RequestError(f"{path} holds other files; a comparison needs a folder of its own") from None
-    except (ValueError, AssertionError) as error:
-        raise RequestError(f"{path}/comparison.json cannot be read: {error or 'keys are missing'}") from None
-    return dict(known)
+    except ValueError as error:
+        raise RequestError(f"{path}/comparison.json is damaged: {error}") from None
+    if missing:
+        raise RequestError(f"{path}/comparison.json has no {' and no '.join(missing)}; choose another folder")
+    return known
 
 
 def _refuse_another(path: Path, known: Mapping[str, Any], base: Mapping[str, Any]) -> None:
