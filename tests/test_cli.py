@@ -157,7 +157,7 @@ def test_on_a_terminal_progress_is_a_live_table(tmp_path):
     assert json.loads(out)["rounds"] == 3
     assert b"3/3" in shown
     assert b"accuracy" in shown
-    assert b"loss train" in shown
+    assert b"balanced" in shown
 
 
 # ---- fast to start -------------------------------------------------------------------------------------------------

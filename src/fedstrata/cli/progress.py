@@ -15,16 +15,16 @@ from rich.table import Table
 LINES = 10  # plain progress lines in a whole run
 PATIENCE = 10.0  # seconds after which there is one in any case
 ROWS = 8  # evaluations that the live table keeps
-COLUMNS = {
-    "round": "{:d}",
-    "accuracy": "{:.4f}",
-    "balanced_accuracy": "{:.4f}",
-    "worst10": "{:.4f}",
-    "loss_test": "{:.4f}",
-    "loss_train": "{:.4f}",
-    "client_updates": "{:d}",
-    "MB": "{:.1f}",
-    "time": "{:.1f}",
+COLUMNS = {  # short enough for a terminal of 80 columns
+    "round": ("round", "{:d}"),
+    "accuracy": ("accuracy", "{:.4f}"),
+    "balanced_accuracy": ("balanced", "{:.4f}"),
+    "worst10": ("worst10", "{:.4f}"),
+    "loss_test": ("loss", "{:.3f}"),
+    "loss_train": ("training", "{:.3f}"),
+    "client_updates": ("updates", "{:d}"),
+    "bytes": ("MB", "{:.1f}"),
+    "time": ("time", "{:.1f}"),
 }
 
 
@@ -84,7 +84,7 @@ class Figures(Reporter):
         elif event["event"] == "round":
             if "accuracy" in event:
                 megabytes = (event["bytes_up"] + event["bytes_down"] + event["bytes_p2p"]) / 1e6
-                self._scored.append({**{key: event.get(key) for key in COLUMNS}, "MB": megabytes})
+                self._scored.append({**{key: event.get(key) for key in COLUMNS}, "bytes": megabytes})
             self._bar.update(self._task, completed=event["round"], said=_clients(event))
         elif (said := remarked(event)) is not None:
             self._live.console.print(said, markup=False)
@@ -95,10 +95,12 @@ class Figures(Reporter):
 
     def _drawn(self) -> Group:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for title in COLUMNS:
-            table.add_column(title.replace("_", " "), justify="right", no_wrap=True)
+        for title, _ in COLUMNS.values():
+            table.add_column(title, justify="right", no_wrap=True)
         for figures in list(self._scored):
-            cells = (("-" if (value := figures[key]) is None else said.format(value)) for key, said in COLUMNS.items())
+            cells = (
+                ("-" if (value := figures[key]) is None else said.format(value)) for key, (_, said) in COLUMNS.items()
+            )
             table.add_row(*cells)
         return Group(self._bar, table) if self._scored else Group(self._bar)
 
