@@ -276,7 +276,7 @@ def test_other_first_weights_are_not_mixed_in():
         (["--methods", "fedprox,fedavg", "--ablate", "correct"], "takes one method apart"),
         (["--methods", "fedprox", "--ablate", "select"], "fedprox is FedAvg in select: there is nothing to ablate"),
         (["--methods", "stratify-batch", "--ablate", "schedule"], "stratify-batch-without-schedule cannot be compared"),
-        (["--methods", "fedavg,sfl", "--jobs", "0", *SETS, "--out", "c"], "jobs = 0 must be at least 1"),
+        (["--methods", "fedavg,sfl", "--jobs", "0", *SETS, "--out", "runs"], "jobs = 0 must be at least 1"),
     ],
 )
 def test_what_does_not_fit_is_named_before_the_first_cell_runs(cli, args, said):

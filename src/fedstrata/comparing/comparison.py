@@ -100,9 +100,14 @@ class Comparison:
         watch
             Called with a cell and each of its events; the last is "finished" or "failed".
         """
-        with Run(self.path).locked():
-            left = [cell for cell in self.cells if cell.state != "finished"]
+        left = [cell for cell in self.cells if cell.state != "finished"]
+        try:
             jobs = self._jobs(left, jobs)
+        except RequestError:
+            with suppress(OSError):  # nothing is left behind, unless it was there before
+                self.path.rmdir()
+            raise
+        with Run(self.path).locked():
             self._write()
 
             def tell(cell: Cell, event: Mapping[str, Any]) -> None:
