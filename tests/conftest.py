@@ -1,9 +1,29 @@
 from __future__ import annotations
 
+import signal
+import sys
+
 import pytest
+
+from fedstrata.cli import main
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     """Runs land under ./runs by default: no test may write into the checkout."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """Run the command line in this process; give exit code, standard output and standard error."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedstrata", *args])
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call

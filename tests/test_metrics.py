@@ -18,6 +18,7 @@ from fedstrata.rates import Constant, Cosine, OneCycle, Scheduled, StepDecay
 from fedstrata.serverside import Ask, Outcome, Step
 from fedstrata.stopping import Progress, Stopping
 from fedstrata.testing.worlds import play, work_of
+from fedstrata.traffic import Traffic
 from fedstrata.training import described
 from fedstrata.work import Work
 
@@ -289,3 +290,30 @@ def test_schedules(schedule, rounds, factors):
 def test_an_experiment_trains_at_the_scheduled_rate():
     rate = work_of({"train.lr": 0.4, "train.lr_schedule": {"kind": "step", "every": 1, "by": 0.5}}).plan.local.rate
     assert [rate.at(r) for r in range(3)] == [0.4, 0.2, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (Stopping(bytes=60), "budget: bytes 60 of 60"),  # up, down and across together
+        (Stopping(bytes=61), None),
+        (Stopping(client_updates=4), "budget: client_updates 4 of 4"),
+        (Stopping(client_updates=5), None),
+        (Stopping(time=2.0), "budget: time 2.5 of 2"),
+        (Stopping(time=2.6), None),
+        (Stopping(bytes=10, last=(3, "epsilon")), "epsilon"),
+    ],
+)
+def test_a_budget_is_spent_by_the_first_round_that_reaches_it(rule, reason):
+    assert rule.spent(3, Traffic(10, 20, 30, 4), 2.5) == reason
+
+
+def test_a_run_that_is_not_one_of_equal_budget_says_so():
+    rule, traffic = Stopping(bytes=50), Traffic(10, 20, 30, 4)
+    assert rule.remarks(None, 3, Traffic(10), 0.0) == [
+        "only 10 of train.stop.bytes = 50 was spent: train.rounds = 3 came first; raise it"
+    ]
+    assert rule.remarks("budget", 3, traffic, 0.0) == [
+        "train.stop.bytes = 50 was overspent by 20%: its rounds are too long for this budget"
+    ]
+    assert Stopping(bytes=55).remarks("budget", 3, traffic, 0.0) == []

@@ -94,6 +94,9 @@ class Stop(Section):
     vote: Fraction | None = (
         None  # with this share of the clients at `target` on their own test data, not the global one
     )
+    bytes: Count | None = None  # budgets, of which the round that spends one is the last: bytes in all directions,
+    client_updates: Count | None = None  # visits that trained,
+    time: Positive | None = None  # and virtual seconds
 
 
 class Evaluate(Section):

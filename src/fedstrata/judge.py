@@ -18,7 +18,7 @@ from fedstrata.metrics import accuracy, balanced, recalls, worst
 from fedstrata.network import Network
 from fedstrata.serverside import Scores, View
 from fedstrata.space import Model, Space
-from fedstrata.threads import cores, threads
+from fedstrata.threads import spare, threads
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Judge:
         """Score a model, on what clients hold in a round."""
         test, split = self.federation.test, self.federation.at(round).test_split
         self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
-        with threads(cores()):  # no lane is at work
+        with threads(spare()):  # no lane is at work
             hits, losses = answers(self._network, self.local, self._test)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
         if (codes := self.federation.codes) is not None:

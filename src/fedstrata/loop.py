@@ -72,9 +72,10 @@ def run(
             log("fewer_clients", round=view.round + 1, wanted=view.needed, there=len(view.eligible))
         outcomes = play_round(plan, state, view, engine)
         state.round += 1
-        scores = judge(scored(plan, state), view)
+        spent = stopping.spent(state.round, state.traffic, state.clock)
+        scores = judge(scored(plan, state), view if spent is None else replace(view, rounds=state.round))
         plan.select.feedback(state.select, view, outcomes, scores)
-        state.stopped = stopping.reason(state.progress, scores.figures, state.round)
+        state.stopped = spent or stopping.reason(state.progress, scores.figures)
         figures = {**scores.figures, **round_figures(outcomes, state.ledger.jain, view), **vars(state.traffic)}
         log("round", round=state.round, **figures, time=state.clock)
         save(state)

@@ -8,10 +8,27 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+_fewer: list[int] = []  # what this process was told to keep to
+
 
 def cores() -> int:
     """Give the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spare() -> int:
+    """Give the threads for work that no lane does: one a core, unless this process keeps to fewer."""
+    return _fewer[-1] if _fewer else cores()
+
+
+@contextmanager
+def keeping_to(count: int) -> Iterator[None]:
+    """Use no more threads than this, because others work beside this process, or might have."""
+    _fewer.append(count)
+    try:
+        yield
+    finally:
+        _fewer.pop()
 
 
 @contextmanager

@@ -18,6 +18,11 @@ class Traffic:
     bytes_p2p: int = 0
     client_updates: int = 0
 
+    @property
+    def total_bytes(self) -> int:
+        """Bytes in all directions."""
+        return self.bytes_up + self.bytes_down + self.bytes_p2p
+
     def add(self, other: Traffic) -> None:
         """Add what a step cost."""
         for name, value in vars(other).items():

@@ -106,7 +106,7 @@ def resume(
     with Run.open(Path(path)).locked() as folder:
         experiment = Experiment.of(folder.path / "experiment.toml")
         manifest = folder.checkpoints.manifest()
-        if manifest is not None and (edits := _differences(_fixed(manifest["experiment"]), _fixed(experiment.dump()))):
+        if manifest is not None and (edits := differences(fixed(manifest["experiment"]), fixed(experiment.dump()))):
             raise RequestError(
                 f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
                 "undo that, or start a new run from its model with model.init"
@@ -128,16 +128,16 @@ def resume(
         return work.go_on(folder, state, watch, manifest["seconds"], keeps)
 
 
-def _fixed(experiment: dict[str, Any]) -> dict[str, Any]:
+def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
     """Leave out where a run is executed: that may change on the way."""
     engine = {k: v for k, v in experiment["engine"].items() if k not in ("lanes", "device", "client_state")}
     return {**experiment, "engine": engine}
 
 
-def _differences(before: Any, after: Any, key: str = "") -> str:
+def differences(before: Any, after: Any, key: str = "") -> str:
     """Name the keys in which two tables differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
-        found = [_differences(before.get(k), after.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
+        found = [differences(before.get(k), after.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
         return ", ".join(f for f in found if f)
     return "" if before == after else f"{key}: {before} -> {after}"

@@ -23,6 +23,7 @@ from fedstrata.loop import State, run, scored
 from fedstrata.metrics import first_round
 from fedstrata.plan import Plan, per_round
 from fedstrata.privacy.arranged import Arranged, accountant, arranged, guarded
+from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.statement import statement
 from fedstrata.roster import Roster
 from fedstrata.runs import Keeps, Run
@@ -64,11 +65,8 @@ class Work:
         elsewhere: Elsewhere | None = None,
     ):
         self._elsewhere = elsewhere
-        system, seed = experiment.system, experiment.train.seed
         self.experiment, self.model = experiment, model
-        self.federation = federation = equipped(
-            federation, system.speed.kind, system.speed.sigma, system.bandwidth.mean, system.bandwidth.sigma, seed
-        )
+        self.federation = federation = with_devices(experiment, federation)
         arrange = None if elsewhere is None else elsewhere.arrange
         self.private = private = arranged(experiment, assemble(experiment, federation, model), federation, arrange)
         self.plan: Plan = private.plan
@@ -76,8 +74,9 @@ class Work:
         if elsewhere is not None:
             self.plan, roster = elsewhere.observed(self.plan), elsewhere.attended(roster, self.plan, federation)
         self.accountant = accountant(experiment, self.plan, roster)
-        if (last := self._last_round()) is not None:  # so that the last round that is played is scored
-            self.plan = replace(self.plan, rounds=min(self.plan.rounds, last[0]))
+        self.stopping = Stopping(**experiment.train.stop.model_dump(), last=last_round(experiment, self.accountant))
+        if self.stopping.last is not None:  # so that methods that plan ahead know it
+            self.plan = replace(self.plan, rounds=min(self.plan.rounds, self.stopping.last[0]))
         if "proxy" in self.plan.needs and federation.proxy is not None:
             roster = replace(roster, proxy=ProxyLoss(self.plan.local, federation.proxy))
         self.roster = roster
@@ -139,8 +138,7 @@ class Work:
                 engine.restore(keeps)
             roster = self.roster if engine.joins else self.roster.behind_messages()
             with one_thread():
-                stopping = Stopping(**train.stop.model_dump(), last=self._last_round())
-                run(self.plan, roster, engine, state, self._judge(engine.device), stopping, log, save)
+                run(self.plan, roster, engine, state, self._judge(engine.device), self.stopping, log, save)
         finally:
             engine.close()
             self.private.close()
@@ -165,19 +163,6 @@ class Work:
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
         return Judge(self.plan.local, self.private.federation, evaluate.every, evaluate.clients, voting, device)
-
-    def _last_round(self) -> tuple[int, str] | None:
-        """Give the last round that a privacy budget allows, and what to say then."""
-        dp = self.experiment.privacy.dp
-        if dp is None or dp.budget is None:
-            return None
-        rounds = self.accountant.rounds_within(dp.budget)
-        if not rounds:
-            raise RequestError(
-                f"privacy.dp.budget = {dp.budget:g} is spent by the first round, which takes epsilon "
-                f"{self.accountant.epsilon(1):.3g}; use more privacy.dp.noise"
-            )
-        return rounds, f"budget: epsilon {self.accountant.epsilon(rounds):.4g} of {dp.budget:g} is spent"
 
     def _statement(self, rounds: int) -> dict[str, Any]:
         known, accountant = self.roster._known, self.accountant
@@ -247,7 +232,10 @@ class Work:
             "bytes_evaluate": sum(event.get("bytes_evaluate", 0) for event in rounds),
             "precision": self.experiment.engine.precision,
             "stopped": state.stopped or "all rounds played",
-            "remarks": _remarks(folder.events()),
+            "remarks": [
+                *_remarks(folder.events()),
+                *self.stopping.remarks(state.stopped, state.round, state.traffic, state.clock),
+            ],
             "privacy": self._statement(state.round),
         }
         if self.accountant is not None:
@@ -263,6 +251,35 @@ class Work:
         module = self.plan.local.build().to(self.plan.local.dtype)
         module.load_state_dict(self.plan.space.named(scored(self.plan, state)), strict=False)
         folder.write_result({k: v.clone() for k, v in module.state_dict().items()}, about, summary)
+
+
+def checked(experiment: Experiment, federation: Federation, model: nn.Module | None) -> tuple[Federation, Plan]:
+    """Give the plan and the federation with its devices; refuse what does not fit, before anything is computed."""
+    federation = with_devices(experiment, federation)
+    plan = assemble(experiment, federation, model)
+    refuse(experiment, plan, federation)
+    last_round(experiment, accountant(experiment, plan, federation.roster(plan.needs, plan.streams)))
+    return federation, plan
+
+
+def with_devices(experiment: Experiment, federation: Federation) -> Federation:
+    """Give clients the devices that the experiment describes."""
+    speed, bandwidth = experiment.system.speed, experiment.system.bandwidth
+    return equipped(federation, speed.kind, speed.sigma, bandwidth.mean, bandwidth.sigma, experiment.train.seed)
+
+
+def last_round(experiment: Experiment, accountant: Any) -> tuple[int, str] | None:
+    """Give the last round that a privacy budget allows, and what to say then."""
+    dp = experiment.privacy.dp
+    if dp is None or dp.budget is None:
+        return None
+    rounds = accountant.rounds_within(dp.budget)
+    if not rounds:
+        raise RequestError(
+            f"privacy.dp.budget = {dp.budget:g} is spent by the first round, which takes epsilon "
+            f"{accountant.epsilon(1):.3g}; use more privacy.dp.noise"
+        )
+    return rounds, f"budget: epsilon {accountant.epsilon(rounds):.4g} of {dp.budget:g} is spent"
 
 
 def _finite(number: float) -> float | None:

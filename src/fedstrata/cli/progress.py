@@ -1,16 +1,31 @@
-"""Progress on standard error: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a run on standard error: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 LINES = 10  # plain progress lines in a whole run
 PATIENCE = 10.0  # seconds after which there is one in any case
+ROWS = 8  # evaluations that the live table keeps
+COLUMNS = {  # short enough for a terminal of 80 columns
+    "round": ("round", "{:d}"),
+    "accuracy": ("accuracy", "{:.4f}"),
+    "balanced_accuracy": ("balanced", "{:.4f}"),
+    "worst10": ("worst10", "{:.4f}"),
+    "loss_test": ("loss", "{:.3f}"),
+    "loss_train": ("training", "{:.3f}"),
+    "client_updates": ("updates", "{:d}"),
+    "bytes": ("MB", "{:.1f}"),
+    "time": ("time", "{:.1f}"),
+}
 
 
 class Reporter:
@@ -35,11 +50,11 @@ def reporter(quiet: bool, title: str = "") -> Reporter:
     console = Console(stderr=True)
     if quiet:
         return Reporter()
-    return Live(console, title) if console.is_terminal else Lines(title)
+    return Figures(console, title) if console.is_terminal else Lines(title)
 
 
-class Live(Reporter):
-    """One live line: round, accuracy, clients, time left."""
+class Figures(Reporter):
+    """A live table: how far the run is, and the figures of the last evaluations."""
 
     def __init__(self, console: Console, title: str):
         self._title = title
@@ -52,13 +67,14 @@ class Live(Reporter):
             console=console,
         )
         self._task = self._bar.add_task(title, said="", total=None)
-        self._accuracy = ""
+        self._scored: deque[Mapping[str, Any]] = deque(maxlen=ROWS)
+        self._live = Live(get_renderable=self._drawn, console=console, refresh_per_second=4)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
         super().__call__(event)
         if event["event"] == "begin":
-            self._bar.start()
+            self._live.start()
             self._bar.reset(
                 self._task,
                 total=event["rounds"],
@@ -66,14 +82,27 @@ class Live(Reporter):
                 description=self._title or event["method"],
             )
         elif event["event"] == "round":
-            self._accuracy = f"accuracy {event['accuracy']:.4f}  " if "accuracy" in event else self._accuracy
-            self._bar.update(self._task, completed=event["round"], said=self._accuracy + _clients(event))
+            if "accuracy" in event:
+                megabytes = (event["bytes_up"] + event["bytes_down"] + event["bytes_p2p"]) / 1e6
+                self._scored.append({**{key: event.get(key) for key in COLUMNS}, "bytes": megabytes})
+            self._bar.update(self._task, completed=event["round"], said=_clients(event))
         elif (said := remarked(event)) is not None:
-            self._bar.console.print(said, markup=False)
+            self._live.console.print(said, markup=False)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        self._bar.stop()
+        self._live.stop()
+
+    def _drawn(self) -> Group:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title, _ in COLUMNS.values():
+            table.add_column(title, justify="right", no_wrap=True)
+        for figures in list(self._scored):
+            cells = (
+                ("-" if (value := figures[key]) is None else said.format(value)) for key, (_, said) in COLUMNS.items()
+            )
+            table.add_row(*cells)
+        return Group(self._bar, table) if self._scored else Group(self._bar)
 
 
 class Lines(Reporter):

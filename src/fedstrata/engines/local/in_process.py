@@ -25,7 +25,7 @@ from fedstrata.norms import By, Meeting
 from fedstrata.rendezvous import Add, in_lockstep
 from fedstrata.rng import torch_seeded
 from fedstrata.serverside import Step
-from fedstrata.threads import cores, one_thread, threads
+from fedstrata.threads import cores, one_thread, spare, threads
 
 WORTH_THREADS = 1e7  # multiplications of a batch above which sharing them among cores pays
 
@@ -88,7 +88,7 @@ class InProcess:
         parts, where = np.unique(joint.parts, return_inverse=True)
         rates = np.array([local.rate.at(first.round, (p, step.part[1])) for p in parts.tolist()])
         batches = Batches(flat, joint.sizes, rates[where], lane.joint_keys(step, tasks))
-        with self._at_work(), threads(cores() if self._products * joint.sizes.max(initial=0) > WORTH_THREADS else 1):
+        with self._at_work(), threads(spare() if self._products * joint.sizes.max(initial=0) > WORTH_THREADS else 1):
             report = lane.jointly(first, batches).read()
         answers: list[Answer] = [
             (

@@ -1,0 +1,89 @@
+"""What seeds tell: bootstrap intervals, an exact paired test, and ranks.
+
+Few seeds tell little, and no formula changes that. The percentile bootstrap of two or three values is their range; it
+becomes an honest 95 % interval with about ten. The test flips the signs of paired differences in all 2^n ways, so its
+smallest p is 2 / 2^n: below six seeds nothing is significant at 0.05, however large the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+LEVEL = 0.95
+RESAMPLES = 10_000
+EXACT = 16  # pairs up to which all ways of flipping signs are gone through; beyond, as many are drawn
+ENOUGH = 10  # seeds from which on a bootstrap interval is about as wide as it should be
+
+
+def interval(values: Sequence[float | None]) -> dict[str, Any]:
+    """Give the mean of the known values and its percentile bootstrap interval; one value has none."""
+    known = np.array([v for v in values if v is not None], dtype=np.float64)
+    if not len(known):
+        return {"mean": None, "interval": None}
+    if len(known) == 1:
+        return {"mean": float(known[0]), "interval": None}
+    means = known[_resampled(len(known))].mean(axis=1)
+    ends = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
+    low, high = np.clip(ends, known.min(), known.max())  # a mean of equal numbers may be off by a rounding
+    return {"mean": float(known.mean()), "interval": [float(low), float(high)]}
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    """Compare paired values: mean difference, its interval, and how surprising it would be among equals."""
+    pairs = [a - b for a, b in zip(ours, theirs, strict=True)]
+    return {**interval(pairs), "p": p_value(pairs) if pairs else None}
+
+
+def p_value(differences: Sequence[float]) -> float:
+    """Give the two-sided p of the paired permutation test: the share of sign flips whose mean is as far from 0."""
+    values = np.array(differences, dtype=np.float64)
+    n = len(values)
+    if n <= EXACT:
+        signs = 1.0 - 2.0 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
+    else:
+        drawn = _generator().integers(0, 2, (2**EXACT, n))
+        signs = np.vstack([np.ones(n), 1.0 - 2.0 * drawn])  # the observed signs are one of the ways
+    sums, seen = np.abs(signs @ values), abs(values.sum())
+    return float(np.mean(sums >= seen - 1e-12 * np.abs(values).sum()))
+
+
+def least_p(seeds: int) -> float:
+    """Give the smallest p that so many seeds can show."""
+    return min(1.0, 0.5 ** (seeds - 1))
+
+
+def ranks(by_method: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Rank methods seed by seed: 1 has the largest value, equals share the mean of their places."""
+    table = np.array(list(by_method.values()), dtype=np.float64).reshape(len(by_method), -1)
+    above = (table[None, :, :] > table[:, None, :]).sum(axis=1)
+    equal = (table[None, :, :] == table[:, None, :]).sum(axis=1)
+    places = above + (equal + 1) / 2
+    return {name: places[i].tolist() for i, name in enumerate(by_method)}
+
+
+def caution(seeds: int) -> list[str]:
+    """Say what so few seeds cannot show."""
+    if seeds == 1:
+        return ["one seed: no interval, no test"]
+    said = []
+    if least_p(seeds) > 0.05:
+        said.append(f"with {seeds} seeds no p below {least_p(seeds):.3g} is possible; below 0.05 it takes 6")
+    if seeds <= 3:
+        said.append(f"the interval of {seeds} seeds is their range, and the true mean is easily outside")
+    elif seeds < ENOUGH:
+        said.append(f"intervals over {seeds} seeds are too narrow; about {ENOUGH} make them honest")
+    return said
+
+
+@cache
+def _resampled(n: int) -> np.ndarray:
+    """Give the draws of the bootstrap, the same for every figure and method."""
+    return _generator().integers(0, n, (RESAMPLES, n))
+
+
+def _generator() -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=0))
