@@ -106,7 +106,8 @@ class Run:
 
     def events(self, wall: bool = True) -> list[dict[str, Any]]:
         """Read the events; without `wall`, only what two equal runs share."""
-        events = [json.loads(line) for line in (self.path / "events.jsonl").read_text().splitlines()]
+        text = (self.path / "events.jsonl").read_text()
+        events = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a kill may cut the last one
         if wall:
             return events
         return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
