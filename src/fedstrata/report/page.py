@@ -24,6 +24,7 @@ from fedstrata.report.trail import Trail
 IN_FULL = 4  # most runs whose own figures are drawn: the file stays under 6 MB
 ROWS = 40  # most rows of a table in the page; CSV files hold all
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+ORDER = [name for _, name, *_ in figures.OWN]
 PERCENT = {"accuracy", "balanced_accuracy", "worst10", "share", "last_recall", "best_recall", "last_accuracy"}
 
 
@@ -31,9 +32,9 @@ def page(gathered: Gathered) -> str:
     """Write the page."""
     several = len(gathered.trails) > 1
     full = gathered.firsts[:IN_FULL]
-    shown = list(figures.overlays(gathered.trails))
-    for trail in full:
-        shown += [_of(trail, own, several) for own in figures.of_one(trail)]
+    own = [(trail, drawn) for trail in full for drawn in figures.of_one(trail)]
+    own.sort(key=lambda pair: ORDER.index(pair[1].name))  # the same figure of every run, side by side
+    shown = [*figures.overlays(gathered.trails), *(_of(trail, drawn, several) for trail, drawn in own)]
     title = (
         f"{gathered.trails[0].name} on {_data(gathered.trails[0])}" if not several else f"{len(gathered.trails)} runs"
     )

@@ -29,7 +29,7 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[Trail], go.Figure | None]]] = 
         "recall",
         "Recall of each label by round",
         "The share of a label's test samples that the model recognises. Dark rows are labels that it lost. "
-        "Labels go from common to rare; rare ones have less than half of an even share of the training samples.",
+        "Where some are rare, with less than half of an even share of the training samples, they come last.",
         labels.recall,
     ),
     (
