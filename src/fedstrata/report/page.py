@@ -30,16 +30,11 @@ PERCENT = {"accuracy", "balanced_accuracy", "worst10", "share", "last_recall", "
 
 def page(gathered: Gathered) -> str:
     """Write the page."""
-    several = len(gathered.trails) > 1
-    full = gathered.firsts[:IN_FULL]
-    own = [(trail, drawn) for trail in full for drawn in figures.of_one(trail)]
-    own.sort(key=lambda pair: ORDER.index(pair[1].name))  # the same figure of every run, side by side
-    shown = [*figures.overlays(gathered.trails), *(_of(trail, drawn, several) for trail, drawn in own)]
-    title = (
-        f"{gathered.trails[0].name} on {_data(gathered.trails[0])}" if not several else f"{len(gathered.trails)} runs"
-    )
+    several, full, shown = len(gathered.trails) > 1, gathered.firsts[:IN_FULL], drawn(gathered)
+    first = gathered.trails[0]
+    title = f"{len(gathered.trails)} runs" if several else f"{first.name} on {_data(first)}"
     held = {
-        "figures": {own.name: _figure(own) for own in shown},
+        "figures": {own.name: figure_of(own) for own in shown},
         "templates": {name: template(name == "dark").to_plotly_json() for name in ("light", "dark")},
         "axes": AXES,
     }
@@ -60,6 +55,14 @@ def page(gathered: Gathered) -> str:
     body += [*_privacy(full), *_configuration(full), "</main>"]
     body += [f"<footer>Written by fedstrata {escape(__version__)}. This file needs no network.</footer>"]
     return _document(title, "\n".join(body), held)
+
+
+def drawn(gathered: Gathered) -> list[Shown]:
+    """Give all figures of the page: those of all runs together, then the same figure of every run, side by side."""
+    several = len(gathered.trails) > 1
+    own = [(trail, shown) for trail in gathered.firsts[:IN_FULL] for shown in figures.of_one(trail)]
+    own.sort(key=lambda pair: ORDER.index(pair[1].name))
+    return [*figures.overlays(gathered.trails), *(_of(trail, shown, several) for trail, shown in own)]
 
 
 def _document(title: str, body: str, held: dict[str, Any]) -> str:
@@ -86,7 +89,7 @@ def embedded(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _figure(shown: Shown) -> dict[str, Any]:
+def figure_of(shown: Shown) -> dict[str, Any]:
     """Give a figure as the page needs it: the title is a heading there, and colours are the reader's."""
     drawn = json.loads(shown.figure.to_json(validate=False, engine="json"))  # arrays are packed, NaN becomes null
     layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title", "margin")}
