@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test bench lint types fix clean
 
 demo: $(VENV)/.run
-	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3
+	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3 --out runs/demo
+	$(BIN)/fedstrata report runs/demo -o runs/demo/report.html
 
 test: lint types
 	$(BIN)/python -m pytest -n 2

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedstrata.errors import UnsummableError
 from fedstrata.ledger import Ledger
 from fedstrata.messages import Report, Sums, Task, prefixed, tensor_bytes
-from fedstrata.metrics import round_figures
+from fedstrata.metrics import by_client, round_figures
 from fedstrata.plan import Plan
 from fedstrata.roster import Roster
 from fedstrata.serverside import Engine, Outcome, Scores, Step, Steps, View
@@ -76,7 +76,8 @@ def run(
         scores = judge(scored(plan, state), view if spent is None else replace(view, rounds=state.round))
         plan.select.feedback(state.select, view, outcomes, scores)
         state.stopped = spent or stopping.reason(state.progress, scores.figures)
-        figures = {**scores.figures, **round_figures(outcomes, state.ledger.jain, view), **vars(state.traffic)}
+        figures = {**scores.figures, **by_client(scores.clients, roster.clients)}
+        figures |= {**round_figures(outcomes, state.ledger.jain, view), **vars(state.traffic)}
         log("round", round=state.round, **figures, time=state.clock)
         save(state)
 

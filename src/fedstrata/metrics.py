@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedstrata.roster import World
 from fedstrata.serverside import Outcome, View
 
 LISTED = 50  # most steps of a round that are written down one by one
+CLIENTS_LISTED = 1000  # most clients, and labels, of which an event holds a number each
 
 
 def accuracy(hits: np.ndarray) -> float:
@@ -63,6 +64,20 @@ def label_divergence(counts: np.ndarray, mix: np.ndarray) -> float | None:
     return float((share[here] * np.log(share[here] / mix[here])).sum())
 
 
+def by_client(accuracies: Mapping[int, float], clients: int) -> dict[str, Any]:
+    """Tell how each client fares, in thousandths to keep events short; of many clients, the deciles alone."""
+    if not accuracies:
+        return {}
+    values = np.rint(1000 * np.fromiter(accuracies.values(), np.float64, len(accuracies))).astype(int)
+    if clients > CLIENTS_LISTED:
+        tenths = np.linspace(0, len(values) - 1, 11).round().astype(int)
+        return {"client_deciles": np.sort(values)[tenths].tolist()}
+    told: list[int | None] = [None] * clients  # some have nothing to be tested on
+    for client, value in zip(accuracies, values.tolist(), strict=True):
+        told[client] = value
+    return {"client_accuracy": told}
+
+
 def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = None) -> dict[str, Any]:
     """Sum a round's steps up: who trained, how it went for them; and how fair the run has been so far, by Jain."""
     trained = [r for o in outcomes if o.step.combine for r in o.reports]
@@ -79,9 +94,12 @@ def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = 
     }
 
 
-def _divergences(world: World, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, float | None]:
-    """Say how far the labels of those whose reports counted, and of all who were selected, are from those of all."""
-    own = {"label_divergence": label_divergence(world.counts(arrived), world.mix)}
+def _divergences(world: World, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, Any]:
+    """Say which labels those hold whose reports counted, and how far these, and all selected, are from those of all."""
+    counts = world.counts(arrived)
+    own: dict[str, Any] = {"label_divergence": label_divergence(counts, world.mix)}
+    if len(counts) <= CLIENTS_LISTED:
+        own["labels"] = counts.astype(int).tolist()
     if arrived == selected:
         return own
     return own | {"label_divergence_selected": label_divergence(world.counts(selected), world.mix)}

@@ -28,11 +28,12 @@ from torch import Tensor
 from fedstrata import tree
 from fedstrata.errors import RequestError
 from fedstrata.messages import Tag, Tensors
+from fedstrata.plots import RunPlots
 
 Keeps = Mapping[int, tuple[Tag, Tensors]]
 
 
-class Run:
+class Run(RunPlots):
     """One run and the folder that holds it."""
 
     def __init__(self, path: str | Path):
@@ -106,7 +107,8 @@ class Run:
 
     def events(self, wall: bool = True) -> list[dict[str, Any]]:
         """Read the events; without `wall`, only what two equal runs share."""
-        events = [json.loads(line) for line in (self.path / "events.jsonl").read_text().splitlines()]
+        text = (self.path / "events.jsonl").read_text()
+        events = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a kill may cut the last one
         if wall:
             return events
         return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from hashlib import sha256
+from importlib.metadata import version
 from math import isfinite
 from typing import Any, Protocol
 
@@ -20,7 +23,7 @@ from fedstrata.experiment import Experiment, Privacy
 from fedstrata.federation import Federation
 from fedstrata.judge import Judge, ProxyLoss
 from fedstrata.loop import State, run, scored
-from fedstrata.metrics import first_round
+from fedstrata.metrics import CLIENTS_LISTED, first_round
 from fedstrata.plan import Plan, per_round
 from fedstrata.privacy.arranged import Arranged, accountant, arranged, guarded
 from fedstrata.privacy.refusals import refuse
@@ -30,7 +33,10 @@ from fedstrata.runs import Keeps, Run
 from fedstrata.stopping import Stopping
 from fedstrata.threads import one_thread
 
-LISTED = 1000  # most clients whose label counts are written into the events
+REVEALING = {  # what an event tells of the clients' data
+    "round": ("label_divergence", "label_divergence_selected", "labels", "client_accuracy", "client_deciles"),
+    "clusters": ("members",),
+}
 
 Watch = Callable[[Mapping[str, Any]], None]
 
@@ -107,8 +113,8 @@ class Work:
         def log(kind: str, **fields: Any) -> None:
             if kind == "round":
                 fields["wall"] = {"seconds": round(time.perf_counter() - began, 3)}
-            if kind == "round" and self._secretive:  # they are made of what the server is not told
-                fields = {key: value for key, value in fields.items() if not key.startswith("label_divergence")}
+            if self._secretive:  # they are made of what the server is not told
+                fields = {key: value for key, value in fields.items() if key not in REVEALING.get(kind, ())}
             folder.log(kind, **fields)
             tell({"event": kind, **fields})
 
@@ -189,8 +195,10 @@ class Work:
             classes=list(federation.classes),
             parameters=plan.space.P,
             fingerprint=federation.fingerprint,
+            **self._mix(),
+            wall=_versions(),
         )
-        listed = len(federation) <= LISTED and (self._elsewhere is None or "counts" in plan.needs)
+        listed = len(federation) <= CLIENTS_LISTED and (self._elsewhere is None or "counts" in plan.needs)
         if listed and not self._secretive:
             log("clients", counts=federation.counts.tolist())
         for note in federation.notes:
@@ -207,6 +215,11 @@ class Work:
                 used=len(self.roster.holders),
                 why="fewer clients hold data",
             )
+
+    def _mix(self) -> dict[str, Any]:
+        """Tell each label's share of all samples, where that is known here and no secret."""
+        world = self.roster.world if self._elsewhere is None else None
+        return {} if world is None or self._secretive else {"mix": world.mix.tolist()}
 
     def _conclude(self, folder: Run, state: State, seconds: float) -> None:
         rounds = [e for e in folder.events() if e["event"] == "round"]
@@ -280,6 +293,13 @@ def last_round(experiment: Experiment, accountant: Any) -> tuple[int, str] | Non
             f"{accountant.epsilon(1):.3g}; use more privacy.dp.noise"
         )
     return rounds, f"budget: epsilon {accountant.epsilon(rounds):.4g} of {dp.budget:g} is spent"
+
+
+def _versions() -> dict[str, str]:
+    """Say with what, and when, a run began."""
+    found = {name: version(name) for name in ("torch", "numpy", "scikit-learn")}
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"began": began, "python": platform.python_version(), **found, "system": platform.platform()}
 
 
 def _finite(number: float) -> float | None:

@@ -30,6 +30,7 @@ from fedstrata.errors import RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
 from fedstrata.plan import per_round
+from fedstrata.plots import Plots
 from fedstrata.runs import Run, finite, write_atomically
 from fedstrata.threads import cores
 from fedstrata.training import described, differences, fixed
@@ -40,7 +41,7 @@ WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting proces
 
 
 @dataclass
-class Comparison:
+class Comparison(Plots):
     """Several methods over several seeds. `go_on` plays what is left; `rows` sums up what is there."""
 
     path: Path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go  # type: ignore[import-untyped]
-from plotly.subplots import make_subplots  # type: ignore[import-untyped]
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from fedstrata.inspecting.heat_map import heat_map
 from fedstrata.inspecting.label_table import LabelTable

@@ -28,7 +28,7 @@ from fedstrata.plan import per_round
 from fedstrata.split import Split
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
+    from plotly.graph_objects import Figure
 
 Source = Mapping[str, Any] | str | Path | Experiment | None
 WIDE = 784  # features of samples that are not known, so that a model outweighs the numbers beside it

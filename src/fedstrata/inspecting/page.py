@@ -5,14 +5,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+from plotly.offline import get_plotlyjs
 
 from fedstrata import __version__
 from fedstrata.inspecting.advice import Advice
 from fedstrata.inspecting.figures import labels, skew
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
+    from plotly.graph_objects import Figure
 
     from fedstrata.inspecting.inspection import Inspection
 

@@ -22,6 +22,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.errors import RequestError
+from fedstrata.metrics import CLIENTS_LISTED
 from fedstrata.options import Count
 from fedstrata.select.clusters import Rule, find_clusters, nearest
 from fedstrata.select.members import Members, fingerprints
@@ -153,8 +154,10 @@ class Flips(Selector):
             state.centres = found.centres
             state.cluster_picks = np.zeros(len(found.centres), dtype=np.int64)
             curve = {str(k): round(dbi, 6) for k, dbi in found.curve.items()}
-            view.note("clusters", clusters=len(found.centres), davies_bouldin=curve, searched=found.searched)
             state.cluster[changed] = nearest(vectors, state.centres)
+            members = {"members": state.cluster.tolist()} if len(state.cluster) <= CLIENTS_LISTED else {}
+            about = {"davies_bouldin": curve, "searched": found.searched} | members
+            view.note("clusters", clusters=len(found.centres), **about)
         elif len(changed):
             state.cluster[changed] = nearest(vectors, state.centres)
             moved = int((state.cluster[changed] != before).sum())

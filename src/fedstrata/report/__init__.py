@@ -1,0 +1,1 @@
+"""Runs made visible: what they wrote down as arrays, figures of it, and pages that hold the figures."""

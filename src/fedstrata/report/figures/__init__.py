@@ -1,0 +1,165 @@
+"""Figures of runs, one small function each; `overlays` and `of_one` say which there are, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from fedstrata.report.figures import clients, curves, faults, labels, methods
+from fedstrata.report.trail import Trail
+
+SECTIONS = {"curves": "Curves", "labels": "Labels", "clients": "Clients", "method": "The method", "faults": "Faults"}
+
+
+class Shown(NamedTuple):
+    """A figure, and what a page says of it."""
+
+    section: str  # a key of SECTIONS
+    name: str  # for files and addresses
+    title: str
+    said: str  # how to read it
+    figure: go.Figure
+
+
+OWN: Sequence[tuple[str, str, str, str, Callable[[Trail], go.Figure | None]]] = (
+    (
+        "labels",
+        "recall",
+        "Recall of each label by round",
+        "The share of a label's test samples that the model recognises. Dark rows are labels that it lost. "
+        "Where some are rare, with less than half of an even share of the training samples, they come last.",
+        labels.recall,
+    ),
+    (
+        "labels",
+        "balance",
+        "Label balance of each round",
+        "How much larger (purple) or smaller (orange) a label's share is among the clients of a round than among all, "
+        "in percentage points.",
+        labels.balance,
+    ),
+    (
+        "clients",
+        "participation",
+        "Who took part",
+        "How often a client's report counted in each round. Clients that took part most often come first.",
+        clients.participation,
+    ),
+    (
+        "clients",
+        "client-accuracy",
+        "Accuracy of each client by round",
+        "On the client's own test data. The clients that the last model serves worst are at the bottom.",
+        clients.accuracy_by_client,
+    ),
+    (
+        "clients",
+        "spread",
+        "Spread over clients by round",
+        "The distance between the median client and the worst tenth is what one accuracy hides.",
+        clients.spread,
+    ),
+    (
+        "clients",
+        "drift",
+        "Drift",
+        "How far a client moves the model that it received, as the length of its update.",
+        clients.drift,
+    ),
+    (
+        "method",
+        "clusters",
+        "FLIPS: clusters of clients",
+        "The labels that each cluster holds, as first found, and how often its clients took part.",
+        methods.clusters,
+    ),
+    (
+        "method",
+        "cluster-search",
+        "FLIPS: number of clusters",
+        "The index says how much clusters overlap; the number was taken where it stops falling.",
+        methods.cluster_search,
+    ),
+    (
+        "method",
+        "splits",
+        "Terraform: steps of each round",
+        "All selected clients train in step 1; in each later step, only those whose last layer moved most.",
+        methods.splits,
+    ),
+    (
+        "method",
+        "cuts",
+        "FedBSS: cuts",
+        "The loss beyond which a client's samples count as biased, and the share of its samples that does; the median "
+        "client, and eight in ten. Rounds before the first point are the warm-up.",
+        methods.cuts,
+    ),
+    (
+        "method",
+        "exposure",
+        "Stratify: exposure",
+        "How often the model trained on each label in a round; 1 is an even share.",
+        labels.exposure,
+    ),
+    (
+        "faults",
+        "faults",
+        "Stragglers and faults by round",
+        "Reports that were lost, with the reason, and whatever else did not go as asked.",
+        faults.faults,
+    ),
+)
+
+
+READ = {
+    "accuracy": "The share of all test samples that the model gets right.",
+    "balanced_accuracy": "The mean of the labels' recalls: a lost rare label costs as much as a lost common one.",
+    "worst10": "Mean accuracy of the tenth of clients that the model serves worst, on their own test data.",
+    "loss_test": "Mean cross-entropy over all test samples.",
+}
+
+
+def overlays(trails: Sequence[Trail]) -> Iterator[Shown]:
+    """Give the figures that show all runs together."""
+    several = len({trail.group for trail in trails}) > 1 or len(trails) > 1
+    band = "Lines are means over seeds, bands reach from the least to the most. " if _banded(trails) else ""
+    wanted = [*(("accuracy",) if several else ()), *(("balanced_accuracy", "worst10") if several else ()), "loss_test"]
+    if not several and (drawn := curves.accuracy(trails[0])):
+        said = "Over all test samples, as the mean over labels, and for the tenth of clients that are served worst."
+        yield Shown("curves", "accuracy", "Accuracy", said, drawn)
+    for metric in wanted:
+        if drawn := curves.curves(trails, metric):
+            yield Shown(
+                "curves", metric.replace("_", "-"), _capital(curves.METRICS[metric]), band + READ[metric], drawn
+            )
+    if several and (drawn := labels.final_recall(trails)):
+        said = "What each run recognises of each label in its last scored round."
+        yield Shown("labels", "final-recall", "Recall of each label at the end", said, drawn)
+    if drawn := curves.curves(trails, "label_divergence"):
+        said = (
+            "Kullback-Leibler divergence of the labels that the clients of a round hold from those of all; 0 is even."
+        )
+        yield Shown("labels", "divergence", "Label divergence of each round", band + said, drawn)
+    if drawn := clients.ranked(trails):
+        said = "Each client's accuracy on its own test data at the end. The worst tenth is shaded."
+        yield Shown("clients", "ranked", "Clients, worst first", said, drawn)
+    if several and (drawn := curves.curves(trails, "drift")):
+        yield Shown("clients", "mean-drift", "Mean drift", band + "The length of the clients' updates.", drawn)
+
+
+def of_one(trail: Trail) -> Iterator[Shown]:
+    """Give the figures that show one run; those for which it holds nothing are left out."""
+    for section, name, title, said, draw in OWN:
+        if drawn := draw(trail):
+            yield Shown(section, name, title, said, drawn)
+
+
+def _banded(trails: Sequence[Trail]) -> bool:
+    return len({trail.group for trail in trails}) < len(trails)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

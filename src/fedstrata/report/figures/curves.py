@@ -1,0 +1,113 @@
+"""How runs go, against rounds and against what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from fedstrata.errors import RequestError
+from fedstrata.report.figures.bands import add_band
+from fedstrata.report.figures.style import DASHES, POINTS, figure, line_style, plain, thinned
+from fedstrata.report.trail import Trail
+
+AXES = {  # what a curve can be drawn against; lines carry all of these in `meta`, so that a page can change its mind
+    "rounds": "round",
+    "bytes": "megabytes sent by all",
+    "updates": "client updates",
+    "time": "virtual seconds",
+}
+METRICS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "worst10": "worst tenth of clients",
+    "loss_test": "loss on test data",
+    "label_divergence": "divergence of a round's labels",
+    "drift": "mean drift of clients",
+    "jain": "fairness of participation (Jain)",
+}
+ALL_POINTS = 2400  # of all curves of a figure together
+UNITS = {"loss_test": "loss", "label_divergence": "nats", "drift": "length of an update", "jain": "Jain's index"}
+SHARES = ("accuracy", "balanced_accuracy", "worst10", "jain")
+
+
+def curves(
+    trails: Sequence[Trail], metric: str = "accuracy", against: str = "rounds", title: str = ""
+) -> go.Figure | None:
+    """Draw a metric of several runs; runs of one group become their mean, with a band from the least to the most."""
+    drawn = _empty(against, metric, title or METRICS.get(metric, metric))
+    groups = grouped(trails)
+    lines = len(groups) * (3 if len(groups) < len(trails) else 1)
+    most = max(2, min(POINTS, ALL_POINTS // max(lines, 1)))
+    for at, (group, own) in enumerate(groups.items()):
+        found = [_points(trail, metric) for trail in own]
+        _add(drawn, [points for points in found if len(points)], group, at, against, metric, most)
+    drawn.update_layout(showlegend=len(drawn.data) > 1)
+    return drawn if drawn.data else None
+
+
+def accuracy(trail: Trail, against: str = "rounds") -> go.Figure | None:
+    """Draw three sides of one run's accuracy: of all samples, of all labels alike, of the clients it serves worst."""
+    drawn = _empty(against, "accuracy", f"{trail.name}: accuracy")
+    for at, metric in enumerate(("accuracy", "balanced_accuracy", "worst10")):
+        if len(points := _points(trail, metric)):
+            _add(drawn, [points], METRICS[metric], at, against, metric)
+            drawn.data[-1].line.dash = DASHES[at]  # where labels are even, two of the lines lie on each other
+    return drawn if drawn.data else None
+
+
+def grouped(trails: Sequence[Trail]) -> dict[str, list[Trail]]:
+    """Put runs of a group together, groups in the order in which they come."""
+    order = list(dict.fromkeys(trail.group for trail in trails))
+    ordered = sorted(trails, key=lambda trail: order.index(trail.group))
+    return {group: list(own) for group, own in groupby(ordered, key=lambda trail: trail.group)}
+
+
+def _empty(against: str, metric: str, title: str) -> go.Figure:
+    if against not in AXES:
+        raise RequestError(f"against = {against!r} is not known; there are {', '.join(AXES)}")
+    drawn = figure(title=title, hovermode="closest")
+    drawn.update_xaxes(title_text=AXES[against], rangemode="tozero")
+    drawn.update_yaxes(title_text=UNITS.get(metric, "accuracy"), rangemode="tozero" if metric in SHARES else "normal")
+    if metric in SHARES:
+        drawn.update_yaxes(tickformat=".0%")
+    return drawn
+
+
+def _points(trail: Trail, metric: str) -> np.ndarray:
+    """Give the axes and the value of every round that has one, [points, 5]."""
+    axes = (trail.rounds, trail.traffic / 1e6, trail.column("client_updates"), trail.column("time"))
+    points = np.stack([*map(np.float64, axes), trail.column(metric)], axis=1) if len(trail) else np.zeros((0, 5))
+    known: np.ndarray = points[~np.isnan(points[:, 4])]
+    return known
+
+
+def _add(
+    drawn: go.Figure, runs: Sequence[np.ndarray], name: str, at: int, against: str, metric: str, most: int = POINTS
+) -> None:
+    """Add a line and, over several runs, its band: over the rounds that all of them have."""
+    if not runs:
+        return
+    shared = set.intersection(*(set(points[:, 0]) for points in runs))
+    if not shared:
+        return
+    stacked = np.stack([points[np.isin(points[:, 0], list(shared))] for points in runs]).astype(np.float32)
+    stacked = stacked[:, thinned(stacked.shape[1], most)]
+    axes, values = stacked[..., :4].mean(0), stacked[..., 4]
+    style, x = line_style(at), axes[:, list(AXES).index(against)]
+    common: dict[str, Any] = {"meta": dict(zip(AXES, axes.T, strict=True)), "legendgroup": name}
+    if len(runs) > 1:
+        add_band(drawn, x, values.min(0), values.max(0), style["color"], **common)
+    hover = "%{y:.1%}" if metric in SHARES else "%{y:.4g}"
+    drawn.add_scatter(
+        x=x,
+        y=values.mean(0),
+        mode="lines+markers" if len(x) <= 3 else "lines",
+        name=plain(name if len(runs) == 1 else f"{name}, mean of {len(runs)}"),
+        line=style,
+        hovertemplate=f"{plain(name)}: {hover} at %{{x:.5~g}}<extra></extra>",
+        **common,
+    )

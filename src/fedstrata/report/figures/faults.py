@@ -1,0 +1,49 @@
+"""What went wrong, by round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import plotly.graph_objects as go
+
+from fedstrata.report.figures.style import LINES, bins, figure, plain
+from fedstrata.report.trail import FAULTS, Trail
+
+BARS = 100
+NAMED = {
+    "no_update": "no update arrived",
+    "fallback": "fallback",
+    "warning": "warning",
+    "fewer_clients": "too few clients there",
+    "label_dropped": "label left out",
+    "batch_left_out": "batch left out",
+    "site_not_scored": "site not scored",
+    "insecure": "insecure",
+    "resumed": "resumed",
+}
+assert NAMED.keys() | {"dropped"} == FAULTS
+
+
+def faults(trail: Trail) -> go.Figure | None:
+    """Draw lost reports, by reason, and other faults, by round."""
+    counted: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for fault in trail.faults:
+        if fault.round is not None:
+            name = NAMED.get(fault.kind) or f"report lost: {fault.why[:40]}"
+            counted[name].append((fault.round, max(len(fault.clients), 1)))
+    if not counted or not len(trail):
+        return None
+    last = max(int(trail.rounds[-1]), *(round for own in counted.values() for round, _ in own))
+    starts = bins(last, BARS)
+    drawn = figure(title=f"{trail.name}: faults", barmode="stack", height=300, bargap=0.1)
+    for at, (name, own) in enumerate(sorted(counted.items(), key=lambda item: -len(item[1]))):
+        rounds, weights = np.array(own).T
+        heights = np.bincount(np.searchsorted(starts, rounds - 1, side="right") - 1, weights, len(starts))
+        colour = LINES[at % len(LINES)]
+        hover = f"{plain(name)}: %{{y:.0f}} from round %{{x}}<extra></extra>"
+        drawn.add_bar(x=starts + 1, y=heights, name=plain(name), marker={"color": colour}, hovertemplate=hover)
+    drawn.update_xaxes(title_text="round")
+    drawn.update_yaxes(title_text="count" if len(starts) == last else f"count in {-(-last // len(starts))} rounds")
+    drawn.update_layout(showlegend=True)
+    return drawn

@@ -1,0 +1,116 @@
+"""What a run does to the labels: which it learns, which it loses, and which its rounds see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from fedstrata.report.figures.curves import grouped
+from fedstrata.report.figures.style import APART, ROUNDS, binned, bins, figure, heat_map, line_style, plain
+from fedstrata.report.trail import Trail
+
+SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
+
+
+def recall(trail: Trail) -> go.Figure | None:
+    """Draw how much of each label is recognised, by round; the rarest labels are at the bottom, and marked."""
+    scored = ~np.isnan(trail.recall).all(1) if trail.recall.size else np.zeros(0, dtype=bool)
+    if not scored.any():
+        return None
+    order, rounds = _by_share(trail), trail.rounds[scored]
+    return heat_map(
+        binned(trail.recall[scored].T, ROUNDS)[order],
+        rounds[bins(len(rounds), ROUNDS)],
+        [_named(trail, label) for label in order],
+        hover="label %{y}, round %{x}: %{z:.1%} recognised",
+        across="round",
+        down="label",
+        title=f"{trail.name}: recall by label",
+    )
+
+
+def final_recall(trails: Sequence[Trail]) -> go.Figure | None:
+    """Draw the last recall of each label, side by side for several runs: the mean over a group's."""
+    shown = [trail for trail in trails if len(last_recall(trail))]
+    classes = max((trail.classes for trail in shown), key=len, default=[])
+    if not shown or len(classes) > 100:
+        return None
+    drawn = figure(title="recall of each label in the last round")
+    for at, (group, own) in enumerate(grouped(shown).items()):
+        finals = [r for r in map(last_recall, own) if len(r) == len(classes)]
+        if finals:
+            marker = {"symbol": SYMBOLS[at % len(SYMBOLS)], "size": 10, "color": line_style(at)["color"]}
+            hover = f"{plain(group)}, label %{{x}}: %{{y:.1%}}<extra></extra>"
+            names = [_named(shown[0], i) for i in range(len(classes))]
+            y = np.mean(finals, axis=0)
+            drawn.add_scatter(x=names, y=y, mode="markers", name=plain(group), marker=marker, hovertemplate=hover)
+    drawn.update_xaxes(title_text="label", type="category")
+    drawn.update_yaxes(title_text="recall", tickformat=".0%", range=[-0.03, 1.03])
+    drawn.update_layout(showlegend=len(drawn.data) > 1)
+    return drawn
+
+
+def last_recall(trail: Trail) -> np.ndarray:
+    """Give the recall of each label in the last round that was scored; empty if none was."""
+    known = trail.recall[~np.isnan(trail.recall).all(1)] if trail.recall.size else trail.recall
+    return known[-1] if len(known) else np.zeros(0)
+
+
+def balance(trail: Trail) -> go.Figure | None:
+    """Draw each label's share of what the clients of a round hold, over its share of everything."""
+    if trail.mix is None or trail.labels.shape[1] != len(trail.mix):
+        return None
+    held = trail.labels.sum(1, keepdims=True)
+    shares = np.divide(trail.labels, held, out=np.full(trail.labels.shape, np.nan), where=held > 0)
+    order = _by_share(trail)
+    points = 100 * (binned(shares.T, ROUNDS) - trail.mix[:, None])[order]
+    most = max(float(np.nanmax(np.abs(points), initial=0.0)), 1.0)
+    return heat_map(
+        points,
+        trail.rounds[bins(len(trail), ROUNDS)],
+        [_named(trail, label) for label in order],
+        hover="label %{y}, round %{x}: %{z:+.1f} points against all data",
+        across="round",
+        down="label",
+        scale=APART,
+        limits=(-most, most),
+        percent=False,
+        title=f"{trail.name}: labels of each round against those of all clients, percentage points",
+    )
+
+
+def exposure(trail: Trail) -> go.Figure | None:
+    """Draw Stratify's own account: the share of each label in what the model trained on, by round."""
+    counted = [e for e in trail.exposures if e.get("exposure")]
+    if not counted:
+        return None
+    counts = np.array([e["exposure"] for e in counted], dtype=np.float64)
+    totals = counts.sum(1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
+    names = trail.classes if len(trail.classes) == counts.shape[1] else [f"stratum {i}" for i in range(counts.shape[1])]
+    rounds = np.array([e["round"] for e in counted])
+    return heat_map(
+        binned(shares.T, ROUNDS) * counts.shape[1],
+        rounds[bins(len(rounds), ROUNDS)],
+        names,
+        hover="label %{y}, round %{x}: %{z:.2f} of an even share",
+        across="round",
+        down="label",
+        scale=APART,
+        limits=(0.0, 2.0),
+        percent=False,
+        title=f"{trail.name}: exposure to each label; 1 is an even share",
+    )
+
+
+def _by_share(trail: Trail) -> np.ndarray:
+    """Give labels from the most common to the rarest; in their own order where none is rare."""
+    if trail.mix is None or not trail.rare.any():
+        return np.arange(len(trail.classes))
+    return np.argsort(-trail.mix, kind="stable")
+
+
+def _named(trail: Trail, label: int) -> str:
+    return f"{trail.classes[label]} (rare)" if trail.rare[label] else trail.classes[label]

@@ -1,0 +1,84 @@
+"""The outcome in one plain line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedstrata.report.figures.labels import last_recall
+from fedstrata.report.gather import Gathered
+from fedstrata.report.trail import Trail
+
+
+def outcome(gathered: Gathered) -> str:
+    """Say what came out."""
+    if len(gathered.trails) == 1:
+        return _of_run(gathered.trails[0])
+    if len(gathered.rows) > 1:
+        return _of_comparison(gathered.rows)
+    scored = [(float(a[-1]), trail) for trail in gathered.trails if len(a := _scores(trail))]
+    if not scored:
+        return f"{len(gathered.trails)} runs, none of which has been scored yet."
+    (best, first), *rest = sorted(scored, key=lambda own: -own[0])
+    others = ", ".join(f"{trail.name} {share(a)}" for a, trail in rest[:3])
+    return f"Of {len(gathered.trails)} runs, {first.name} is the most accurate: {share(best)}" + (
+        f"; then {others}{' and others' if len(rest) > 3 else ''}." if others else "."
+    )
+
+
+def share(value: float | None) -> str:
+    """Write a share in percent."""
+    return "unknown" if value is None or np.isnan(value) else f"{100 * value:.1f} %"
+
+
+def _of_run(trail: Trail) -> str:
+    planned = trail.asked("train", "rounds")
+    after = f"after {len(trail)} rounds" if trail.summary else f"after {len(trail)} of {planned} rounds, not finished"
+    if not len(scores := _scores(trail)):
+        return f"{trail.name} has not been scored {after}."
+    said = [f"{trail.name} recognises {share(scores[-1])} of the test samples {after}"]
+    worst = trail.column("worst10")
+    worst = worst[~np.isnan(worst)]
+    if len(worst):
+        said.append(f"{share(worst[-1])} for the tenth of clients that it serves worst")
+    recall = last_recall(trail)
+    if len(recall) and not np.isnan(recall).all():
+        weakest = int(np.nanargmin(recall))
+        rare = ", a rare one" if trail.rare[weakest] else ""
+        said.append(f"its weakest label is {trail.classes[weakest]}{rare}, with {share(recall[weakest])}")
+    return "; ".join(said) + "."
+
+
+def _of_comparison(rows: list[dict[str, Any]]) -> str:
+    ranked = sorted(rows, key=lambda row: -(_mean(row) or 0.0))
+    first, second = ranked[:2]
+    said = f"Of {len(rows)} methods over {first.get('seeds')} seeds, {first['method']} has the highest mean accuracy, "
+    said += (
+        f"{share(_mean(first))}{_interval(first)}; then {second['method']}, {share(_mean(second))}{_interval(second)}."
+    )
+    lowest, highest = _ends(first)[0], _ends(second)[1]
+    if np.isnan(lowest + highest):
+        return said + " One seed says little: more give an interval."
+    return said + (" Their intervals overlap." if lowest <= highest else "")
+
+
+def _scores(trail: Trail) -> np.ndarray:
+    accuracy = trail.column("accuracy")
+    known: np.ndarray = accuracy[~np.isnan(accuracy)]
+    return known
+
+
+def _mean(row: dict[str, Any]) -> float | None:
+    mean = (row.get("accuracy") or {}).get("mean")
+    return None if mean is None else float(mean)
+
+
+def _ends(row: dict[str, Any]) -> tuple[float, float]:
+    low, high = (row.get("accuracy") or {}).get("interval") or (np.nan, np.nan)
+    return float(low), float(high)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    low, high = _ends(row)
+    return "" if np.isnan(low) else f" ({100 * low:.1f} to {100 * high:.1f})"

@@ -1,0 +1,43 @@
+"use strict";
+// Draws the figures that the page holds, in the reader's colours, and redraws them when these or the axis change.
+const held = JSON.parse(document.getElementById("held").textContent);
+const plots = [...document.querySelectorAll("[data-figure]")];
+const system = matchMedia("(prefers-color-scheme: dark)");
+const themeButton = document.getElementById("theme");
+const against = document.getElementById("against");
+let chosen = null; // "light" or "dark"; null: as the system has it
+
+const theme = () => chosen ?? (system.matches ? "dark" : "light");
+
+function draw(plot, colours, width) {
+  const { data, layout } = held.figures[plot.dataset.figure];
+  const axis = against?.value;
+  const lines = data.map((line) => (line.meta?.[axis] ? { ...line, x: line.meta[axis] } : line));
+  const own = { ...layout, template: held.templates[colours], ...(width ? { width } : {}) };
+  if (axis && data.some((line) => line.meta?.[axis])) {
+    own.xaxis = { ...layout.xaxis, title: { ...layout.xaxis.title, text: held.axes[axis] } };
+  }
+  return Plotly.react(plot, lines, own, { responsive: true, displayModeBar: false, displaylogo: false });
+}
+
+function drawAll(colours = theme(), width = null) {
+  document.documentElement.dataset.theme = colours;
+  themeButton.textContent = colours === "dark" ? "Light colours" : "Dark colours";
+  return Promise.all(plots.map((plot) => draw(plot, colours, width)));
+}
+
+themeButton.addEventListener("click", () => {
+  chosen = theme() === "dark" ? "light" : "dark";
+  drawAll();
+});
+against?.addEventListener("change", () => drawAll());
+system.addEventListener("change", () => chosen === null && drawAll());
+addEventListener("beforeprint", () => drawAll("light", 680)); // a sheet of paper is narrower than most windows
+addEventListener("afterprint", () => drawAll());
+for (const button of document.querySelectorAll("[data-save]")) {
+  button.addEventListener("click", () => {
+    const plot = button.closest("figure").querySelector("[data-figure]");
+    Plotly.downloadImage(plot, { format: button.dataset.save, filename: plot.dataset.figure, scale: 2 });
+  });
+}
+drawAll().then(() => (document.documentElement.dataset.drawn = "yes"));

@@ -1,0 +1,138 @@
+"""What figures show, in numbers: for CSV files, and for readers who cannot see a figure."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedstrata.errors import RequestError
+from fedstrata.report.figures.clients import MANY
+from fedstrata.report.figures.labels import last_recall
+from fedstrata.report.gather import Gathered
+from fedstrata.report.trail import Trail
+
+OUTCOME = ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time")
+BY_ROUND = (
+    *OUTCOME[:3],
+    "loss_test",
+    "loss_train",
+    "label_divergence",
+    "drift",
+    "jain",
+    *OUTCOME[3:],
+)
+
+
+class Table(NamedTuple):
+    """Rows under names; None is what is not known."""
+
+    name: str
+    columns: Sequence[str]
+    rows: list[list[Any]]
+
+
+def runs(trails: Sequence[Trail]) -> Table:
+    """Give a row a run: what it came to, or where it is."""
+    rows = []
+    for trail in trails:
+        summary = trail.summary
+        told = {key: summary.get(key, _last(trail.column(key))) for key in OUTCOME}
+        state = summary.get("stopped", "not finished")
+        rows.append([trail.name, trail.asked("train", "seed"), len(trail), *told.values(), state, str(trail.path)])
+    return Table("runs", ["run", "seed", "rounds", *OUTCOME, "state", "folder"], rows)
+
+
+def rounds(trail: Trail) -> Table:
+    """Give a row a round."""
+    columns = [trail.column(name) for name in BY_ROUND]
+    rows = [[trail.name, int(r), *map(_known, own)] for r, *own in zip(trail.rounds, *columns, strict=True)]
+    return Table("rounds", ["run", "round", *BY_ROUND], rows)
+
+
+def labels(trail: Trail) -> Table:
+    """Give a row a label: its share of the training samples, and what became of it."""
+    last = last_recall(trail)
+    best = np.nanmax(np.vstack([trail.recall, np.full((1, trail.recall.shape[1]), -1.0)]), axis=0)
+    rows = []
+    for at, label in enumerate(trail.classes):
+        share = None if trail.mix is None else float(trail.mix[at])
+        recalls = (float(last[at]), float(best[at])) if at < len(last) else (None, None)
+        rows.append([trail.name, label, share, bool(trail.rare[at]), *map(_known, recalls)])
+    return Table("labels", ["run", "label", "share", "rare", "last_recall", "best_recall"], rows)
+
+
+def clients(trail: Trail) -> Table:
+    """Give a row a client, those served worst first."""
+    visits, many = trail.visits, trail.clients if trail.clients <= MANY else 0
+    here, lost = (visits.client[visits.arrived & (visits.client < many)], visits.client[~visits.arrived])
+    took, missed = np.bincount(here, minlength=many), np.bincount(lost[lost < many], minlength=many)
+    drift = np.bincount(here, np.nan_to_num(visits.drift[visits.arrived & (visits.client < many)]), many)
+    own = trail.client_accuracy
+    known = own[~np.isnan(own).all(1)] if own.shape[1] == trail.clients and own.size else own[:0]
+    accuracy = known[-1] if len(known) else np.full(many, np.nan)
+    rows = []
+    for client in np.argsort(accuracy, kind="stable")[:many].tolist():
+        held = None if trail.counts is None else int(trail.counts[client].sum())
+        kinds = None if trail.counts is None else int((trail.counts[client] > 0).sum())
+        mean = drift[client] / took[client] if took[client] and drift[client] else np.nan
+        numbers = [int(took[client]), int(missed[client]), _known(accuracy[client]), _known(mean)]
+        rows.append([trail.name, client, held, kinds, *numbers])
+    columns = ["run", "client", "samples", "labels", "took_part", "lost_reports", "last_accuracy", "mean_drift"]
+    return Table("clients", columns, rows)
+
+
+def faults(trail: Trail) -> Table:
+    """Give a row a fault."""
+    rows: list[list[Any]] = [[trail.name, f.round, f.kind, f.why, " ".join(map(str, f.clients))] for f in trail.faults]
+    return Table("faults", ["run", "round", "kind", "why", "clients"], rows)
+
+
+def comparison(rows: Sequence[dict[str, Any]]) -> Table:
+    """Give a row a method: mean and interval of every figure."""
+    figures = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, dict) and "mean" in v))
+    columns = [name for figure in figures for name in (figure, f"{figure}_from", f"{figure}_to")]
+    return Table("comparison", ["method", "seeds", *columns], [_figures(row, figures) for row in rows])
+
+
+def _figures(row: dict[str, Any], figures: Sequence[str]) -> list[Any]:
+    told = [row["method"], row.get("seeds")]
+    for figure in figures:
+        own = row.get(figure) or {}
+        told += [own.get("mean"), *(own.get("interval") or (None, None))]
+    return told
+
+
+def write_csv(folder: Path, gathered: Gathered) -> list[Path]:
+    """Write every table that has rows into a folder."""
+    trails = gathered.trails
+    of_all = [runs(trails), *(_joined(map(each, trails)) for each in (rounds, labels, clients, faults))]
+    if gathered.rows:
+        of_all.append(comparison(gathered.rows))
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for table in (table for table in of_all if table.rows):
+            written.append(folder / f"{table.name}.csv")
+            with written[-1].open("w", newline="") as file:
+                csv.writer(file).writerows([table.columns, *table.rows])
+    except OSError as error:
+        raise RequestError(f"--csv {folder} cannot be written: {error}") from None
+    return written
+
+
+def _joined(tables: Iterable[Table]) -> Table:
+    first, *rest = tables
+    return first._replace(rows=[row for table in (first, *rest) for row in table.rows])
+
+
+def _known(value: Any) -> float | None:
+    return None if value is None or np.isnan(value) else float(value)
+
+
+def _last(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else None
