@@ -1,4 +1,7 @@
-"""Write the figures of benchmarks/results into the README: `python -m benchmarks._readme`."""
+"""Write the figures of benchmarks/results into docs/speed.md, and some of them into the README.
+
+`python -m benchmarks._readme`
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,22 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+README, SPEED = HERE.parent / "README.md", HERE.parent / "docs" / "speed.md"
 BEGIN, END = "<!-- figures: written by python -m benchmarks._readme -->", "<!-- end of figures -->"
-SHOWN = ("engine", "profile", "gpu", "scaling", "privacy", "sites")
+SHOWN = ("engine", "profile", "gpu", "scaling", "privacy", "sites", "report")
+FIRST = {  # what the README shows of each
+    "engine": ("W2 tiny MLP, Flower", "W2 tiny MLP, pfl-research", "W1 CNN, the naive loop", "W1 CNN, Flower"),
+    "gpu": ("CNN, 10 clients a round, tf32", "ResNet-18, 10 clients a round, bf16", "Stratify batch, CNN"),
+    "scaling": ("100 selected of 1,000,000, memory", "a round, 1,000,000 against 1,000"),
+    "privacy": ("prf at 100 x 20 against ckks-paper at 100 x 5, CPU",),
+    "sites": ("exchange", "Stratify"),
+    "report": ("inspect", "report"),
+}
+PREFACE = """# Speed
+
+Written by `python -m benchmarks._readme` from `benchmarks/results/`. What is compared and how stands at the top of each
+file of `benchmarks/`; `x` is how many times as long the other takes. A goal that was missed says so.
+"""
 
 
 def figures() -> str:
@@ -37,11 +53,28 @@ def _goal(row: dict[str, Any]) -> str:
     return f"{row['goal']:g}" + {True: "", False: " (missed)", None: " (not measured)"}[row["met"]]
 
 
+def first() -> str:
+    """Give one table of the figures that matter most."""
+    rows = []
+    for name, shown in FIRST.items():
+        path = HERE / "results" / f"{name}.json"
+        for row in json.loads(path.read_text())["rows"] if path.exists() else ():
+            if row["goal"] is not None and row["name"].startswith(shown):
+                rows.append(f"| `{name}` | {row['name']} | {_value(row)} | {_goal(row)} |")
+    return "\n".join(["| benchmark | | measured | goal |", "|---|---|---|---|", *rows])
+
+
 def written(readme: str) -> str:
     """Give the README with the figures of now."""
     before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{figures()}\n\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n\n{first()}\n\n{END}{rest.split(END)[1]}"
+
+
+def page() -> str:
+    """Give docs/speed.md."""
+    return f"{PREFACE}\n{figures()}\n"
 
 
 if __name__ == "__main__":
     README.write_text(written(README.read_text()))
+    SPEED.write_text(page())

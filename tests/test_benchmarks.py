@@ -15,6 +15,7 @@ RESULTS = sorted((Path(_readme.__file__).parent / "results").glob("*.json"))
 def test_the_readme_shows_what_was_measured():
     text = _readme.README.read_text()
     assert text == _readme.written(text), "run python -m benchmarks._readme"
+    assert _readme.SPEED.read_text() == _readme.page(), "run python -m benchmarks._readme"
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
