@@ -1,7 +1,6 @@
 "use strict";
 // Draws the figures that the page holds, in the reader's colours, and redraws them when these or the axis change.
 const held = JSON.parse(document.getElementById("held").textContent);
-const plots = [...document.querySelectorAll("[data-figure]")];
 const system = matchMedia("(prefers-color-scheme: dark)");
 const themeButton = document.getElementById("theme");
 const against = document.getElementById("against");
@@ -9,21 +8,31 @@ let chosen = null; // "light" or "dark"; null: as the system has it
 
 const theme = () => chosen ?? (system.matches ? "dark" : "light");
 
+function wrapped(text = "", pixels = 200) {
+  // the title of an axis is cut where it is longer than the axis
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    if (lines.at(-1) && 8 * (lines.at(-1).length + word.length) > pixels) lines.push("");
+    lines.push(`${lines.pop()} ${word}`.trim());
+  }
+  return lines.join("<br>");
+}
+
 function draw(plot, colours, width) {
   const { data, layout } = held.figures[plot.dataset.figure];
   const axis = against?.value;
   const lines = data.map((line) => (line.meta?.[axis] ? { ...line, x: line.meta[axis] } : line));
-  const own = { ...layout, template: held.templates[colours], ...(width ? { width } : {}) };
-  if (axis && data.some((line) => line.meta?.[axis])) {
-    own.xaxis = { ...layout.xaxis, title: { ...layout.xaxis.title, text: held.axes[axis] } };
-  }
+  const own = { ...layout, template: held.templates[colours], uirevision: axis, ...(width ? { width } : {}) };
+  const across = data.some((line) => line.meta?.[axis]) ? held.axes[axis] : layout.xaxis?.title?.text;
+  own.xaxis = { ...layout.xaxis, title: { ...layout.xaxis?.title, text: wrapped(across, plot.clientWidth - 60) } };
+  own.yaxis = { ...layout.yaxis, title: { ...layout.yaxis?.title, text: wrapped(layout.yaxis?.title?.text, 190) } };
   return Plotly.react(plot, lines, own, { responsive: true, displayModeBar: false, displaylogo: false });
 }
 
 function drawAll(colours = theme(), width = null) {
   document.documentElement.dataset.theme = colours;
   themeButton.textContent = colours === "dark" ? "Light colours" : "Dark colours";
-  return Promise.all(plots.map((plot) => draw(plot, colours, width)));
+  return Promise.all([...document.querySelectorAll("[data-figure]")].map((plot) => draw(plot, colours, width)));
 }
 
 themeButton.addEventListener("click", () => {
@@ -34,10 +43,9 @@ against?.addEventListener("change", () => drawAll());
 system.addEventListener("change", () => chosen === null && drawAll());
 addEventListener("beforeprint", () => drawAll("light", 680)); // a sheet of paper is narrower than most windows
 addEventListener("afterprint", () => drawAll());
-for (const button of document.querySelectorAll("[data-save]")) {
-  button.addEventListener("click", () => {
-    const plot = button.closest("figure").querySelector("[data-figure]");
-    Plotly.downloadImage(plot, { format: button.dataset.save, filename: plot.dataset.figure, scale: 2 });
-  });
-}
+addEventListener("click", ({ target }) => {
+  if (!target.dataset?.save) return;
+  const plot = target.closest("figure").querySelector("[data-figure]");
+  Plotly.downloadImage(plot, { format: target.dataset.save, filename: plot.dataset.figure, scale: 2 });
+});
 drawAll().then(() => (document.documentElement.dataset.drawn = "yes"));

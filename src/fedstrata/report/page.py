@@ -24,24 +24,15 @@ from fedstrata.report.trail import Trail
 IN_FULL = 4  # most runs whose own figures are drawn: the file stays under 6 MB
 ROWS = 40  # most rows of a table in the page; CSV files hold all
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+ORDER = [name for _, name, *_ in figures.OWN]
 PERCENT = {"accuracy", "balanced_accuracy", "worst10", "share", "last_recall", "best_recall", "last_accuracy"}
 
 
 def page(gathered: Gathered) -> str:
     """Write the page."""
-    several = len(gathered.trails) > 1
     full = gathered.firsts[:IN_FULL]
-    shown = list(figures.overlays(gathered.trails))
-    for trail in full:
-        shown += [_of(trail, own, several) for own in figures.of_one(trail)]
-    title = (
-        f"{gathered.trails[0].name} on {_data(gathered.trails[0])}" if not several else f"{len(gathered.trails)} runs"
-    )
-    held = {
-        "figures": {own.name: _figure(own) for own in shown},
-        "templates": {name: template(name == "dark").to_plotly_json() for name in ("light", "dark")},
-        "axes": AXES,
-    }
+    shown, title = shown_in(gathered), titled(gathered)
+    held = {"figures": {own.name: plain_figure(own) for own in shown}, **look()}
     sections = [(key, name) for key, name in SECTIONS.items() if _has(key, shown, gathered)]
     rest = [("privacy", "Privacy"), ("reproduce", "Configuration")]
     body = [
@@ -59,6 +50,26 @@ def page(gathered: Gathered) -> str:
     body += [*_privacy(full), *_configuration(full), "</main>"]
     body += [f"<footer>Written by fedstrata {escape(__version__)}. This file needs no network.</footer>"]
     return _document(title, "\n".join(body), held)
+
+
+def titled(gathered: Gathered) -> str:
+    """Say in a few words what is shown."""
+    first, *others = gathered.trails
+    return f"{first.name} on {_data(first)}" if not others else f"{len(gathered.trails)} runs"
+
+
+def shown_in(gathered: Gathered) -> list[Shown]:
+    """Give all figures: of the runs together, and of some of them alone."""
+    several = len(gathered.trails) > 1
+    own = [(trail, drawn) for trail in gathered.firsts[:IN_FULL] for drawn in figures.of_one(trail)]
+    own.sort(key=lambda pair: ORDER.index(pair[1].name))  # the same figure of every run, side by side
+    return [*figures.overlays(gathered.trails), *(_of(trail, drawn, several) for trail, drawn in own)]
+
+
+def look() -> dict[str, Any]:
+    """Give what a page needs to draw any figure."""
+    templates = {name: template(name == "dark").to_plotly_json() for name in ("light", "dark")}
+    return {"templates": templates, "axes": AXES}
 
 
 def _document(title: str, body: str, held: dict[str, Any]) -> str:
@@ -85,7 +96,7 @@ def embedded(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _figure(shown: Shown) -> dict[str, Any]:
+def plain_figure(shown: Shown) -> dict[str, Any]:
     """Give a figure as the page needs it: the title is a heading there, and colours are the reader's."""
     drawn = json.loads(shown.figure.to_json(validate=False, engine="json"))  # arrays are packed, NaN becomes null
     layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title", "margin")}
