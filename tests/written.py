@@ -19,8 +19,7 @@ def begun(
     run = Run.create(path, Experiment.of(None, **overrides).to_toml())
     classes = [f"label {i}" for i in range(labels)]
     about = {"samples": 100, "test_samples": 20, "left_out": 0, "parameters": 10, "fingerprint": "abc"}
-    run.log("start", version="0.1.0", clients=clients, classes=classes, **about)
-    run.log("labels", mix=[1 / labels] * labels)
+    run.log("start", version="0.1.0", clients=clients, classes=classes, mix=[1 / labels] * labels, **about)
     return run
 
 

@@ -17,6 +17,7 @@ from fedstrata.assemble import federation_of
 from fedstrata.errors import RequestError
 from fedstrata.experiment import Experiment
 from fedstrata.federation import Federation
+from fedstrata.plots import Plots
 from fedstrata.runs import Run, write_atomically
 from fedstrata.training import begin, described, resume
 from fedstrata.work import Watch
@@ -35,7 +36,7 @@ FIGURES = (
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Plots):
     """The outcome: one row a method, with mean and 95 % interval of every figure over the seeds."""
 
     path: Path

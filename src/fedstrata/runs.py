@@ -29,11 +29,12 @@ from torch import Tensor
 from fedstrata import tree
 from fedstrata.errors import RequestError
 from fedstrata.messages import Tag, Tensors
+from fedstrata.plots import RunPlots
 
 Keeps = Mapping[int, tuple[Tag, Tensors]]
 
 
-class Run:
+class Run(RunPlots):
     """One run and the folder that holds it."""
 
     def __init__(self, path: str | Path):

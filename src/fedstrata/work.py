@@ -196,11 +196,9 @@ class Work:
             classes=list(federation.classes),
             parameters=plan.space.P,
             fingerprint=federation.fingerprint,
+            **self._mix(),
             wall=_versions(),
         )
-        world = self.roster.world
-        if world is not None and self._elsewhere is None and not self._secretive:
-            log("labels", mix=world.mix.tolist())
         listed = len(federation) <= CLIENTS_LISTED and (self._elsewhere is None or "counts" in plan.needs)
         if listed and not self._secretive:
             log("clients", counts=federation.counts.tolist())
@@ -218,6 +216,11 @@ class Work:
                 used=len(self.roster.holders),
                 why="fewer clients hold data",
             )
+
+    def _mix(self) -> dict[str, Any]:
+        """Tell each label's share of all samples, where that is known here and no secret."""
+        world = self.roster.world if self._elsewhere is None else None
+        return {} if world is None or self._secretive else {"mix": world.mix.tolist()}
 
     def _conclude(self, folder: Run, state: State, seconds: float) -> None:
         rounds = [e for e in folder.events() if e["event"] == "round"]

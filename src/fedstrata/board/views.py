@@ -13,7 +13,7 @@ from fedstrata.errors import RequestError
 from fedstrata.report.figures.style import DASHES, LINES
 from fedstrata.report.gather import Gathered, unlike
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import plain_figure, shown_in, titled
+from fedstrata.report.page import drawn, figure_of, titled
 from fedstrata.report.trail import Trail
 
 MOST = len(LINES) * len(DASHES)  # runs that are drawn together: more lines cannot be told apart
@@ -92,10 +92,10 @@ class View:
         if not gathered.trails:
             return Picture(warnings=warnings)
         figures = []
-        for shown in shown_in(gathered):
+        for shown in drawn(gathered):
             about = {"section": shown.section, "title": shown.title, "said": shown.said}
-            drawn = {**about, **plain_figure(shown)}
-            figures.append((shown.name, json.dumps(drawn, separators=(",", ":"), allow_nan=False)))
+            figure = {**about, **figure_of(shown)}
+            figures.append((shown.name, json.dumps(figure, separators=(",", ":"), allow_nan=False)))
         return Picture(titled(gathered), outcome(gathered), warnings, tuple(figures))
 
     def _warnings(self, trails: Sequence[Trail]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import board, compare, data, deploy, listing, run
+from fedstrata.cli import board, compare, data, deploy, listing, report, run
 from fedstrata.errors import FedstrataError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("list")(listing.listing)
+app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")

@@ -30,9 +30,8 @@ PERCENT = {"accuracy", "balanced_accuracy", "worst10", "share", "last_recall", "
 
 def page(gathered: Gathered) -> str:
     """Write the page."""
-    full = gathered.firsts[:IN_FULL]
-    shown, title = shown_in(gathered), titled(gathered)
-    held = {"figures": {own.name: plain_figure(own) for own in shown}, **look()}
+    full, shown, title = gathered.firsts[:IN_FULL], drawn(gathered), titled(gathered)
+    held = {"figures": {own.name: figure_of(own) for own in shown}, **look()}
     sections = [(key, name) for key, name in SECTIONS.items() if _has(key, shown, gathered)]
     rest = [("privacy", "Privacy"), ("reproduce", "Configuration")]
     body = [
@@ -58,12 +57,12 @@ def titled(gathered: Gathered) -> str:
     return f"{first.name} on {_data(first)}" if not others else f"{len(gathered.trails)} runs"
 
 
-def shown_in(gathered: Gathered) -> list[Shown]:
-    """Give all figures: of the runs together, and of some of them alone."""
+def drawn(gathered: Gathered) -> list[Shown]:
+    """Give all figures of the page: those of all runs together, then the same figure of every run, side by side."""
     several = len(gathered.trails) > 1
-    own = [(trail, drawn) for trail in gathered.firsts[:IN_FULL] for drawn in figures.of_one(trail)]
-    own.sort(key=lambda pair: ORDER.index(pair[1].name))  # the same figure of every run, side by side
-    return [*figures.overlays(gathered.trails), *(_of(trail, drawn, several) for trail, drawn in own)]
+    own = [(trail, shown) for trail in gathered.firsts[:IN_FULL] for shown in figures.of_one(trail)]
+    own.sort(key=lambda pair: ORDER.index(pair[1].name))
+    return [*figures.overlays(gathered.trails), *(_of(trail, shown, several) for trail, shown in own)]
 
 
 def look() -> dict[str, Any]:
@@ -96,7 +95,7 @@ def embedded(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def plain_figure(shown: Shown) -> dict[str, Any]:
+def figure_of(shown: Shown) -> dict[str, Any]:
     """Give a figure as the page needs it: the title is a heading there, and colours are the reader's."""
     drawn = json.loads(shown.figure.to_json(validate=False, engine="json"))  # arrays are packed, NaN becomes null
     layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title", "margin")}

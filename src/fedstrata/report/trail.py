@@ -137,13 +137,12 @@ class Trail:
             self._rounds.append(event)
         elif kind == "start":
             self.start = event
+            self.mix = np.array(event["mix"], dtype=np.float64) if "mix" in event else None
             if newer(event.get("version", "0")):
                 said = f"this run was written by fedstrata {event['version']}, which is newer than this one"
                 self._warn(f"{said} ({__version__}); what it does not know is not shown")
         elif kind == "clients":
             self.counts = np.array(event["counts"], dtype=np.int64)
-        elif kind == "labels":
-            self.mix = np.array(event["mix"], dtype=np.float64)
         elif kind == "engine":
             self.engine |= event.get("wall", {})
         elif kind == "clusters":

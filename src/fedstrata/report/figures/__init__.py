@@ -29,7 +29,7 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[Trail], go.Figure | None]]] = 
         "recall",
         "Recall of each label by round",
         "The share of a label's test samples that the model recognises. Dark rows are labels that it lost. "
-        "Labels go from common to rare; rare ones have less than half of an even share of the training samples.",
+        "Where some are rare, with less than half of an even share of the training samples, they come last.",
         labels.recall,
     ),
     (
@@ -114,6 +114,14 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[Trail], go.Figure | None]]] = 
 )
 
 
+READ = {
+    "accuracy": "The share of all test samples that the model gets right.",
+    "balanced_accuracy": "The mean of the labels' recalls: a lost rare label costs as much as a lost common one.",
+    "worst10": "Mean accuracy of the tenth of clients that the model serves worst, on their own test data.",
+    "loss_test": "Mean cross-entropy over all test samples.",
+}
+
+
 def overlays(trails: Sequence[Trail]) -> Iterator[Shown]:
     """Give the figures that show all runs together."""
     several = len({trail.group for trail in trails}) > 1 or len(trails) > 1
@@ -124,7 +132,9 @@ def overlays(trails: Sequence[Trail]) -> Iterator[Shown]:
         yield Shown("curves", "accuracy", "Accuracy", said, drawn)
     for metric in wanted:
         if drawn := curves.curves(trails, metric):
-            yield Shown("curves", metric.replace("_", "-"), _capital(curves.METRICS[metric]), band.strip(), drawn)
+            yield Shown(
+                "curves", metric.replace("_", "-"), _capital(curves.METRICS[metric]), band + READ[metric], drawn
+            )
     if several and (drawn := labels.final_recall(trails)):
         said = "What each run recognises of each label in its last scored round."
         yield Shown("labels", "final-recall", "Recall of each label at the end", said, drawn)

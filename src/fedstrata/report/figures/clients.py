@@ -41,9 +41,9 @@ def participation(trail: Trail) -> go.Figure | None:
         shown,
         trail.rounds[bins(times.shape[1], ROUNDS)],
         _clients(order),
-        hover="%{y}, round %{x}: took part %{z:.2f} times a round",
+        hover="client %{y}, round %{x}: took part %{z:.2f} times a round",
         across="round",
-        down="client, most often first" if len(order) > CLIENTS else "client",
+        down="clients by rank, most often first" if len(order) > CLIENTS else "client",
         limits=(0.0, most),
         percent=False,
         title=f"{trail.name}: who took part",
@@ -63,9 +63,9 @@ def accuracy_by_client(trail: Trail) -> go.Figure | None:
         binned(binned(own[order], CLIENTS, axis=0), ROUNDS),
         rounds[bins(len(rounds), ROUNDS)],
         _clients(tested[order]),
-        hover="%{y}, round %{x}: accuracy %{z:.1%}",
+        hover="client %{y}, round %{x}: accuracy %{z:.1%}",
         across="round",
-        down="client, best first" if len(order) > CLIENTS else "client",
+        down="clients by rank, best first" if len(order) > CLIENTS else "client",
         title=f"{trail.name}: accuracy of each client",
     )
 
@@ -87,7 +87,7 @@ def spread(trail: Trail) -> go.Figure | None:
         line = {"color": colour, "width": 2}
         drawn.add_scatter(x=rounds, y=values, name=name, mode="lines", line=line, hovertemplate=hover)
     drawn.update_xaxes(title_text="round")
-    drawn.update_yaxes(title_text="accuracy on a client's own test data", tickformat=".0%", range=[-0.02, 1.02])
+    drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.02, 1.02])
     return drawn
 
 
@@ -143,9 +143,9 @@ def _scored(trail: Trail) -> np.ndarray:
 
 
 def _clients(order: np.ndarray) -> list[str]:
-    """Name clients, or bins of them."""
+    """Name clients or, where there are more than a heat map shows, ranks."""
     starts = bins(len(order), CLIENTS)
     if len(starts) == len(order):
-        return [f"client {client}" for client in order]
+        return [str(client) for client in order]
     ends = [*starts[1:], len(order)]
-    return [f"clients {start + 1}-{end} of {len(order)}" for start, end in zip(starts, ends, strict=True)]
+    return [f"{start + 1}-{end}" if end - start > 1 else f"{end}" for start, end in zip(starts, ends, strict=True)]

@@ -22,14 +22,15 @@ AXES = {  # what a curve can be drawn against; lines carry all of these in `meta
 }
 METRICS = {
     "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy (mean over labels)",
-    "worst10": "accuracy of the worst tenth of clients",
+    "balanced_accuracy": "balanced accuracy",
+    "worst10": "worst tenth of clients",
     "loss_test": "loss on test data",
-    "label_divergence": "divergence of a round's labels (nats)",
+    "label_divergence": "divergence of a round's labels",
     "drift": "mean drift of clients",
     "jain": "fairness of participation (Jain)",
 }
 ALL_POINTS = 2400  # of all curves of a figure together
+UNITS = {"loss_test": "loss", "label_divergence": "nats", "drift": "length of an update", "jain": "Jain's index"}
 SHARES = ("accuracy", "balanced_accuracy", "worst10", "jain")
 
 
@@ -69,7 +70,7 @@ def _empty(against: str, metric: str, title: str) -> go.Figure:
         raise RequestError(f"against = {against!r} is not known; there are {', '.join(AXES)}")
     drawn = figure(title=title, hovermode="closest")
     drawn.update_xaxes(title_text=AXES[against], rangemode="tozero")
-    drawn.update_yaxes(title_text=METRICS.get(metric, metric), rangemode="tozero" if metric in SHARES else "normal")
+    drawn.update_yaxes(title_text=UNITS.get(metric, "accuracy"), rangemode="tozero" if metric in SHARES else "normal")
     if metric in SHARES:
         drawn.update_yaxes(tickformat=".0%")
     return drawn

@@ -106,8 +106,10 @@ def exposure(trail: Trail) -> go.Figure | None:
 
 
 def _by_share(trail: Trail) -> np.ndarray:
-    """Give labels from the most common to the rarest; in their own order where that is not told."""
-    return np.arange(len(trail.classes)) if trail.mix is None else np.argsort(-trail.mix, kind="stable")
+    """Give labels from the most common to the rarest; in their own order where none is rare."""
+    if trail.mix is None or not trail.rare.any():
+        return np.arange(len(trail.classes))
+    return np.argsort(-trail.mix, kind="stable")
 
 
 def _named(trail: Trail, label: int) -> str:

@@ -18,7 +18,7 @@ ALARM = "#D55E00"
 SHARE = "cividis"  # from nothing to all
 APART = "PuOr"  # less and more than even
 ROUNDS, CLIENTS, POINTS = 150, 80, 400  # most columns and rows of a heat map, and points of a curve
-TICKS = 30  # most names beside a heat map
+TICKS = 20  # most names beside a heat map
 
 
 def template(dark: bool = False) -> go.layout.Template:
@@ -75,7 +75,7 @@ def heat_map(
         hovertemplate=f"{hover}<extra></extra>",
         hoverongaps=False,
     )
-    drawn = figure(trace, height=int(np.clip(110 + 20 * many, 200, 620)), title=title)
+    drawn = figure(trace, height=int(np.clip(110 + 17 * many, 200, 460)), title=title)
     shown = names[:: max(1, -(-many // TICKS))]
     drawn.update_xaxes(title_text=across, showgrid=False, zeroline=False)
     ticks = {"type": "category", "tickmode": "array", "tickvals": shown, "ticktext": shown}

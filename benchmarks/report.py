@@ -1,0 +1,135 @@
+"""What it costs to see a run: time to write a report of a long run, and the share of a run that goes into its events.
+
+The long run is written here, not trained: 500 rounds of 40 among 200 clients, with every figure that events hold. The
+cost of events is measured in runs of digits with the tiny default network, whose rounds are among the shortest there
+are: the time inside what makes and writes events, over the time of the run. Medians count.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from fedstrata import loop, train
+from fedstrata.report.gather import gather
+from fedstrata.report.page import page
+from fedstrata.runs import Run
+
+ROUNDS, CLIENTS, ASKED, CLASSES, TURNS = 500, 200, 40, 20, 3
+
+
+def measure() -> list[dict[str, Any]]:
+    """Give all rows."""
+    return [*report_rows(), *logging_rows()]
+
+
+def report_rows() -> list[dict[str, Any]]:
+    """Give seconds and size of a report of a long run."""
+    seconds, size = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_long_run(Path(folder) / "run")
+        for _ in range(TURNS):
+            began = perf_counter()
+            size = len(page(gather([path])).encode())
+            seconds.append(perf_counter() - began)
+    name = f"report of {ROUNDS} rounds, {CLIENTS} clients"
+    return [_row(name, median(seconds), "s", 5.0), _row(f"{name}, size", size / 1e6, "MB", 6.0)]
+
+
+def logging_rows() -> list[dict[str, Any]]:
+    """Give the share of a run that goes into making and writing its events."""
+    shares = []
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(TURNS):
+            spent: list[float] = []
+            with _timed(Run, "log", spent), _timed(loop, "round_figures", spent), _timed(loop, "by_client", spent):
+                began = perf_counter()
+                train(overrides={"train.rounds": 30}, out=Path(folder) / str(turn))
+                shares.append(100 * sum(spent) / (perf_counter() - began))
+    return [_row("events, share of a run of digits", median(shares), "%", 2.0)]
+
+
+def write_long_run(path: Path, rounds: int = ROUNDS, clients: int = CLIENTS, seed: int = 0) -> Path:
+    """Write a run folder as a long run would leave it: rare labels, stragglers, clients that are served badly."""
+    rng = np.random.default_rng(seed)
+    asked = max(1, min(ASKED, clients // 2))
+    mix = rng.dirichlet(np.full(CLASSES, 2.0))
+    counts = np.array(
+        [rng.multinomial(rng.integers(20, 200), rng.dirichlet(50 * mix / CLASSES)) for _ in range(clients)]
+    )
+    run = Run.create(
+        path, f'[data]\nname = "made up"\n[method]\nname = "fedavg"\n[train]\nrounds = {rounds}\nseed = 0\n'
+    )
+    run.log(
+        "start",
+        version="0.1.0",
+        clients=clients,
+        samples=int(counts.sum()),
+        test_samples=1000,
+        classes=list(range(CLASSES)),
+        parameters=1000,
+        fingerprint="0" * 64,
+        mix=(counts.sum(0) / counts.sum()).tolist(),
+    )
+    run.log("clients", counts=counts.tolist())
+    ease, gift = rng.uniform(0.3, 1.0, CLASSES) * (mix / mix.max()) ** 0.3, rng.normal(0, 0.12, clients)
+    lines = {}
+    for round in range(1, rounds + 1):
+        grown = 1 - np.exp(-round / (rounds / 6))
+        recall = np.clip(ease * grown + rng.normal(0, 0.03, CLASSES), 0, 1)
+        own = np.clip(recall.mean() + gift * grown + rng.normal(0, 0.04, clients), 0, 1)
+        chosen = np.sort(rng.choice(clients, asked, replace=False))
+        late = chosen[rng.random(asked) < 0.05].tolist()
+        here = [int(c) for c in chosen if c not in late]
+        if late:
+            run.log("dropped", round=round, step=0, clients=late, why="late")
+        lines = {
+            "accuracy": float(recall @ mix),
+            "balanced_accuracy": float(recall.mean()),
+            "loss_test": float(3 * np.exp(-3 * grown)),
+            "recall": recall.tolist(),
+            "client_mean": float(own.mean()),
+            "worst10": float(np.sort(own)[: max(clients // 10, 1)].mean()),
+            "client_accuracy": np.rint(1000 * own).astype(int).tolist(),
+            "label_divergence": float(rng.gamma(2, 0.05)),
+            "labels": counts[here].sum(0).tolist(),
+            "loss_train": float(2 * np.exp(-3 * grown)),
+            "drift": 1.0,
+            "jain": 0.9,
+        }
+        drift = {str(c): float(d) for c, d in zip(here, rng.gamma(4, 0.25, len(here)), strict=True)}
+        steps = [{"kind": "train", "clients": here, "missing": late, "drift": drift}]
+        cost = {"bytes_up": 4000 * asked * round, "bytes_down": 4000 * asked * round, "bytes_p2p": 0}
+        run.log("round", round=round, **lines, steps=steps, **cost, client_updates=asked * round, time=0.3 * round)
+    figures = {key: lines[key] for key in ("accuracy", "balanced_accuracy", "worst10", "loss_test", "jain")}
+    summary = {"method": "fedavg", "seed": 0, "rounds": rounds, **figures, **cost, "client_updates": asked * rounds}
+    run.write_result({}, {}, {**summary, "time": 0.3 * rounds, "stopped": "all rounds played", "privacy": {}})
+    return path
+
+
+@contextmanager
+def _timed(owner: Any, name: str, spent: list[float]) -> Iterator[None]:
+    """Add up the seconds that calls of a function take."""
+    real: Callable[..., Any] = getattr(owner, name)
+
+    def timed(*args: Any, **options: Any) -> Any:
+        began = perf_counter()
+        try:
+            return real(*args, **options)
+        finally:
+            spent.append(perf_counter() - began)
+
+    with patch.object(owner, name, timed):
+        yield
+
+
+def _row(name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
+    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": value <= goal}

@@ -1,0 +1,56 @@
+"""`fedstrata report`: one HTML file about runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.options import AsJson
+from fedstrata.errors import RequestError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders of comparisons.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("report.html"),
+    csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write the tables, as CSV.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also save the figures; needs Chromium or Chrome.")
+    ] = None,
+    kind: Annotated[str, typer.Option("--format", metavar="png|svg", help="Of the saved figures.")] = "png",
+    as_json: AsJson = False,
+) -> None:
+    """Write a page about runs that opens anywhere, without a network."""
+    from fedstrata.report.gather import gather
+    from fedstrata.report.images import write_images
+    from fedstrata.report.page import drawn, page
+    from fedstrata.report.tables import write_csv
+    from fedstrata.runs import write_atomically
+
+    if kind not in ("png", "svg"):
+        raise RequestError(f"--format {kind} is not known; there are png and svg")
+    if out.is_dir():
+        raise RequestError(f"-o {out} is a folder; name a file, such as {out / 'report.html'}")
+    gathered = gather(runs)
+    for said in gathered.warnings:
+        print(f"warning: {said}", file=sys.stderr)
+    content = page(gathered).encode()
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, content)
+    except OSError as error:
+        raise RequestError(f"-o {out} cannot be written: {error}") from None
+    tables = write_csv(csv, gathered) if csv is not None else []
+    images = write_images(figures, drawn(gathered), "svg" if kind == "svg" else "png") if figures is not None else []
+    if as_json:
+        beside = {"csv": [str(path) for path in tables], "figures": [str(path) for path in images]}
+        told = {"report": str(out), "bytes": len(content), "runs": len(gathered.trails), "warnings": gathered.warnings}
+        print(json.dumps(told | beside))
+        return
+    print(f"report: {out} ({len(content) / 1e6:.1f} MB)")
+    for name, written in (("tables", tables), ("figures", images)):
+        if written:
+            print(f"{name}: {', '.join(path.name for path in written)} in {written[0].parent}")
