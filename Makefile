@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test bench lint types fix clean
 
 demo: $(VENV)/.run
-	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3
+	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3 --out runs/demo
+	$(BIN)/fedstrata report runs/demo -o runs/demo/report.html
 
 test: lint types
 	$(BIN)/python -m pytest -n 2
@@ -21,6 +22,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks profile
 	$(BIN)/python -m benchmarks privacy
 	$(BIN)/python -m benchmarks sites
+	$(BIN)/python -m benchmarks report
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ def outcome(gathered: Gathered) -> str:
     (best, first), *rest = sorted(scored, key=lambda own: -own[0])
     others = ", ".join(f"{trail.name} {share(a)}" for a, trail in rest[:3])
     return f"Of {len(gathered.trails)} runs, {first.name} is the most accurate: {share(best)}" + (
-        f"; then {others}{' ...' if len(rest) > 3 else ''}." if others else "."
+        f"; then {others}{' and others' if len(rest) > 3 else ''}." if others else "."
     )
 
 

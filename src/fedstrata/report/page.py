@@ -21,7 +21,8 @@ from fedstrata.report.outcome import outcome, share
 from fedstrata.report.tables import Table
 from fedstrata.report.trail import Trail
 
-IN_FULL = 4  # most runs whose own figures are drawn: the file stays under 6 MB
+IN_FULL = 4  # most runs all of whose own figures are drawn: the file stays under 6 MB
+BRIEFLY = 12  # most runs of which at least the method's own figures and the faults, which are small, are
 ROWS = 40  # most rows of a table in the page; CSV files hold all
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 ORDER = [name for _, name, *_ in figures.OWN]
@@ -43,9 +44,10 @@ def page(gathered: Gathered) -> str:
     ]
     if len(gathered.firsts) < len(gathered.trails) or len(full) < len(gathered.firsts):
         names = ", ".join(trail.name for trail in full)
-        body.append(f'<p class="quiet">Figures of single runs are of {escape(names)}; curves are of all runs.</p>')
+        body.append(f'<p class="quiet">Curves are of all runs; labels and clients, one by one, of {escape(names)}.</p>')
     for key, name in sections:
-        body += _section(key, name, [own for own in shown if own.section == key], full)
+        tabled = [trail for trail in gathered.trails if trail.faults][:BRIEFLY] if key == "faults" else full
+        body += _section(key, name, [own for own in shown if own.section == key], tabled)
     body += [*_privacy(full), *_configuration(full), "</main>"]
     body += [f"<footer>Written by fedstrata {escape(__version__)}. This file needs no network.</footer>"]
     return _document(title, "\n".join(body), held)
@@ -60,7 +62,10 @@ def titled(gathered: Gathered) -> str:
 def drawn(gathered: Gathered) -> list[Shown]:
     """Give all figures of the page: those of all runs together, then the same figure of every run, side by side."""
     several = len(gathered.trails) > 1
-    own = [(trail, shown) for trail in gathered.firsts[:IN_FULL] for shown in figures.of_one(trail)]
+    own = []
+    for at, trail in enumerate(gathered.firsts[:BRIEFLY]):
+        small = [shown for shown in figures.of_one(trail) if at < IN_FULL or shown.section in ("method", "faults")]
+        own += [(trail, shown) for shown in small]
     own.sort(key=lambda pair: ORDER.index(pair[1].name))
     return [*figures.overlays(gathered.trails), *(_of(trail, shown, several) for trail, shown in own)]
 
@@ -154,7 +159,7 @@ def _compared(rows: Sequence[dict[str, Any]]) -> str:
     return _table(Table("comparison", ["method", "seeds", *figures], cells), "Means over seeds, with 95 % intervals")
 
 
-def _section(key: str, name: str, shown: Sequence[Shown], full: Sequence[Trail]) -> Iterator[str]:
+def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[Trail]) -> Iterator[str]:
     yield f'<section aria-labelledby="{key}"><h2 id="{key}">{escape(name)}</h2><div class="figures">'
     for own in shown:
         yield f'<figure id="figure-{escape(own.name)}"><h3>{escape(own.title)}</h3>'
@@ -169,7 +174,7 @@ def _section(key: str, name: str, shown: Sequence[Shown], full: Sequence[Trail])
         yield "</div></figure>"
     yield "</div>"
     making = {"curves": tables.rounds, "labels": tables.labels, "clients": tables.clients, "faults": tables.faults}
-    for trail in full if key in making else ():
+    for trail in tabled if key in making else ():
         table = making[key](trail)
         if table.rows:
             yield _folded(f"As a table: {name.lower()} of {trail.name}", _table(table, _caption(key, table)))

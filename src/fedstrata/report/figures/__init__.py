@@ -144,7 +144,7 @@ def overlays(trails: Sequence[Trail]) -> Iterator[Shown]:
         )
         yield Shown("labels", "divergence", "Label divergence of each round", band + said, drawn)
     if drawn := clients.ranked(trails):
-        said = "Each client's accuracy on its own test data at the end."
+        said = "Each client's accuracy on its own test data at the end. The worst tenth is shaded."
         yield Shown("clients", "ranked", "Clients, worst first", said, drawn)
     if several and (drawn := curves.curves(trails, "drift")):
         yield Shown("clients", "mean-drift", "Mean drift", band + "The length of the clients' updates.", drawn)

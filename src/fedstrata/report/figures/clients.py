@@ -107,7 +107,7 @@ def ranked(trails: Sequence[Trail]) -> go.Figure | None:
     if not drawn.data:
         return None
     drawn.add_vrect(x0=0, x1=0.1, fillcolor=faint(ALARM, 0.18), line_width=0, layer="below")
-    drawn.update_xaxes(title_text="share of clients, worst first; the worst tenth is shaded", tickformat=".0%")
+    drawn.update_xaxes(title_text="share of clients", tickformat=".0%")
     drawn.update_yaxes(title_text="accuracy", tickformat=".0%", range=[-0.02, 1.02])
     drawn.update_layout(showlegend=len(drawn.data) > 1)
     return drawn
