@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import written
+
 from fedstrata import Run
 from fedstrata.board import feed as feeds
 from fedstrata.board import shelf as shelves
@@ -171,10 +172,10 @@ def test_half_a_line_is_not_yet_a_round_and_an_unscored_one_keeps_the_last_accur
 
 def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
     first = written.begun(tmp_path / "runs/run-0", clients=50)
-    written.play(first, 1, 200, clients=50)  # its events are longer than what is read of them
+    written.play(first, 1, 100, clients=50)  # its events are longer than what is read of them
     for at in range(1, 200):
         shutil.copytree(first.path, tmp_path / f"runs/run-{at}")
-    assert (first.path / "events.jsonl").stat().st_size > 4 * shelves.TAILS[0]
+    assert (first.path / "events.jsonl").stat().st_size > shelves.TAILS[0]
     parsed, read = [], []
     whole, progress = json.loads, shelves._progress
     monkeypatch.setattr(shelves.json, "loads", lambda text: parsed.append(len(text)) or whole(text))
@@ -182,10 +183,10 @@ def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
     shelf = Shelf(tmp_path / "runs")
     shelf.look()
     assert len(shelf.rows) == len(read) == len(parsed) == 200  # one line of each
-    written.play(Run(tmp_path / "runs/run-7"), 201, 201, clients=50)
+    written.play(Run(tmp_path / "runs/run-7"), 101, 101, clients=50)
     shelf.look()
     assert len(read) == len(parsed) == 201
-    assert shelf.rows["run-7"].rounds == 201
+    assert shelf.rows["run-7"].rounds == 101
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------
@@ -276,12 +277,7 @@ def test_more_runs_than_can_be_told_apart_are_not_drawn(root):
 
 def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypatch):
     run = written.begun(tmp_path / "runs/long", clients=20, rounds=10_000)
-    lines = [json.dumps(written.round_event(round, clients=20)) for round in range(1, 101)]
-    with (run.path / "events.jsonl").open("a") as file:
-        for round in range(10_000):
-            file.write(
-                lines[round % 100].replace('"round": ' + str(round % 100 + 1), f'"round": {round + 1}', 1) + "\n"
-            )
+    written.play_long(run, 10_000, clients=20)
     taken, take = [], Trail._take
     monkeypatch.setattr(Trail, "_take", lambda self, line: taken.append(1) or take(self, line))
     board = Board(tmp_path / "runs", pause=0)

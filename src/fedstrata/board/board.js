@@ -37,7 +37,7 @@ function fill(line, row) {
   state.firstChild.title = row.why;
   method.textContent = row.method;
   data.textContent = row.data;
-  rounds.textContent = row.planned ? `${row.rounds} / ${row.planned}` : row.rounds;
+  rounds.replaceChildren(`${row.rounds}`, make("span", { className: "planned" }, row.planned ? ` / ${row.planned}` : ""));
   accuracy.textContent = row.accuracy === null ? "-" : `${(100 * row.accuracy).toFixed(1)} %`;
   when.textContent = row.changed ? ago(row.changed) : "-";
 }

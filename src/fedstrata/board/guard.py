@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from hmac import compare_digest
 from urllib.parse import urlencode
 
@@ -31,7 +32,8 @@ def loopback(host: str) -> bool:
 
 def _name(host: str) -> str:
     """Give the name in a Host header, without the port."""
-    return host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(:\d*)?", host)
+    return found[1] if found else ""
 
 
 class Guard:

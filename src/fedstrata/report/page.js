@@ -8,14 +8,9 @@ let chosen = null; // "light" or "dark"; null: as the system has it
 
 const theme = () => chosen ?? (system.matches ? "dark" : "light");
 
-function wrapped(text = "", pixels = 200) {
-  // the title of an axis is cut where it is longer than the axis
-  const lines = [""];
-  for (const word of text.split(" ")) {
-    if (lines.at(-1) && 8 * (lines.at(-1).length + word.length) > pixels) lines.push("");
-    lines.push(`${lines.pop()} ${word}`.trim());
-  }
-  return lines.join("<br>");
+function legendRows(data, width) {
+  const names = data.filter((line) => line.showlegend !== false && line.name).map((line) => line.name.length);
+  return Math.ceil(names.length / Math.max(1, Math.floor(width / (45 + 7.5 * Math.max(...names)))));
 }
 
 function draw(plot, colours, width) {
@@ -23,9 +18,12 @@ function draw(plot, colours, width) {
   const axis = against?.value;
   const lines = data.map((line) => (line.meta?.[axis] ? { ...line, x: line.meta[axis] } : line));
   const own = { ...layout, template: held.templates[colours], uirevision: axis, ...(width ? { width } : {}) };
-  const across = data.some((line) => line.meta?.[axis]) ? held.axes[axis] : layout.xaxis?.title?.text;
-  own.xaxis = { ...layout.xaxis, title: { ...layout.xaxis?.title, text: wrapped(across, plot.clientWidth - 60) } };
-  own.yaxis = { ...layout.yaxis, title: { ...layout.yaxis?.title, text: wrapped(layout.yaxis?.title?.text, 190) } };
+  if (axis && data.some((line) => line.meta?.[axis])) {
+    own.xaxis = { ...layout.xaxis, title: { ...layout.xaxis.title, text: held.axes[axis] } };
+  }
+  if (layout.showlegend !== false) { // a long legend must not squeeze what it explains
+    own.height = layout.height + 20 * Math.max(0, legendRows(data, width ?? plot.clientWidth) - 2);
+  }
   return Plotly.react(plot, lines, own, { responsive: true, displayModeBar: false, displaylogo: false });
 }
 
