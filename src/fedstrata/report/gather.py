@@ -83,8 +83,9 @@ def _name_apart(trails: Sequence[Trail]) -> None:
 
 def _warnings(trails: Sequence[Trail]) -> Iterator[str]:
     for trail in trails:
+        finished = bool(trail.summary)  # which may find that it is damaged
         yield from (f"{trail.name}: {said}" for said in trail.warnings)
-        if not trail.summary:
+        if not finished:
             planned = trail.asked("train", "rounds")
             yield f"{trail.name} is not finished: {len(trail)} of {planned} rounds are there"
     yield from unlike(trails)

@@ -27,6 +27,7 @@ ROWS = 40  # most rows of a table in the page; CSV files hold all
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 ORDER = [name for _, name, *_ in figures.OWN]
 PERCENT = {"accuracy", "balanced_accuracy", "worst10", "share", "last_recall", "best_recall", "last_accuracy"}
+PERCENT |= {"accuracy_over_first", "brings"}
 
 
 def page(gathered: Gathered) -> str:
@@ -43,7 +44,7 @@ def page(gathered: Gathered) -> str:
         *_outcome_tables(gathered),
     ]
     if len(gathered.firsts) < len(gathered.trails) or len(full) < len(gathered.firsts):
-        names = ", ".join(trail.name for trail in full)
+        names = "; ".join(trail.name for trail in full)
         body.append(f'<p class="quiet">Curves are of all runs; labels and clients, one by one, of {escape(names)}.</p>')
     for key, name in sections:
         tabled = [trail for trail in gathered.trails if trail.faults][:BRIEFLY] if key == "faults" else full
@@ -144,19 +145,23 @@ def _outcome_tables(gathered: Gathered) -> Iterator[str]:
 
 
 def _compared(rows: Sequence[dict[str, Any]]) -> str:
-    """Give the table of a comparison: means, with their intervals below."""
+    """Give the table of a comparison: means, and intervals of what is compared rather than counted."""
     figures = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, dict) and "mean" in v))
+    tested = any("p" in (row.get("accuracy_over_first") or {}) for row in rows)
     cells = []
     for row in rows:
-        own: list[Any] = [row["method"], row.get("seeds")]
-        for figure in figures:
-            told = row.get(figure) or {}
-            name = "accuracy" if figure.startswith("accuracy") else figure
-            mean, ends = told.get("mean"), told.get("interval")
-            said = _said(name, mean)
-            own.append(said if not ends else f"{said} ({_said(name, ends[0])} to {_said(name, ends[1])})")
-        cells.append(own)
-    return _table(Table("comparison", ["method", "seeds", *figures], cells), "Means over seeds, with 95 % intervals")
+        own = [row["method"], row.get("seeds"), *(_ranged(figure, row.get(figure) or {}) for figure in figures)]
+        cells.append([*own, (row.get("accuracy_over_first") or {}).get("p")] if tested else own)
+    columns = ["method", "seeds", *figures, *(["p against the first"] if tested else [])]
+    return _table(Table("comparison", columns, cells), "Means over seeds; in brackets, 95 % intervals")
+
+
+def _ranged(name: str, figure: dict[str, Any]) -> str:
+    mean, ends = figure.get("mean"), figure.get("interval")
+    said = _said(name, mean)
+    if not ends or name not in PERCENT:
+        return said
+    return f"{said.removesuffix(' %')} [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}] %"
 
 
 def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[Trail]) -> Iterator[str]:
@@ -194,8 +199,7 @@ def _table(table: Table, caption: str = "", first: str = "") -> str:
     if len(rows) > ROWS:
         step = len(rows) / ROWS if table.name == "rounds" else 1
         rows = [rows[min(int((i + 1) * step) - 1, len(rows) - 1)] for i in range(ROWS)]
-    worded = [any(isinstance(row[i], str) for row in rows) for i in range(len(table.columns))]
-    kinds = [' class="text"' if words else "" for words in worded]
+    kinds = [_kind([row[i] for row in rows]) for i in range(len(table.columns))]
     head = "".join(
         f'<th scope="col"{kind}>{escape(name.replace("_", " "))}</th>'
         for name, kind in list(zip(table.columns, kinds, strict=True))[skip:]
@@ -208,6 +212,12 @@ def _table(table: Table, caption: str = "", first: str = "") -> str:
     note = f"<caption>{escape(caption)}</caption>" if caption else ""
     region = f'class="scroll" tabindex="0" role="region" aria-label="{escape(caption or table.name, quote=True)}"'
     return f"<div {region}><table>{note}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _kind(values: Sequence[Any]) -> str:
+    """Say how a column is set: sentences may break, words and numbers may not."""
+    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+    return ' class="text"' if longest > 40 else ' class="word"' if longest else ""
 
 
 def _folded(title: str, content: str) -> str:

@@ -1,0 +1,406 @@
+"""The report: what it reads, what it shows, and what it does with folders that are broken, foreign or private."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from benchmarks.report import write_long_run
+from fedstrata import RequestError, Run, compare, train
+from fedstrata.cli import main
+from fedstrata.report import figures, images
+from fedstrata.report.figures import curves, style
+from fedstrata.report.gather import gather
+from fedstrata.report.outcome import outcome
+from fedstrata.report.page import drawn, page
+from fedstrata.report.trail import SEEN, Trail, newer
+from fedstrata.testing import tiny_federation
+
+SMALL = {"train.rounds": 4, "train.epochs": 1, "train.clients_per_round": 3, "model.hidden": (5,)}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A finished run of six clients and three labels."""
+    return train(overrides=SMALL, federation=tiny_federation(), out=tmp_path_factory.mktemp("small") / "run")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    return write_long_run(tmp_path_factory.mktemp("long") / "run", rounds=300, clients=200)
+
+
+def copied(run: Run, to) -> Run:
+    to.mkdir()
+    for name in ("experiment.toml", "events.jsonl", "summary.json"):
+        (to / name).write_text((run.path / name).read_text())
+    return Run(to)
+
+
+def names(shown) -> list[str]:
+    return [own.name for own in shown]
+
+
+# ---- trails
+
+
+def test_a_trail_holds_what_the_events_say(small):
+    trail, events = Trail.read(small.path), small.events()
+    rounds = [e for e in events if e["event"] == "round"]
+    assert trail.column("accuracy").tolist() == small.curve("accuracy")
+    assert np.allclose(trail.recall, [e["recall"] for e in rounds], atol=1e-6)
+    assert trail.traffic.tolist() == [e["bytes_up"] + e["bytes_down"] for e in rounds]
+    took = np.zeros((6, 4))
+    for event in rounds:
+        for client in event["steps"][0]["clients"]:
+            took[client, event["round"] - 1] += 1
+    assert trail.participation().tolist() == took.tolist()
+    assert trail.visits.drift.tolist() == [d for e in rounds for d in e["steps"][0]["drift"].values()]
+    assert trail.mix.sum() == pytest.approx(1)
+    assert trail.labels.tolist() == [trail.counts[took[:, r] > 0].sum(0).tolist() for r in range(4)]
+
+
+def test_clients_accuracies_average_to_the_mean_and_the_worst_that_are_told(small):
+    trail = Trail.read(small.path)
+    own = trail.client_accuracy
+    assert own.shape == (4, 6)
+    assert np.nanmean(own, axis=1) == pytest.approx(trail.column("client_mean"), abs=1e-3)
+    assert np.nanmin(own, axis=1) == pytest.approx(trail.column("worst10"), abs=1e-3)
+
+
+def test_a_second_look_reads_new_lines_only_and_equals_a_first_one(small, tmp_path):
+    lines = (small.path / "events.jsonl").read_text().splitlines(keepends=True)
+    run = copied(small, tmp_path / "run")
+    events = run.path / "events.jsonl"
+    events.write_text("".join(lines[:5]) + lines[5][:40])  # a line that is being written
+    trail = Trail.read(run.path)
+    seen = len(trail)
+    assert seen == sum('"event": "round"' in line for line in lines[:5])
+    assert not trail.refresh()
+    events.write_text("".join(lines))
+    trail._take = lambda line, take=trail._take: (read.append(line), take(line))
+    read = []
+    assert trail.refresh()
+    assert read == [line.rstrip("\n").encode() for line in lines[5:]]
+    assert trail.column("accuracy").tolist() == Trail.read(small.path).column("accuracy").tolist()
+    assert np.array_equal(trail.participation(), Trail.read(small.path).participation())
+
+
+def test_a_run_that_went_on_from_its_checkpoint_is_read_anew(small, tmp_path):
+    lines = (small.path / "events.jsonl").read_text().splitlines(keepends=True)
+    run = copied(small, tmp_path / "run")
+    events = run.path / "events.jsonl"
+    trail = Trail.read(run.path)
+    resumed = json.dumps({"event": "resumed", "wall": {"round": 2}}) + "\n"
+    events.write_text("".join(lines[:-2]) + resumed + "".join(lines[-2:]) + " " * SEEN)
+    assert trail.refresh()
+    assert trail.rounds.tolist() == [1, 2, 3, 4]
+    assert [f.kind for f in trail.faults] == ["resumed"]
+
+
+@pytest.mark.parametrize("strange", ["not json", "[1, 2]", '{"event": "round"}', '{"event": "clients", "counts": "x"}'])
+def test_a_line_that_cannot_be_understood_is_left_out_with_a_warning(small, tmp_path, strange):
+    run = copied(small, tmp_path / "run")
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write(f"{strange}\n")
+    gathered = gather([run.path])
+    assert len(gathered.trails[0]) == 4
+    assert any("cannot be understood" in said for said in gathered.warnings)
+
+
+def test_a_run_of_a_newer_version_shows_what_is_known(small, tmp_path):
+    run = copied(small, tmp_path / "run")
+    text = (run.path / "events.jsonl").read_text().replace('"version": "', '"version": "9', 1)
+    (run.path / "events.jsonl").write_text(text + '{"event": "telepathy", "round": 3}\n')
+    with (run.path / "experiment.toml").open("a") as file:
+        file.write("[oracle]\nkey = 1\n")
+    gathered = gather([run.path])
+    assert any("newer" in said for said in gathered.warnings)
+    assert "accuracy" in names(drawn(gathered))
+    assert not newer("0.0.9")
+
+
+def test_a_crashed_run_is_shown_as_far_as_it_came(small, tmp_path):
+    run = copied(small, tmp_path / "run")
+    (run.path / "summary.json").unlink()
+    text = (run.path / "events.jsonl").read_text()
+    (run.path / "events.jsonl").write_text(text[: text.rindex('{"event": "round"') + 30])
+    gathered = gather([run.path])
+    assert "after 3 of 4 rounds, not finished" in outcome(gathered)
+    assert "is not finished: 3 of 4" in page(gathered)
+    (run.path / "summary.json").write_text("{")
+    assert "damaged" in page(gather([run.path]))
+    assert len(run.events()) == len(text.splitlines()) - 1
+
+
+def test_a_run_that_has_not_begun_has_a_page(small, tmp_path):
+    run = copied(small, tmp_path / "run")
+    (run.path / "summary.json").unlink()
+    (run.path / "events.jsonl").write_text("")
+    assert "has not been scored" in page(gather([run.path]))
+
+
+def test_folders_that_are_no_runs_are_refused(tmp_path, small):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RequestError, match=r"empty is not a run folder"):
+        gather([tmp_path / "empty"])
+    with pytest.raises(RequestError, match="not a folder"):
+        gather([tmp_path / "nowhere"])
+    with pytest.raises(RequestError, match="named twice"):
+        gather([small.path, small.path])
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "experiment.toml").write_text("a = 1")
+    (foreign / "events.jsonl").write_text('{"what": "else"}\n')
+    with pytest.raises(RequestError, match="tells of no run"):
+        gather([foreign])
+
+
+# ---- what events tell, and what they must not
+
+
+def test_private_runs_tell_neither_labels_nor_clients(tmp_path):
+    run = train(overrides=SMALL | {"privacy.aggregate": "masked"}, federation=tiny_federation(), out=tmp_path / "run")
+    told = {key for event in run.events() for key in event}
+    assert not told & {"labels", "mix", "client_accuracy", "client_deciles", "label_divergence", "counts"}
+    shown = names(drawn(gather([run.path])))
+    assert {"accuracy", "recall", "participation"} <= set(shown)
+    assert not {"balance", "client-accuracy", "ranked"} & set(shown)
+
+
+# ---- figures
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        ("flips", {"clusters"}),
+        ("terraform", {"splits"}),
+        ("fedbss", {"cuts"}),
+        ("stratify-batch", {"exposure"}),
+        ("fedavg", set()),
+    ],
+)
+def test_a_method_shows_what_it_did(tmp_path, method, own):
+    run = train(method=method, overrides=SMALL, federation=tiny_federation(), out=tmp_path / "run")
+    method_figures = {shown.name for shown in figures.of_one(Trail.read(run.path)) if shown.section == "method"}
+    assert method_figures - {"cluster-search"} == own
+    if own:
+        assert run.plot_method()[0].data
+    else:
+        with pytest.raises(RequestError, match="does not have"):
+            run.plot_method()
+
+
+def test_clusters_hold_the_labels_of_their_clients(tmp_path):
+    run = train(method="flips", overrides=SMALL, federation=tiny_federation(), out=tmp_path / "run")
+    trail = Trail.read(run.path)
+    members = np.array(trail.clusters["members"])
+    heat = run.plot_method()[0].data[0]
+    assert np.allclose(np.sum(heat.z, axis=1), 1, atol=1e-3)
+    assert [int(re.search(r"(\d+) clients", row)[1]) for row in heat.y] == np.bincount(members).tolist()
+
+
+def test_lost_reports_are_drawn_by_reason(tmp_path):
+    lossy = SMALL | {"system.stragglers.rate": 0.4}
+    run = train(overrides=lossy, federation=tiny_federation(), out=tmp_path / "run")
+    lost = sum(len(e["clients"]) for e in run.events() if e["event"] == "dropped")
+    (bars,) = [bar for bar in run.plot_faults().data if bar.name == "report lost: late"]
+    assert sum(bars.y) == lost > 0
+
+
+def test_curves_against_cost_end_where_the_summary_does(small):
+    summary = small.summary
+    ends = {
+        "rounds": summary["rounds"],
+        "bytes": (summary["bytes_up"] + summary["bytes_down"]) / 1e6,
+        "updates": summary["client_updates"],
+        "time": summary["time"],
+    }
+    for against, end in ends.items():
+        line = small.plot_accuracy(against).data[0]
+        assert line.x[-1] == pytest.approx(end, rel=1e-6)
+        assert line.y[-1] == pytest.approx(summary["accuracy"], rel=1e-6)
+    with pytest.raises(RequestError, match="rounds, bytes, updates, time"):
+        small.plot_accuracy("money")
+
+
+def test_labels_below_half_an_even_share_are_marked_and_come_last(long):
+    trail = Trail.read(long)
+    (heat,) = next(shown.figure.data for shown in figures.of_one(trail) if shown.name == "recall")
+    marked = [row.endswith("(rare)") for row in heat.y]
+    assert sum(marked) == (trail.mix < 0.5 / 20).sum() > 0
+    assert marked == sorted(marked)
+
+
+def test_heat_maps_of_many_clients_stay_readable(long):
+    for shown in figures.of_one(Trail.read(long)):
+        for heat in (trace for trace in shown.figure.data if trace.type == "heatmap"):
+            assert len(heat.y) <= style.CLIENTS
+            assert len(heat.x) <= style.ROUNDS
+            assert len(set(heat.y)) == len(heat.y) == len(heat.z)
+            assert len(shown.figure.layout.yaxis.tickvals) <= style.TICKS
+
+
+def test_bins_hold_the_means_of_what_is_known():
+    values = np.array([[1.0, 3.0, np.nan, 5.0, np.nan, np.nan]])
+    assert style.binned(values, 3).tolist()[0][:2] == [2.0, 5.0]
+    assert np.isnan(style.binned(values, 3)[0, 2])
+    assert style.binned(values, 6)[0, 1] == 3.0
+    assert style.thinned(1000, 10)[[0, -1]].tolist() == [0, 999]
+
+
+# ---- comparisons and several runs
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compared") / "c"
+    return compare(methods=["fedavg", "fedprox"], seeds=2, overrides=SMALL, federation=tiny_federation(), out=out)
+
+
+def test_a_comparison_shows_means_with_bands_and_its_table(compared):
+    gathered = gather([compared.path])
+    assert [trail.group for trail in gathered.trails] == ["fedavg", "fedavg", "fedprox", "fedprox"]
+    lines = [line for line in curves.curves(gathered.trails, "accuracy").data if line.name]
+    runs = [Run(compared.path / "fedavg" / f"seed-{seed}").curve("accuracy") for seed in (0, 1)]
+    assert lines[0].y == pytest.approx(np.mean(runs, axis=0), abs=1e-6)
+    assert not gathered.warnings
+    assert "2 methods over 2 seeds" in outcome(gathered)
+    assert "Means over seeds" in page(gathered)
+    assert len(compared.plot_accuracy().data) == 6  # a line and two edges of a band for each method
+    (compared.path / "comparison.json").rename(compared.path / "later.json")  # it is still going on
+    assert len(gather([compared.path]).trails) == 4
+    (compared.path / "later.json").rename(compared.path / "comparison.json")
+
+
+def test_runs_on_different_data_are_shown_with_a_warning(small, tmp_path):
+    other = train(overrides=SMALL, federation=tiny_federation(seed=1), out=tmp_path / "other")
+    gathered = gather([small.path, other.path])
+    assert any("different data" in said for said in gathered.warnings)
+    assert len({trail.name for trail in gathered.trails}) == 2
+    assert re.search(r'class="warning" role="alert">[^<]*different data', page(gathered))
+
+
+def test_runs_that_share_their_data_need_no_warning(small, tmp_path):
+    other = train(method="fedprox", overrides=SMALL, federation=tiny_federation(), out=tmp_path / "other")
+    assert gather([small.path, other.path]).warnings == []
+
+
+# ---- the page
+
+
+class Outline(HTMLParser):
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+
+def test_the_page_holds_all_it_shows_and_fetches_nothing(small):
+    text = page(gather([small.path]))
+    outline = Outline(text)
+    assert not outline.all("link")
+    assert not outline.all("img")
+    assert all("src" not in script for script in outline.all("script"))
+    assert all(a["href"].startswith("#") for a in outline.all("a"))
+    ids = [attrs["id"] for _, attrs in outline.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    assert {a["href"][1:] for a in outline.all("a")} <= set(ids)
+    assert "default-src 'none'" in text
+    held = json.loads(re.search(r'id="held">(.*?)</script>', text)[1])
+    assert {d["data-figure"] for d in outline.all("div") if "data-figure" in d} == set(held["figures"])
+    assert set(held["templates"]) == {"light", "dark"}
+
+
+def test_the_page_says_how_to_run_it_again(small):
+    text, start = page(gather([small.path])), small.events()[0]
+    assert start["fingerprint"] in text
+    assert f"fedstrata {start['version']}" in text
+    assert "came from Python" in text
+    assert "It sees every client" in text  # the privacy statement
+
+
+def test_labels_of_users_cannot_become_part_of_the_page(tmp_path):
+    evil = "</script><b>x"
+    run = copied(train(overrides=SMALL, federation=tiny_federation(), out=tmp_path / "a"), tmp_path / "b")
+    text = (run.path / "events.jsonl").read_text().replace('"classes": [0,', f'"classes": [{json.dumps(evil)},')
+    (run.path / "events.jsonl").write_text(text)
+    written = page(gather([run.path]))
+    assert "<b>x" not in written
+    assert "&lt;b&gt;x" in written
+
+
+def test_a_long_run_fits_and_so_do_many(long, tmp_path):
+    assert len(page(gather([long])).encode()) < 6e6
+    many = [long, *(write_long_run(tmp_path / f"r{i}", rounds=60, clients=120, seed=i) for i in range(4))]
+    assert len(page(gather(many)).encode()) < 6e6
+
+
+# ---- the command
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedstrata", *args])
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+def test_the_command_writes_page_and_tables_and_tells_where(cli, small, tmp_path):
+    out, tables = tmp_path / "deep" / "report.html", tmp_path / "tables"
+    code, said, _ = cli("report", str(small.path), "-o", str(out), "--csv", str(tables), "--json")
+    assert code == 0
+    told = json.loads(said)
+    assert told["report"] == str(out)
+    assert told["bytes"] == out.stat().st_size
+    with (tables / "rounds.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["accuracy"]) for row in rows] == small.curve("accuracy")
+    assert {path.name for path in tables.iterdir()} == {"runs.csv", "rounds.csv", "labels.csv", "clients.csv"}
+    assert told["csv"] == [str(tables / name) for name in ("runs.csv", "rounds.csv", "labels.csv", "clients.csv")]
+
+
+def test_wrong_requests_are_refused_with_exit_code_2(cli, small, tmp_path, monkeypatch):
+    code, _, err = cli("report", str(tmp_path))
+    assert (code, "not a run folder" in err) == (2, True)
+    code, _, err = cli("report", str(small.path), "--format", "gif")
+    assert (code, "png and svg" in err) == (2, True)
+    code, _, err = cli("report", str(small.path), "-o", str(tmp_path))
+    assert (code, "is a folder" in err) == (2, True)
+    monkeypatch.setattr(images, "BROWSERS", ("no-such-browser",))
+    code, _, err = cli("report", str(small.path), "-o", str(tmp_path / "r.html"), "--figures", str(tmp_path / "f"))
+    assert (code, "Chromium" in err) == (2, True)
+    (tmp_path / "file").write_text("")
+    code, _, err = cli("report", str(small.path), "-o", str(tmp_path / "file" / "r.html"))
+    assert (code, "cannot be written" in err) == (2, True)
+
+
+# ---- notebooks
+
+
+def test_a_run_draws_itself(small):
+    for plot in ("accuracy", "labels", "clients", "balance", "participation", "client_accuracy", "drift"):
+        assert getattr(small, f"plot_{plot}")().data, plot
+    assert small.plot_metric("worst10").data[-1].y[-1] == pytest.approx(small.summary["worst10"], rel=1e-6)
+    with pytest.raises(RequestError, match="does not have"):
+        small.plot_faults()
+    assert len(repr(small)) < 200
