@@ -33,7 +33,7 @@ types: $(VENV)/.dev
 
 # What draws the pages in tests: Chromium if it is there, Debian's where we may install it, or Playwright's own.
 browser: $(VENV)/.dev
-	@command -v chromium chromium-browser google-chrome > /dev/null \
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null \
 	  || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && apt-get -qq -y install chromium; } \
 	  || $(BIN)/python -m playwright install chromium \
 	  || echo "WARNING: NO CHROMIUM, and none could be installed: the browser tests will be skipped" >&2

@@ -28,7 +28,7 @@ def serve(root: Path, host: str, port: int, token: str | None, say: Callable[[st
     near = loopback(door.getsockname()[0])
     if not near and token is None:
         token = secrets.token_urlsafe(24)
-    at = f"[{host}]" if ":" in host else host
+    at = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     address = f"http://{at}:{door.getsockname()[1]}/"
     app = pages(Board(root), token, near, lambda: server.should_exit)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
