@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench lint types fix clean
+.PHONY: demo test bench lint types browser fix clean
 
 demo: $(VENV)/.run
 	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3 --out runs/demo
 	$(BIN)/fedstrata report runs/demo -o runs/demo/report.html
 
-test: lint types
+test: lint types browser
 	$(BIN)/python -m pytest -n 2
 	$(BIN)/python -m pytest -m sites # one after another: real processes have deadlines
 
@@ -31,6 +31,13 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+# What draws the pages in tests: Chromium if it is there, Debian's where we may install it, or Playwright's own.
+browser: $(VENV)/.dev
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null \
+	  || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get -qq update && apt-get -qq -y install chromium; } \
+	  || $(BIN)/python -m playwright install chromium \
+	  || echo "WARNING: NO CHROMIUM, and none could be installed: the browser tests will be skipped" >&2
 
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

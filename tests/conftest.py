@@ -27,3 +27,12 @@ def cli(capsys, monkeypatch):
         return int(ended.value.code or 0), out, err
 
     return call
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say loudly that pages were not tested; one skipped test is easily missed."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", ()) if "no Chromium here" in str(r.longrepr)]
+    if skipped:
+        terminalreporter.write_line(
+            f"WARNING: NO CHROMIUM: {len(skipped)} browser tests WERE SKIPPED", red=True, bold=True
+        )

@@ -22,7 +22,7 @@ from fedstrata.local_step import common, copies, fill, finish, move, objective, 
 from fedstrata.look import Look, under
 from fedstrata.messages import Report, Task, Tensors
 from fedstrata.network import Network, key_dropout
-from fedstrata.norms import Meeting, Norms, Tally
+from fedstrata.norms import Meeting, Norms
 from fedstrata.revised import revised
 from fedstrata.rng import torch_seeded
 from fedstrata.serverside import Step
@@ -161,12 +161,11 @@ class Lane:
         everything = np.arange(len(self.buf.y))
         client = Client(-1, everything, everything[:0], 0)
         self.load(task.down)
-        self.norms.tally = tally = Tally()
         with torch_seeded(self.local.streams.torch_seed("module", round=task.round, step=task.turn)):
             visit = self.visiting(client, task, {})
             report, _ = self._train(Course(visit, Order((), 1), batches))()
-        self.norms.tally = None
-        return revised(report, nbytes=tally.up // max(len(batches), 1), received=tally.down // max(len(batches), 1))
+        up, down = np.sum([(0, 0), *self.norms.sizes.values()], axis=0).tolist() if len(batches) else (0, 0)
+        return revised(report, nbytes=up, received=down)
 
     def course(self, visit: Visit) -> Course:
         """Let the sampler plan a visit's batches."""

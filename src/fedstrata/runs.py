@@ -14,6 +14,7 @@ import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -90,10 +91,20 @@ class Run(RunPlots):
         """Keep other processes from running in this folder; the lock ends with this process at the latest."""
         handle = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _lock(handle):
+                time.sleep(0.05)  # somebody may only have looked whether a run goes on
+                if not _lock(handle):
+                    raise RequestError(f"another process is running in {self.path}")
             yield self
-        except BlockingIOError:
-            raise RequestError(f"another process is running in {self.path}") from None
+        finally:
+            os.close(handle)
+
+    @property
+    def running(self) -> bool:
+        """Whether a process is running in this folder now. To see that shares the lock for an instant."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            return not _lock(handle, fcntl.LOCK_SH)
         finally:
             os.close(handle)
 
@@ -265,6 +276,15 @@ class _Stored(Mapping[int, tuple[Tag, Tensors]]):
 
     def __len__(self) -> int:
         return len(self._clients)
+
+
+def _lock(handle: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock of a folder, unless another process has it."""
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def write_atomically(path: Path, content: bytes) -> None:

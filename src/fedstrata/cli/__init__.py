@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import compare, data, deploy, inspect, listing, report, run
+from fedstrata.cli import board, compare, data, deploy, inspect, listing, report, run
 from fedstrata.errors import FedstrataError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("compare")(compare.compare)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.listing)
 app.command("report")(report.report)
+app.command("board")(board.board)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
 

@@ -88,6 +88,11 @@ def _warnings(trails: Sequence[Trail]) -> Iterator[str]:
         if not finished:
             planned = trail.asked("train", "rounds")
             yield f"{trail.name} is not finished: {len(trail)} of {planned} rounds are there"
+    yield from unlike(trails)
+
+
+def unlike(trails: Sequence[Trail]) -> Iterator[str]:
+    """Say what forbids to compare these runs."""
     by_seed: dict[Any, dict[Any, str]] = {}
     for trail in trails:
         by_seed.setdefault(trail.asked("train", "seed"), {}).setdefault(trail.start.get("fingerprint"), trail.name)

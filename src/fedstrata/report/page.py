@@ -32,14 +32,8 @@ PERCENT |= {"accuracy_over_first", "brings"}
 
 def page(gathered: Gathered) -> str:
     """Write the page."""
-    several, full, shown = len(gathered.trails) > 1, gathered.firsts[:IN_FULL], drawn(gathered)
-    first = gathered.trails[0]
-    title = f"{len(gathered.trails)} runs" if several else f"{first.name} on {_data(first)}"
-    held = {
-        "figures": {own.name: figure_of(own) for own in shown},
-        "templates": {name: template(name == "dark").to_plotly_json() for name in ("light", "dark")},
-        "axes": AXES,
-    }
+    full, shown, title = gathered.firsts[:IN_FULL], drawn(gathered), titled(gathered)
+    held = {"figures": {own.name: figure_of(own) for own in shown}, **look()}
     sections = [(key, name) for key, name in SECTIONS.items() if _has(key, shown, gathered)]
     rest = [("privacy", "Privacy"), ("reproduce", "Configuration")]
     body = [
@@ -60,6 +54,12 @@ def page(gathered: Gathered) -> str:
     return _document(title, "\n".join(body), held)
 
 
+def titled(gathered: Gathered) -> str:
+    """Say in a few words what is shown."""
+    first, *others = gathered.trails
+    return f"{first.name} on {_data(first)}" if not others else f"{len(gathered.trails)} runs"
+
+
 def drawn(gathered: Gathered) -> list[Shown]:
     """Give all figures of the page: those of all runs together, then the same figure of every run, side by side."""
     several = len(gathered.trails) > 1
@@ -69,6 +69,12 @@ def drawn(gathered: Gathered) -> list[Shown]:
         own += [(trail, shown) for shown in small]
     own.sort(key=lambda pair: ORDER.index(pair[1].name))
     return [*figures.overlays(gathered.trails), *(_of(trail, shown, several) for trail, shown in own)]
+
+
+def look() -> dict[str, Any]:
+    """Give what a page needs to draw any figure."""
+    templates = {name: template(name == "dark").to_plotly_json() for name in ("light", "dark")}
+    return {"templates": templates, "axes": AXES}
 
 
 def _document(title: str, body: str, held: dict[str, Any]) -> str:

@@ -1,0 +1,81 @@
+"""The pages of the board: one page, what it is made of, and a stream of events (server-sent) that keeps it current."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from importlib.resources import files
+
+from plotly.offline import get_plotlyjs
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from fedstrata.board.feed import Board, Feed
+from fedstrata.board.guard import Guard
+from fedstrata.report.figures import SECTIONS
+from fedstrata.report.page import embedded, look
+
+HEARTBEAT = 20  # pauses after which a silent stream says that it is still there, and so finds out who has left
+FILES = {
+    "page.css": "report/page.css",
+    "page.js": "report/page.js",
+    "board.css": "board/board.css",
+    "board.js": "board/board.js",
+    "plotly.js": "",  # lies in plotly's package
+}
+
+
+def pages(
+    board: Board, token: str | None = None, only_this_machine: bool = True, ending: Callable[[], bool] = lambda: False
+) -> Starlette:
+    """Give the application. `ending` tells streams that the server is about to stop."""
+
+    async def events(request: Request) -> StreamingResponse:
+        feed = board.watch(request.query_params.getlist("run"))
+        return StreamingResponse(_stream(feed, board.pause, ending), media_type="text/event-stream")
+
+    routes = [
+        Route("/", _page),
+        *(Route(f"/{name}", _file) for name in FILES),
+        Route("/events", events),
+    ]
+    guard = Middleware(Guard, token=token, only_this_machine=only_this_machine)
+    return Starlette(routes=routes, middleware=[guard])
+
+
+async def _stream(feed: Feed, pause: float, ending: Callable[[], bool]) -> AsyncIterator[str]:
+    yield "retry: 2000\n\n"
+    silent = 0
+    while not ending():
+        silent += 1
+        for news in (feed.rows, feed.figures):  # the list need not wait for figures
+            for kind, data in await run_in_threadpool(news):
+                yield f"event: {kind}\ndata: {data}\n\n"
+                silent = 0
+        if silent % HEARTBEAT == HEARTBEAT - 1:
+            yield ": still here\n\n"
+        await asyncio.sleep(pause)
+
+
+def _page(_: Request) -> Response:
+    held = embedded({"figures": {}, "sections": SECTIONS, **look()})
+    return Response(_text("board/board.html").replace("HELD", held), media_type="text/html")
+
+
+def _file(request: Request) -> Response:
+    name = request.url.path[1:]
+    if name == "plotly.js":
+        return Response(
+            get_plotlyjs(), media_type="text/javascript", headers={"Cache-Control": "private, max-age=3600"}
+        )
+    return Response(_text(FILES[name]), media_type="text/css" if name.endswith("css") else "text/javascript")
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("fedstrata") / name).read_text()

@@ -1,0 +1,111 @@
+"""Figures of chosen runs, drawn again when one of them has moved on, but never for most of the time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstrata.board.shelf import Shelf, Stamp, stamp
+from fedstrata.errors import RequestError
+from fedstrata.report.figures.style import DASHES, LINES
+from fedstrata.report.gather import Gathered, unlike
+from fedstrata.report.outcome import outcome
+from fedstrata.report.page import drawn, figure_of, titled
+from fedstrata.report.trail import Trail
+
+MOST = len(LINES) * len(DASHES)  # runs that are drawn together: more lines cannot be told apart
+REST = 4  # how much longer than it took to draw a view it then rests
+
+
+class Reading:
+    """One run, read as far as it has come; all views that show it share it."""
+
+    def __init__(self, folder: Path, name: str):
+        self.folder, self.name = folder, name
+        self.trail: Trail | None = None
+        self.problem = ""
+        self.version = 0  # counts changes
+        self._seen: tuple[Stamp, Stamp] | None = None
+
+    def refresh(self) -> None:
+        """Read what was written since. What was read of a run that is gone is kept."""
+        now = stamp(self.folder / "events.jsonl"), stamp(self.folder / "summary.json")
+        if now == self._seen:
+            return
+        anew = self.trail is None or self._seen is None or self._seen[0] is None
+        self._seen, self.problem, self.version = now, "", self.version + 1
+        try:
+            if now[0] is None:
+                self.problem = f"{self.name} was removed" if self.trail else f"there is no run {self.name} any more"
+            elif anew:
+                group = self.name.rpartition("/")[0] if self.folder.name.startswith("seed-") else ""
+                self.trail = Trail.read(self.folder, self.name, group or self.name)
+            elif self.trail is not None:
+                self.trail.refresh()
+        except (OSError, RequestError) as error:
+            self.problem = f"{self.name}: {error}"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a page shows of the chosen runs; figures by name, in the order of the page, as JSON."""
+
+    title: str = ""
+    outcome: str = ""
+    warnings: tuple[str, ...] = ()
+    figures: tuple[tuple[str, str], ...] = ()
+
+
+class View:
+    """The chosen runs."""
+
+    def __init__(self, shelf: Shelf, readings: MutableMapping[str, Reading], names: Sequence[str]):
+        self._names = names
+        self._shelf, self._readings = shelf, readings
+        self._own: dict[str, Reading] = {}
+        self._drawn: object = None  # of what `picture` is a picture
+        self._due = 0.0
+        self.picture = Picture()
+
+    def refresh(self) -> None:
+        """Draw the runs again if they have changed, and if drawing them has not just taken long."""
+        if time.monotonic() < self._due or not self._names:
+            return
+        for name in self._names[:MOST]:
+            if name in self._shelf.rows and name not in self._own:
+                self._own[name] = self._readings.setdefault(name, Reading(self._shelf.folder(name), name))
+        for reading in self._own.values():
+            reading.refresh()
+        now = [(name, reading.version) for name, reading in self._own.items()]
+        if now != self._drawn:
+            began = time.monotonic()
+            self._drawn, self.picture = now, self._draw()
+            self._due = time.monotonic() + REST * (time.monotonic() - began)
+
+    def _draw(self) -> Picture:
+        trails = [self._own[name].trail for name in self._names if name in self._own]
+        gathered = Gathered([trail for trail in trails if trail is not None])
+        warnings = tuple(self._warnings(gathered.trails))
+        if not gathered.trails:
+            return Picture(warnings=warnings)
+        figures = []
+        for shown in drawn(gathered):
+            about = {"section": shown.section, "title": shown.title, "said": shown.said}
+            figure = {**about, **figure_of(shown)}
+            figures.append((shown.name, json.dumps(figure, separators=(",", ":"), allow_nan=False)))
+        return Picture(titled(gathered), outcome(gathered), warnings, tuple(figures))
+
+    def _warnings(self, trails: Sequence[Trail]) -> Iterator[str]:
+        for name in self._names[:MOST]:
+            if name not in self._own:
+                yield f"there is no run {name} here"
+            elif self._own[name].problem:
+                yield self._own[name].problem
+        if len(self._names) > MOST:
+            yield f"{MOST} runs can be told apart; the other {len(self._names) - MOST} are not drawn"
+        for trail in trails:
+            yield from (f"{trail.name}: {said}" for said in trail.warnings)
+        yield from unlike(trails)

@@ -1,0 +1,30 @@
+"""`fedstrata board`: watch runs in a browser while they go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.errors import RequestError
+
+
+def board(
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="The folder that holds the runs.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at. Other than this machine's own, a token is needed to look.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(help="What others must know; made up and printed if it is needed and not given.")
+    ] = None,
+) -> None:
+    """Serve a live page of runs: it lists them, draws them while they go on, and lays several over each other."""
+    try:
+        from fedstrata.board.serve import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise RequestError(f"the board needs {error.name}; get it with: pip install 'fedstrata[board]'") from None
+    serve(runs, host, port, token, lambda said: print(f"{said}\nCtrl-C ends it.", flush=True))

@@ -1,0 +1,145 @@
+"""The board, watched as a person does while runs go on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import written
+from looks import contrast, drawn, unreadable
+from playwright.sync_api import Page, expect
+
+from fedstrata import Run, train
+
+pytestmark = pytest.mark.browser
+POINTS = "(many) => document.querySelector('[data-figure=accuracy]')?.calcdata?.[0]?.length === many"
+
+
+@pytest.fixture
+def board(served):
+    """A board with one finished run of 100 clients and one that stopped."""
+    runs = served[1]
+    if not (runs / "done").exists():
+        done = written.begun(runs / "done", clients=100, labels=10, rounds=60)
+        written.play(done, 1, 60, clients=100, labels=10)
+        written.conclude(done, rounds=60)
+        written.play(written.begun(runs / "half", method="scaffold", clients=100, labels=10, rounds=60), 1, 30, 100, 10)
+        for at in range(6):
+            shutil.copytree(runs / "half", runs / f"rather-long-names/of-folders/{at}")
+    return served
+
+
+def line(page: Page, run: str):
+    return page.locator("#runs tbody tr").filter(has=page.get_by_role("link", name=run, exact=True))
+
+
+def test_a_run_is_watched_from_its_first_round_to_its_end(window, board):
+    address, runs = board
+    page = window(address)
+    expect(line(page, "done")).to_contain_text("finished")
+
+    def watch(event) -> None:
+        if event["event"] != "round":
+            return
+        expect(line(page, "live")).to_contain_text(f"{event['round']} / 3")  # the run appears, and moves on
+        expect(line(page, "live")).to_contain_text("running")
+        if event["round"] == 1:
+            page.get_by_role("link", name="live", exact=True).click()
+        page.wait_for_function(POINTS, arg=event["round"])
+        if event["round"] == 2:
+            page.evaluate(
+                "Plotly.relayout(document.querySelector('[data-figure=accuracy]'), {'xaxis.range': [0, 2.5]})"
+            )
+
+    train(overrides={"train.rounds": 3, "data.clients": 5}, out=runs / "live", watch=watch)
+    expect(line(page, "live")).to_contain_text("finished")
+    expect(page.locator("#outcome")).to_contain_text("after 3 rounds")
+    zoomed = page.evaluate("document.querySelector('[data-figure=accuracy]').layout.xaxis.range")
+    assert zoomed == [0, 2.5]
+    shutil.rmtree(runs / "live")
+    expect(page.locator("#warnings")).to_contain_text("live was removed")
+    expect(line(page, "live")).to_have_count(0)
+
+
+def test_runs_are_laid_over_each_other_and_the_address_can_be_shared(window, board):
+    address, _ = board
+    page = window(address)
+    line(page, "done").get_by_role("checkbox").check()
+    line(page, "half").get_by_role("checkbox").check()
+    expect(page.locator("#title")).to_have_text("2 runs")
+    expect(page.locator("#figure-accuracy .legendtext")).to_have_text(["done", "half"])
+    shared = window(page.url)
+    expect(shared.locator("#figure-accuracy .legendtext")).to_have_text(["done", "half"])
+    expect(line(shared, "half").get_by_role("checkbox")).to_be_checked()
+    page.go_back()
+    expect(page.locator("#title")).to_have_text("done on digits")
+    line(page, "done").get_by_role("checkbox").uncheck()
+    expect(page.locator("figure")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1440, "light")])
+def test_it_can_be_read(window, board, width, scheme):
+    many = "".join(f"&run=rather-long-names/of-folders/{at}" for at in range(6))
+    page = window(f"{board[0]}?run=done&run=half{many}", width=width, scheme=scheme)
+    expect(page.locator("#title")).to_have_text("8 runs")
+    drawn(page)
+    assert unreadable(page) == []
+    assert contrast(page) >= 4.5
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+
+
+def test_it_works_with_the_keyboard_alone(window, board):
+    page = window(board[0])
+    expect(line(page, "half")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the figures")
+    page.keyboard.press("Tab")
+    page.keyboard.type("half scaff stop")
+    expect(line(page, "done")).to_be_hidden()
+    expect(page.locator("#count")).to_have_text(re.compile(r"1 of \d+ runs"))
+    tab_to(page, "a", "half")
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text("half on digits")
+    tab_to(page, "button", "accuracy", back=True)
+    page.keyboard.press("Enter")
+    expect(page.locator("th[data-key=accuracy]")).to_have_attribute("aria-sort", "descending")
+    tab_to(page, "input", "", back=True)
+    page.keyboard.press("Space")  # all of the list, which the filter has cut to one
+    expect(page.locator("figure")).to_have_count(0)
+
+
+def tab_to(page: Page, tag: str, text: str, back: bool = False) -> None:
+    for _ in range(30):
+        page.keyboard.press("Shift+Tab" if back else "Tab")
+        at = page.evaluate("[document.activeElement.tagName.toLowerCase(), document.activeElement.textContent]")
+        if at == [tag, text]:
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none"  # one sees where one is
+            return
+    pytest.fail(f"the keyboard does not reach {tag} {text!r}")
+
+
+def test_a_board_that_goes_away_is_noticed_and_comes_back(window, board):
+    page = window(f"{board[0]}?run=half", forgiven="ERR_INTERNET_DISCONNECTED")
+    expect(page.locator("#link")).to_have_text("Live")
+    page.context.set_offline(True)
+    page.evaluate("source.close(); follow()")
+    expect(page.locator("#link")).to_contain_text("Not connected")
+    page.context.set_offline(False)
+    page.evaluate("follow()")
+    expect(page.locator("#link")).to_have_text("Live")
+
+
+def test_200_runs_and_10000_rounds_do_not_slow_the_page_down(window, board):
+    address, runs = board
+    long = written.begun(runs / "long/long", clients=200, labels=10, rounds=10_000)
+    written.play_long(long, 10_000, clients=200, labels=10)
+    for at in range(200):
+        Run.create(runs / f"long/run-{at}", (long.path / "experiment.toml").read_text())
+    page = window(f"{address}?run=long/long")
+    expect(page.locator("#count")).to_have_text("209 runs")
+    page.wait_for_function("() => document.querySelector('[data-figure=accuracy]')?.calcdata?.[0]?.length > 100")
+    assert page.evaluate("document.querySelector('[data-figure=accuracy]').calcdata[0].length") <= 1000
+    expect(page.locator("#outcome")).to_contain_text("after 10000 of 10000 rounds")
+    shutil.rmtree(runs / "long")

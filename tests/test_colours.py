@@ -1,0 +1,58 @@
+"""The colours of the figures, as people see them who see fewer."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fedstrata.report.figures.style import LINES, template
+
+# Machado, Oliveira and Fernandes 2009, full severity, on linear light
+SEEN_AS = {
+    "all colours": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
+WHITE = XYZ.sum(1)
+
+
+def light(colour: str) -> np.ndarray:
+    """Give linear light, [3]."""
+    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def lab(linear: np.ndarray) -> np.ndarray:
+    """Give CIE Lab: distances are about what people see; 2 is just visible."""
+    ratio = XYZ @ linear / WHITE
+    x, y, z = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted(float(XYZ[1] @ light(colour)) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_measures_know_black_and_white():
+    assert lab(light("#ffffff")) == pytest.approx([100, 0, 0], abs=0.01)
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+
+
+@pytest.mark.parametrize("sight", SEEN_AS)
+def test_lines_can_be_told_apart(sight):
+    seen = [lab(np.clip(np.array(SEEN_AS[sight]) @ light(colour), 0, 1)) for colour in LINES]
+    assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 15
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_lines_and_letters_stand_out_from_the_paper(dark):
+    layout = template(dark).layout
+    assert min(contrast(colour, layout.paper_bgcolor) for colour in LINES) > 2
+    assert contrast(layout.font.color, layout.paper_bgcolor) > 7
