@@ -25,6 +25,8 @@ def test_cuda_equals_cpu(method, model, execution, tmp_path):
     assert next(e["wall"]["device"] for e in gpu.events() if e["event"] == "engine") == "cuda"
     gap = max(float((t - cpu.model()[name]).abs().max()) for name, t in gpu.model().items())
     assert gap < 1e-9
+    sent = ("bytes_up", "bytes_down", "bytes_p2p", "client_updates")
+    assert [gpu.summary[key] for key in sent] == [cpu.summary[key] for key in sent]
 
 
 def test_auto_takes_the_gpu_and_a_run_resumes_there(tmp_path):
