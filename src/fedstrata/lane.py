@@ -22,7 +22,7 @@ from fedstrata.local_step import common, copies, fill, finish, move, objective, 
 from fedstrata.look import Look, under
 from fedstrata.messages import Report, Task, Tensors
 from fedstrata.network import Network, key_dropout
-from fedstrata.norms import Meeting, Norms
+from fedstrata.norms import Meeting, Norms, Tally
 from fedstrata.revised import revised
 from fedstrata.rng import torch_seeded
 from fedstrata.serverside import Step
@@ -83,7 +83,7 @@ class Lane:
         self.network = Network(module, local.head, local.half)
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._gradients = [p.of(buf.g) for p in space.params]
-        self.norms = Norms.of(module)
+        self.norms, self.tally = Norms.of(module), Tally()
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.recorder: Callable[[int], None] | None = None  # an engine may replay steps instead of taking them
 
@@ -161,10 +161,12 @@ class Lane:
         everything = np.arange(len(self.buf.y))
         client = Client(-1, everything, everything[:0], 0)
         self.load(task.down)
+        self.norms.tally = self.tally
         with torch_seeded(self.local.streams.torch_seed("module", round=task.round, step=task.turn)):
             visit = self.visiting(client, task, {})
             report, _ = self._train(Course(visit, Order((), 1), batches))()
-        up, down = np.sum([(0, 0), *self.norms.sizes.values()], axis=0).tolist() if len(batches) else (0, 0)
+        self.norms.tally = None
+        up, down = self.tally.of_a_batch if len(batches) else (0, 0)
         return revised(report, nbytes=up, received=down)
 
     def course(self, visit: Visit) -> Course:
@@ -294,6 +296,8 @@ class Lane:
         if self.pad and self.norms:
             self.norms.mask = (weight > 0).to(weight.dtype)
         x = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype)
+        if self.norms.tally is not None:
+            self.norms.tally.batches += 1
         x = self.network.laid_out(self.local.inputs.augmented(x, self.clock))
         y = buf.y.index_select(0, rows)
 

@@ -53,13 +53,37 @@ class Meeting:
 
 
 @dataclass
+class Tally:
+    """Bytes of the exchanges that a batch on one machine stands for, for each client that would have met.
+
+    A step that was recorded does not come by here again, so what counts is the mean over the batches that did.
+    """
+
+    batches: int = 0
+    up: int = 0
+    down: int = 0
+
+    def add(self, x: Tensor) -> None:
+        """Count a norm's forward pass and, where its input has a gradient, its backward pass."""
+        channels, size = x.shape[1], x.element_size()
+        ways = 2 if x.requires_grad else 1
+        self.up += size * (2 * channels * ways + 1)
+        self.down += size * 2 * channels * ways
+
+    @property
+    def of_a_batch(self) -> tuple[int, int]:
+        """Bytes up and down."""
+        return self.up // max(self.batches, 1), self.down // max(self.batches, 1)
+
+
+@dataclass
 class Norms:
     """All batch norms of a module, and where their statistics come from at the moment."""
 
     layers: dict[str, _BatchNorm] = field(default_factory=dict)
     mask: Tensor | None = None  # [samples] 1 for real samples, 0 for padding
     meeting: Meeting | None = None
-    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)  # by layer: bytes up and down where batches meet
+    tally: Tally | None = None
 
     @classmethod
     def of(cls, module: nn.Module) -> Norms:
@@ -78,15 +102,6 @@ class Norms:
             layer.train(on)
 
 
-def exchanged(x: Tensor) -> tuple[int, int]:
-    """Give the bytes, up and down, that each client of a batch would exchange for a norm with this input.
-
-    In the forward pass and, where its input has a gradient, in the backward pass.
-    """
-    channels, size, ways = x.shape[1], x.element_size(), 2 if x.requires_grad else 1
-    return size * (2 * channels * ways + 1), size * 2 * channels * ways
-
-
 @dataclass(frozen=True)
 class _Forward:
     """The forward pass of one layer."""
@@ -97,8 +112,8 @@ class _Forward:
 
     def __call__(self, x: Tensor) -> Tensor:
         norms, layer = self.norms, self.layer
-        if layer.training and self.name not in norms.sizes and torch.is_grad_enabled():
-            norms.sizes[self.name] = exchanged(x)  # once: a recorded step does not come by here again
+        if layer.training and norms.tally is not None:
+            norms.tally.add(x)
         if not layer.training or (norms.mask is None and norms.meeting is None):
             return type(layer).forward(layer, x)
         spatial = x[0, 0].numel()
