@@ -12,8 +12,11 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedstrata.faults import FAULTS, fault_of
+
 LINES = 10  # plain progress lines in a whole run
 PATIENCE = 10.0  # seconds after which there is one in any case
+EXPECTED = ("resumed", "fewer_clients")  # faults that a user knows of already, or that come every round
 ROWS = 8  # evaluations that the live table keeps
 COLUMNS = {  # short enough for a terminal of 80 columns
     "round": ("round", "{:d}"),
@@ -139,21 +142,15 @@ class Lines(Reporter):
 def remarked(event: Mapping[str, Any]) -> str | None:
     """Put an event that is not progress into words; None for those nobody waits for."""
     kind = event["event"]
-    if kind in ("fallback", "warning"):
-        used = f" {event['used']} is used" if "used" in event else ""
-        return f"{kind}: {event['what']}:{used} {event['why']}".replace(":  ", ": ")
     if kind == "engine":
         remark: str | None = event["wall"]["remark"]
         return remark
-    if kind == "dropped" and event["why"] != "late":
-        return f"round {event['round']}: clients {event['clients']} dropped, {event['why']}"
-    if kind == "label_dropped":
-        return f"round {event['round']}: label {event['stratum']} is left out for the rest of the epoch: {event['why']}"
-    if kind == "batch_left_out":
-        return f"round {event['round']}: a batch of {event['samples']} sample(s) is left out: {event['why']}"
-    if kind == "no_update":
-        return f"round {event['round']}: no update arrived, the model stays as it is"
-    return None
+    if kind not in FAULTS or kind in EXPECTED or event.get("why") == "late":
+        return None
+    fault = fault_of(event)
+    at = "" if fault.round is None else f"round {fault.round}: "
+    who = f" (clients {', '.join(map(str, fault.clients))})" if fault.clients else ""
+    return f"{at}{FAULTS[kind]}: {fault.why}{who}"
 
 
 def _clients(event: Mapping[str, Any]) -> str:

@@ -18,22 +18,11 @@ import numpy as np
 
 from fedstrata import __version__
 from fedstrata.errors import RequestError
+from fedstrata.faults import FAULTS, Fault, fault_of
 from fedstrata.runs import Run
 
 TABLES = ("recall", "labels", "client_accuracy", "client_deciles")  # a round has a list of each
 TRAINS = ("train", "gradient")  # kinds of steps that teach the model
-FAULTS = {
-    "dropped",
-    "no_update",
-    "fallback",
-    "warning",
-    "fewer_clients",
-    "label_dropped",
-    "batch_left_out",
-    "site_not_scored",
-    "insecure",
-    "resumed",
-}
 SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
 
 
@@ -46,15 +35,6 @@ class Visits(NamedTuple):
     drift: np.ndarray  # NaN where it is not told
     cut: np.ndarray  # FedBSS: the loss at which samples are cut
     biased: np.ndarray  # share of samples beyond it
-
-
-class Fault(NamedTuple):
-    """Something a user should know of."""
-
-    round: int | None
-    kind: str
-    why: str
-    clients: tuple[int, ...] = ()
 
 
 @dataclass
@@ -152,7 +132,8 @@ class Trail:
         elif kind == "schedule":
             self.exposures.append(event)
         elif kind in FAULTS:
-            self.faults.append(_fault(kind, event))
+            now = self._rounds[-1]["round"] + 1 if self._rounds else None  # for those that do not tell their round
+            self.faults.append(fault_of({"round": now, **event}))
 
     # ---- what the run is -----------------------------------------------------------------------------------------
 
@@ -292,25 +273,6 @@ def _visits(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tuple[np.nda
         clients = np.array([*here, *missing], dtype=np.int64)
         found.append((np.full(size, round), clients, np.arange(size) < len(here), drift, cut, biased))
     return found
-
-
-def _fault(kind: str, event: Mapping[str, Any]) -> Fault:
-    if kind == "resumed":
-        return Fault(int(event["wall"]["round"]), kind, "the run went on from its checkpoint")
-    why = str(event.get("why", ""))
-    if kind == "no_update":
-        why = "no update arrived, the model stayed as it was"
-    elif kind == "fewer_clients":
-        why = f"{event['wanted']} clients were wanted, {event['there']} were there"
-    elif kind in ("fallback", "warning", "insecure"):
-        used = f"{event['used']} used: " if "used" in event else ""
-        why = f"{event.get('what', '')}: {used}{why}"
-    elif kind == "label_dropped":
-        why = f"label {event['stratum']}: {why}"
-    elif kind == "site_not_scored":
-        why = f"{event['site']}: {why}"
-    round = event.get("round")
-    return Fault(None if round is None else int(round), kind, why, tuple(map(int, event.get("clients", ()))))
 
 
 def _number(value: Any) -> float:

@@ -7,22 +7,11 @@ from collections import defaultdict
 import numpy as np
 import plotly.graph_objects as go
 
+from fedstrata.faults import FAULTS
 from fedstrata.report.figures.style import LINES, bins, figure, plain
-from fedstrata.report.trail import FAULTS, Trail
+from fedstrata.report.trail import Trail
 
 BARS = 100
-NAMED = {
-    "no_update": "no update arrived",
-    "fallback": "fallback",
-    "warning": "warning",
-    "fewer_clients": "too few clients there",
-    "label_dropped": "label left out",
-    "batch_left_out": "batch left out",
-    "site_not_scored": "site not scored",
-    "insecure": "insecure",
-    "resumed": "resumed",
-}
-assert NAMED.keys() | {"dropped"} == FAULTS
 
 
 def faults(trail: Trail) -> go.Figure | None:
@@ -30,7 +19,7 @@ def faults(trail: Trail) -> go.Figure | None:
     counted: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for fault in trail.faults:
         if fault.round is not None:
-            name = NAMED.get(fault.kind) or f"report lost: {fault.why[:40]}"
+            name = FAULTS[fault.kind] + (f": {fault.why[:40]}" if fault.kind == "dropped" else "")
             counted[name].append((fault.round, max(len(fault.clients), 1)))
     if not counted or not len(trail):
         return None
