@@ -228,7 +228,7 @@ def test_several_runs_are_laid_over_each_other_and_seeds_of_a_method_are_one_lin
     watch = Board(root, pause=0).watch(["begun", "compare-1/fedavg/seed-0", "compare-1/fedavg/seed-1"])
     watch.rows()
     shown = told(watch.figures())["figures"]
-    assert shown["title"] == "3 runs"
+    assert shown["title"] == "3 runs on digits"
     lines = [line["name"] for line in shown["changed"]["accuracy"]["data"] if line.get("showlegend", True)]
     assert lines == ["begun", "compare-1/fedavg, mean of 2"]
 

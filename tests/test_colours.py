@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
-from fedstrata.report.figures.style import LINES, template
+from fedstrata.report.figures.style import DASHES, LINES, line_style, template
 
 # Machado, Oliveira and Fernandes 2009, full severity, on linear light
 SEEN_AS = {
@@ -56,3 +56,9 @@ def test_lines_and_letters_stand_out_from_the_paper(dark):
     layout = template(dark).layout
     assert min(contrast(colour, layout.paper_bgcolor) for colour in LINES) > 2
     assert contrast(layout.font.color, layout.paper_bgcolor) > 7
+
+
+def test_lines_that_lie_on_each_other_or_are_printed_grey_differ_in_their_dashes():
+    styles = [(line["color"], line["dash"]) for line in map(line_style, range(len(LINES) * len(DASHES)))]
+    assert len(set(styles)) == len(styles)
+    assert all(one[1] != next_one[1] for one, next_one in pairwise(styles))

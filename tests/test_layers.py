@@ -12,8 +12,8 @@ ROOT = Path(fedstrata.__file__).parent
 STAGES = ("schedule", "drive", "select", "sample", "correct", "combine", "optimize")
 STAGES += ("data", "models", "rates", "devices")
 HEIGHT = (
-    {"cli": 5, "__main__": 5, "testing": 4, "deploy": 4, "report": 4, "flower": 4, "board": 4}
-    | dict.fromkeys(("training", "comparing", "following", "inspecting", "away", "work"), 3)
+    {"cli": 5, "__main__": 5, "testing": 4, "deploy": 4, "report": 4, "inspecting": 4, "flower": 4, "board": 4}
+    | dict.fromkeys(("training", "comparing", "following", "away", "work"), 3)
     | dict.fromkeys(("engines", "methods", "assemble", "privacy"), 2)
     | dict.fromkeys(STAGES, 1)
 )

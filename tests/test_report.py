@@ -5,21 +5,27 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import signal
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fedstrata
 from benchmarks.report import write_long_run
 from fedstrata import RequestError, Run, compare, train
 from fedstrata.cli import main
+from fedstrata.cli.progress import remarked
+from fedstrata.faults import FAULTS
 from fedstrata.report import figures, images
 from fedstrata.report.figures import curves, style
 from fedstrata.report.gather import gather
+from fedstrata.report.html_tables import compared as compared_html
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import drawn, page
+from fedstrata.report.page import drawn, page, titled
 from fedstrata.report.trail import SEEN, Trail, newer
 from fedstrata.testing import tiny_federation
 
@@ -216,6 +222,41 @@ def test_lost_reports_are_drawn_by_reason(tmp_path):
     assert sum(bars.y) == lost > 0
 
 
+AT_SITES = [
+    ({"event": "site_refused", "round": 0, "site": "bonn", "client": 1, "why": "broken"}, None, "bonn: broken"),
+    ({"event": "site_away", "site": "bonn", "client": 1}, 3, "bonn"),
+    ({"event": "waiting", "sites": ["bonn"], "wanted": 3}, 3, "3 sites are needed; away are bonn"),
+    ({"event": "site_back", "site": "bonn", "client": 1}, 3, "bonn"),
+    ({"event": "site_changed", "site": "bonn", "client": 1, "samples": 5, "before": 9}, 3, "bonn has 5 samples"),
+    ({"event": "state_lost", "round": 4, "step": 0, "site": "bonn", "client": 1}, 4, "bonn"),
+    ({"event": "not_scored_by_label", "round": 4, "why": "no sum"}, 4, "no sum"),
+]
+
+
+def test_faults_of_sites_are_told_with_the_round_in_which_they_happen(small, tmp_path):
+    run = copied(small, tmp_path / "run")
+    lines = (run.path / "events.jsonl").read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if '"round": 3' in line)
+    first, *later = (json.dumps(event) + "\n" for event, _, _ in AT_SITES)
+    (run.path / "events.jsonl").write_text("".join([lines[0], first, *lines[1:at], *later, *lines[at:]]))
+    trail = Trail.read(run.path)
+    assert [(f.kind, f.round) for f in trail.faults] == [(event["event"], round) for event, round, _ in AT_SITES]
+    assert all(said in fault.why for fault, (_, _, said) in zip(trail.faults, AT_SITES, strict=True))
+    assert trail.faults[1].clients == (1,)
+    assert {bar.name for bar in run.plot_faults().data} == {FAULTS[event["event"]] for event, *_ in AT_SITES[1:]}
+    assert "bonn has 5 samples, and had 9" in page(gather([run.path]))
+    assert remarked(AT_SITES[1][0]) == "site away: bonn (clients 1)"
+    assert remarked(AT_SITES[5][0]) == "round 4: site lost its state: bonn (clients 1)"
+
+
+def test_every_event_is_a_fault_or_known_to_be_none():
+    harmless = {"terraform", "schedule", "clusters", "extrapolated", "engine", "sites"}
+    harmless |= {"labels_masked", "histograms_blurred", "clusters_masked"}
+    sources = [path.read_text() for path in Path(fedstrata.__file__).parent.rglob("*.py")]
+    noted = {kind for text in sources for kind in re.findall(r'note\(\s*"(\w+)"', text)}
+    assert noted <= FAULTS.keys() | harmless
+
+
 def test_curves_against_cost_end_where_the_summary_does(small):
     summary = small.summary
     ends = {
@@ -273,12 +314,59 @@ def test_a_comparison_shows_means_with_bands_and_its_table(compared):
     runs = [Run(compared.path / "fedavg" / f"seed-{seed}").curve("accuracy") for seed in (0, 1)]
     assert lines[0].y == pytest.approx(np.mean(runs, axis=0), abs=1e-6)
     assert not gathered.warnings
+    assert titled(gathered) == "2 methods on data from Python, 2 seeds"
     assert "2 methods over 2 seeds" in outcome(gathered)
-    assert "Means over seeds" in page(gathered)
+    assert "Means over 2 seeds" in page(gathered)
     assert len(compared.plot_accuracy().data) == 6  # a line and two edges of a band for each method
     (compared.path / "comparison.json").rename(compared.path / "later.json")  # it is still going on
     assert len(gather([compared.path]).trails) == 4
     (compared.path / "later.json").rename(compared.path / "comparison.json")
+
+
+def test_tables_of_a_comparison_leave_out_what_all_have_in_common(compared):
+    gathered = gather([compared.path])
+    for seconds, row in enumerate(gathered.rows):
+        row["seconds"] = {"mean": seconds, "interval": None}
+    gains, *notes, costs = compared_html(gathered.rows, gathered.remarks)
+    heads = re.findall(r"<th[^>]*>([^<]+)", gains)
+    assert heads == [
+        "method",
+        "accuracy",
+        "points over the first",
+        "p",
+        "rank",
+        "balanced accuracy",
+        "worst tenth of clients",
+    ]
+    assert any("with 2 seeds no p below" in note for note in notes)
+    assert "The same for all: " in costs
+    assert "rounds 4" in costs
+    assert "p2p" not in costs  # nobody sends anything to another client
+    assert re.findall(r"<th[^>]*>([^<]+)", costs) == ["method", "seconds"]
+
+
+def test_methods_of_two_comparisons_stay_apart(compared, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(compared.path, again)
+    gathered = gather([compared.path, again])
+    groups = ["c/fedavg", "c/fedprox", "again/fedavg", "again/fedprox"]
+    assert list(curves.grouped(gathered.trails)) == [row["method"] for row in gathered.rows] == groups
+    assert titled(gathered) == "4 methods on data from Python, 2 seeds"
+
+
+def test_an_ablation_shows_what_each_stage_brings(compared):
+    first, second = compared.rows
+    ablated = {**second, "without": "correct", "brings": second["accuracy_over_first"]}
+    gains, *_ = compared_html([first, ablated])
+    assert re.findall(r"<th[^>]*>([^<]+)", gains)[2:4] == ["points that the stage brings", "p"]
+
+
+def test_titles_say_what_is_shown(small, compared, tmp_path):
+    other = copied(small, tmp_path / "other")
+    cell = compared.path / "fedavg"
+    assert titled(gather([small.path])) == "fedavg on data from Python"
+    assert titled(gather([small.path, other.path])) == "2 runs on data from Python"
+    assert titled(gather([cell / "seed-0", small.path])) == "2 runs on data from Python"
 
 
 def test_runs_on_different_data_are_shown_with_a_warning(small, tmp_path):
@@ -377,6 +465,18 @@ def test_the_command_writes_page_and_tables_and_tells_where(cli, small, tmp_path
     assert [float(row["accuracy"]) for row in rows] == small.curve("accuracy")
     assert {path.name for path in tables.iterdir()} == {"runs.csv", "rounds.csv", "labels.csv", "clients.csv"}
     assert told["csv"] == [str(tables / name) for name in ("runs.csv", "rounds.csv", "labels.csv", "clients.csv")]
+
+
+def test_the_table_of_a_comparison_has_intervals_and_tests(cli, compared, tmp_path):
+    code, _, _ = cli("report", str(compared.path), "-o", str(tmp_path / "r.html"), "--csv", str(tmp_path / "tables"))
+    assert code == 0
+    with (tmp_path / "tables" / "comparison.csv").open() as file:
+        first, second = csv.DictReader(file)
+    row = compared.rows[1]
+    assert float(second["accuracy"]) == row["accuracy"]["mean"]
+    assert [float(second[f"accuracy_{end}"]) for end in ("from", "to")] == list(row["accuracy"]["interval"])
+    assert float(second["accuracy_over_first_p"]) == row["accuracy_over_first"]["p"]
+    assert first["accuracy_over_first_p"] == ""
 
 
 def test_wrong_requests_are_refused_with_exit_code_2(cli, small, tmp_path, monkeypatch):

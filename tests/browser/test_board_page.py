@@ -67,7 +67,7 @@ def test_runs_are_laid_over_each_other_and_the_address_can_be_shared(window, boa
     page = window(address)
     line(page, "done").get_by_role("checkbox").check()
     line(page, "half").get_by_role("checkbox").check()
-    expect(page.locator("#title")).to_have_text("2 runs")
+    expect(page.locator("#title")).to_have_text("2 runs on digits")
     expect(page.locator("#figure-accuracy .legendtext")).to_have_text(["done", "half"])
     shared = window(page.url)
     expect(shared.locator("#figure-accuracy .legendtext")).to_have_text(["done", "half"])
@@ -82,7 +82,7 @@ def test_runs_are_laid_over_each_other_and_the_address_can_be_shared(window, boa
 def test_it_can_be_read(window, board, width, scheme):
     many = "".join(f"&run=rather-long-names/of-folders/{at}" for at in range(6))
     page = window(f"{board[0]}?run=done&run=half{many}", width=width, scheme=scheme)
-    expect(page.locator("#title")).to_have_text("8 runs")
+    expect(page.locator("#title")).to_have_text("8 runs on digits")
     drawn(page)
     assert unreadable(page) == []
     assert contrast(page) >= 4.5

@@ -9,8 +9,12 @@ import written
 from looks import contrast, drawn, unreadable
 from playwright.sync_api import expect
 
+from fedstrata import compare
+from fedstrata.report import images
 from fedstrata.report.gather import gather
+from fedstrata.report.page import drawn as charts
 from fedstrata.report.page import page as report
+from fedstrata.testing import tiny_federation
 
 pytestmark = pytest.mark.browser
 
@@ -66,6 +70,17 @@ def test_figures_can_be_saved(window, address):
         assert saved.value.path().stat().st_size > 1000
 
 
+@pytest.mark.parametrize(("kind", "begins"), [("png", b"\x89PNG"), ("svg", b"<svg")])
+def test_all_figures_are_saved_at_once(chromium, tmp_path, monkeypatch, kind, begins):
+    monkeypatch.setattr(images, "BROWSERS", (*images.BROWSERS, chromium.browser_type.executable_path))
+    run = written.begun(tmp_path / "run")
+    written.play(run, 1, 5)
+    shown = charts(gather([run.path]))
+    saved = images.write_images(tmp_path / "figures", shown, kind)
+    assert {path.name for path in saved} == {f"{own.name}.{kind}" for own in shown}
+    assert all(path.read_bytes().startswith(begins) for path in saved)
+
+
 def test_it_prints_on_light_paper_without_controls(window, address):
     page = window(address, scheme="dark")
     drawn(page)
@@ -75,3 +90,15 @@ def test_it_prints_on_light_paper_without_controls(window, address):
     page.emulate_media(media="print")
     expect(page.locator(".bar")).to_be_hidden()
     expect(page.locator("[data-save]").first).to_be_hidden()
+
+
+def test_the_outcome_of_a_comparison_fits_into_the_window(window, tmp_path):
+    methods = ["fedavg", "fedprox", "scaffold", "power-of-choice"]
+    asked = {"train.rounds": 2, "train.epochs": 1, "model.hidden": (5,)}
+    compare(methods=methods, seeds=3, overrides=asked, federation=tiny_federation(), out=tmp_path / "c")
+    (tmp_path / "report.html").write_text(report(gather([tmp_path / "c"])))
+    page = window(f"file://{tmp_path}/report.html", width=1280)
+    drawn(page)
+    assert unreadable(page) == []
+    wide = page.locator(".scroll:visible").evaluate_all("all => all.filter((own) => own.scrollWidth > own.clientWidth)")
+    assert wide == []

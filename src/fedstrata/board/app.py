@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from fedstrata.board.feed import Board, Feed
 from fedstrata.board.guard import Guard
+from fedstrata.report.document import embedded, look
 from fedstrata.report.figures import SECTIONS
-from fedstrata.report.page import embedded, look
 
 HEARTBEAT = 20  # pauses after which a silent stream says that it is still there, and so finds out who has left
 FILES = {

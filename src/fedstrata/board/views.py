@@ -10,10 +10,11 @@ from pathlib import Path
 
 from fedstrata.board.shelf import Shelf, Stamp, stamp
 from fedstrata.errors import RequestError
+from fedstrata.report.document import figure_of
 from fedstrata.report.figures.style import DASHES, LINES
 from fedstrata.report.gather import Gathered, unlike
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import drawn, figure_of, titled
+from fedstrata.report.page import drawn, titled
 from fedstrata.report.trail import Trail
 
 MOST = len(LINES) * len(DASHES)  # runs that are drawn together: more lines cannot be told apart

@@ -1,6 +1,6 @@
 """A comparison and the folder that holds it: prepared and checked as a whole, then played cell by cell.
 
-OUT/comparison.json      methods with their experiments, seeds, every cell with its state, rows
+OUT/comparison.json      methods with their experiments, seeds, every cell with its state, rows, remarks
 OUT/METHOD/seed-N        a run folder for each cell
 
 A cell is known again by a hash of its experiment, its data and the versions that figures depend on. What is finished
@@ -36,7 +36,7 @@ from fedstrata.threads import cores
 from fedstrata.training import described, differences, fixed
 from fedstrata.work import checked, with_devices
 
-KEYS = ("version", "experiment", "methods", "seeds", "cells", "notes")  # of comparison.json; rows come from the runs
+KEYS = ("version", "experiment", "methods", "seeds", "cells", "notes")  # of comparison.json; others come from the runs
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
 
@@ -160,6 +160,7 @@ class Comparison(Plots):
             "cells": [*self.others, *(listed(cell, self.path) for cell in self.cells)],
             "notes": self.notes,
             "rows": rows,
+            "remarks": self.remarks if rows else [],
         }
         write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 

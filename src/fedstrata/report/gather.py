@@ -19,6 +19,7 @@ class Gathered:
 
     trails: list[Trail] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)  # of comparisons: one a method
+    remarks: list[str] = field(default_factory=list)  # what a reader of the rows should not miss
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -41,10 +42,13 @@ def gather(paths: Sequence[str | Path]) -> Gathered:
         if (path / "experiment.toml").exists():
             found.trails.append(Trail.read(path))
         elif cells := list(_cells(path)):
-            found.rows += _rows(path)
-            order = [row.get("method") for row in found.rows]
+            of = f"{path.resolve().name}/" if len(paths) > 1 else ""  # methods of two comparisons are not the same
+            rows, remarks = _compared(path)
+            found.remarks += [remark for remark in remarks if remark not in found.remarks]
+            found.rows += [{**row, "method": f"{of}{row['method']}"} for row in rows]
+            order = [row["method"] for row in rows]
             cells.sort(key=lambda cell: order.index(cell[0]) if cell[0] in order else len(order))
-            found.trails += [Trail.read(run, f"{method}, {run.name}", method) for method, run in cells]
+            found.trails += [Trail.read(run, f"{of}{method}, {run.name}", f"{of}{method}") for method, run in cells]
         else:
             raise RequestError(f"{path} is not a run folder: it has no experiment.toml, and no runs below it")
     _name_apart(found.trails)
@@ -59,13 +63,15 @@ def _cells(path: Path) -> Iterator[tuple[str, Path]]:
             yield experiment.parts[-3], experiment.parent
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _compared(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the rows and remarks of a comparison; while it goes on there are none."""
     told = path / "comparison.json"
     if not told.exists():
-        return []  # it is still going on
+        return [], []
     try:
-        rows = json.loads(told.read_text())["rows"]
-        return [row for row in rows if isinstance(row["method"], str)]
+        known = json.loads(told.read_text())
+        rows = [row for row in known["rows"] if isinstance(row["method"], str)]
+        return rows, [str(remark) for remark in known.get("remarks", ())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{told} cannot be read: {error!r}") from None
 

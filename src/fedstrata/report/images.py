@@ -15,9 +15,9 @@ from urllib.parse import unquote
 from plotly.offline import get_plotlyjs
 
 from fedstrata.errors import RequestError
+from fedstrata.report.document import embedded, figure_of
 from fedstrata.report.figures import Shown
 from fedstrata.report.figures.style import template
-from fedstrata.report.page import embedded, figure_of
 
 Format = Literal["png", "svg"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")

@@ -92,18 +92,21 @@ def faults(trail: Trail) -> Table:
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:
-    """Give a row a method: mean and interval of every figure."""
-    figures = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, dict) and "mean" in v))
-    columns = [name for figure in figures for name in (figure, f"{figure}_from", f"{figure}_to")]
-    return Table("comparison", ["method", "seeds", *columns], [_figures(row, figures) for row in rows])
+    """Give a row a method: mean and interval of every figure, and p of those that are tested."""
+    columns: dict[str, list[Any]] = {"method": [row["method"] for row in rows], "seeds": [r.get("seeds") for r in rows]}
+    for name in figures_of(rows):
+        told = [row.get(name) or {} for row in rows]
+        columns[name] = [own.get("mean") for own in told]
+        for at, end in enumerate(("from", "to")):
+            columns[f"{name}_{end}"] = [(own.get("interval") or (None, None))[at] for own in told]
+        if any("p" in own for own in told):
+            columns[f"{name}_p"] = [own.get("p") for own in told]
+    return Table("comparison", list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
 
 
-def _figures(row: dict[str, Any], figures: Sequence[str]) -> list[Any]:
-    told = [row["method"], row.get("seeds")]
-    for figure in figures:
-        own = row.get(figure) or {}
-        told += [own.get("mean"), *(own.get("interval") or (None, None))]
-    return told
+def figures_of(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Name the figures that rows of a comparison have, in their order."""
+    return list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, dict) and "mean" in v))
 
 
 def write_csv(folder: Path, gathered: Gathered) -> list[Path]:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from fedstrata.errors import RequestError
 from fedstrata.report.figures.bands import add_band
-from fedstrata.report.figures.style import DASHES, POINTS, figure, line_style, plain, thinned
+from fedstrata.report.figures.style import POINTS, figure, line_style, plain, thinned
 from fedstrata.report.trail import Trail
 
 AXES = {  # what a curve can be drawn against; lines carry all of these in `meta`, so that a page can change its mind
@@ -55,7 +55,6 @@ def accuracy(trail: Trail, against: str = "rounds") -> go.Figure | None:
     for at, metric in enumerate(("accuracy", "balanced_accuracy", "worst10")):
         if len(points := _points(trail, metric)):
             _add(drawn, [points], METRICS[metric], at, against, metric)
-            drawn.data[-1].line.dash = DASHES[at]  # where labels are even, two of the lines lie on each other
     return drawn if drawn.data else None
 
 

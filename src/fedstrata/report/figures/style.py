@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-DASHES = ("solid", "dash", "dot", "dashdot")  # after the sixth line, the next way to draw one
+DASHES = ("solid", "dash", "dot", "dashdot")
 ALARM = "#D55E00"
 SHARE = "cividis"  # from nothing to all
 APART = "PuOr"  # less and more than even
@@ -109,8 +109,9 @@ def thinned(size: int, most: int = POINTS) -> np.ndarray:
 
 
 def line_style(at: int) -> dict[str, Any]:
-    """Give the colour and dash of the n-th line."""
-    return {"color": LINES[at % len(LINES)], "dash": DASHES[at // len(LINES) % len(DASHES)], "width": 2}
+    """Give the colour and dash of the n-th line. Neighbours differ in both: one may lie on the other, or be grey."""
+    dash = DASHES[(at + at // len(LINES)) % len(DASHES)]
+    return {"color": LINES[at % len(LINES)], "dash": dash, "width": 2}
 
 
 def faint(colour: str, opacity: float = 0.2) -> str:
