@@ -17,7 +17,7 @@ from fedstrata.engines.sites.telling import asked, read_reply, refused, replied,
 from fedstrata.engines.sites.transport import Failure
 from fedstrata.experiment import Experiment
 from fedstrata.messages import Report
-from fedstrata.wire import pack_report, unpack_report
+from fedstrata.wire import pack, pack_report, unpack, unpack_report
 
 METHODS = {
     "fedavg": {},
@@ -104,6 +104,18 @@ def changed(**values):
     return change
 
 
+def headed(**values):
+    """Write fields into a report that no report of ours can have."""
+
+    def change(report: Report) -> bytes:
+        header, tensors = unpack(pack_report(report))
+        return pack(header | values, tensors)
+
+    return change
+
+
+VAST = 10**400  # a whole number that no float can hold
+
 STRANGE = {
     "NaN": (changed(summed=lambda s: {k: t * torch.nan for k, t in s.items()}), "not finite"),
     "wrong shape": (changed(summed=lambda s: {k: t[:-1] for k, t in s.items()}), "another shape"),
@@ -113,6 +125,20 @@ STRANGE = {
     "other client": (changed(client=0), "reports for client"),
     "negative samples": (changed(samples=-5), "samples = -5"),
     "garbage": (lambda report: b"\x00" * 50, "cannot be read"),
+    "whole numbers": (changed(summed=lambda s: {k: t.long() for k, t in s.items()}), "comes as torch.int64"),
+    "more tensors": (
+        changed(shown={"x": torch.zeros(3, dtype=torch.float64)}),
+        "other tensors than those of the others",
+    ),
+    "client of another type": (headed(client=1.0), "reports for client 1.0"),
+    "vast samples": (headed(samples=VAST), "samples = 1000"),
+    "half a sample": (headed(samples=0.5), "samples = 0.5"),
+    "vast loss": (headed(loss=VAST), "no numbers for its loss"),
+    "bytes in words": (headed(nbytes="many"), "nbytes = 'many'"),
+    "bytes that are none": (headed(received=float("nan")), "received = nan"),
+    "a table for a number": (headed(meta={"utility": {}}), "utility = {}"),
+    "a number that is none": (headed(meta={"utility": float("nan")}), "utility = nan"),
+    "a header that is none": (lambda report: pack([], {}), "cannot be read"),
 }
 
 
@@ -124,6 +150,43 @@ def test_a_report_that_cannot_be_one_is_refused_and_the_run_goes_on(tmp_path, na
     assert any(why in e["why"] for e in said)
     assert run.summary["rounds"] == 3
     assert torch.isfinite(model(run)).all()
+
+
+@pytest.mark.parametrize("refused", [None, [99], [[0]], [0.5], "all", {}], ids=str)
+def test_a_site_cannot_refuse_labels_that_it_was_not_asked_for(tmp_path, refused):
+    def tamper(name, kind, reply):
+        if name != "bonn" or kind != "task" or split(reply)[1] != b"report":
+            return reply
+        header, tensors = unpack(split(reply)[2])
+        return replied(b"report", pack(header | {"meta": {} if refused is None else {"refused": refused}}, tensors))
+
+    run = at_sites(tmp_path, METHODS["stratify-batch with batch norm"], tamper)
+    (said,) = {e["why"] for e in run.events() if e["event"] == "site_refused"}
+    assert "refuses other labels" in said or "its report says refused" in said
+    assert run.summary["rounds"] == 1
+
+
+FIGURES = {
+    "not a table": (b"[" * 100_000, "cannot be read"),
+    "vast": (json.dumps({"right": [0] * 10, "tested": [0] * 10, "loss": VAST}).encode(), "cannot be read"),
+    "more than it has": (json.dumps({"right": [0] * 10, "tested": [1e9] * 10, "loss": 0}).encode(), "impossible"),
+    "more right than tested": (json.dumps({"right": [1] * 10, "tested": [0] * 10, "loss": 0}).encode(), "impossible"),
+    "of other labels": (json.dumps({"right": [0], "tested": [0], "loss": 0}).encode(), "not those of this run"),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_that_cannot_be_are_left_out_of_the_score(tmp_path, name):
+    told, why = FIGURES[name]
+    run = at_sites(
+        tmp_path,
+        {"train.rounds": 1},
+        lambda name, kind, reply: replied(told, b"") if (name, kind) == ("bonn", "evaluate") else reply,
+    )
+    (event,) = [e for e in run.events() if e["event"] == "site_not_scored"]
+    assert event["site"] == "bonn"
+    assert why in event["why"]
+    assert 0 < run.summary["accuracy"] <= 1
 
 
 @pytest.mark.parametrize("what", ["silent", "failing", "raising"])
@@ -155,6 +218,32 @@ def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
         2,
         3,
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"samples": 10**30},
+        {"tests": -1},
+        {"speed": float("nan")},
+        {"scale": float("inf")},
+        {"classes": ()},
+        {"counts": (1,)},
+        {"counts": (1, -1)},
+        {"dtype": "nn"},
+        {"shape": (10**6, 10**6)},
+        {"shape": (0,)},
+        {"samples": "many"},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_description_that_cannot_be_is_refused_with_the_sites_name(change):
+    fits = Facts((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x").dump()
+    assert Facts.read(fits, "bonn").samples == 5
+    assert Facts.read(fits | {"classes": None, "counts": ()}, "bonn").counts == (), "it counts nothing, and may say so"
+    with pytest.raises(RequestError, match="site bonn"):
+        Facts.read(fits | change, "bonn")
 
 
 def test_samples_and_counts_stay_at_a_site_unless_a_method_needs_them(tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from fedstrata import train
 from fedstrata.away import run_at_sites
+from fedstrata.engines.sites import engine
 from fedstrata.engines.sites.company import recorded
 from fedstrata.engines.sites.host import Host
 from fedstrata.engines.sites.memory import RUNS, Memory
@@ -183,7 +186,7 @@ NORMED = {
 }
 
 
-@pytest.mark.parametrize("what", ["silent", "strange", "not finite"])
+@pytest.mark.parametrize("what", ["silent", "strange", "not finite", "other type"])
 def test_sites_that_meet_begin_anew_without_the_one_that_failed(tmp_path, what):
     met = []
 
@@ -193,6 +196,7 @@ def test_sites_that_meet_begin_anew_without_the_one_that_failed(tmp_path, what):
             return reply
         header, tensors = unpack(split(reply)[2])
         values = {"strange": tensors["values"][:-1], "not finite": tensors["values"] * torch.nan}
+        values |= {"other type": tensors["values"].long()}
         return None if what == "silent" else replied(b"meet", pack(header, {"values": values[what]}))
 
     transport = Here(sites(NORMED), tamper)
@@ -203,6 +207,23 @@ def test_sites_that_meet_begin_anew_without_the_one_that_failed(tmp_path, what):
     (schedule,) = events(run, "schedule")
     assert schedule["entries"] == 100  # its labels went to others
     assert torch.isfinite(model(run)).all()
+
+
+def test_sites_do_not_meet_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "MEETINGS", 2)  # fewer than a batch takes
+    run = at(Here(sites(NORMED)), tmp_path, NORMED)
+    assert {e["why"] for e in events(run, "site_refused")} == {"it meets others more than 2 times"}
+
+
+def test_norms_that_a_model_does_not_have_are_refused(tmp_path):
+    def tamper(name, kind, reply):
+        if kind not in ("met", "task") or split(reply)[1] != b"meet":
+            return reply
+        header, tensors = unpack(split(reply)[2])
+        return replied(b"meet", pack(header | {"what": header["what"].replace(".var", ".other")}, tensors))
+
+    run = at(Here(sites(NORMED), tamper), tmp_path, NORMED)
+    assert {e["why"] for e in events(run, "site_refused")} == {"what it brings to meetings is of no norm"}
 
 
 def test_two_runs_share_their_sites_without_mixing_them_up(tmp_path):
@@ -238,6 +259,29 @@ def test_a_resumed_run_goes_on_at_its_own_sites(tmp_path):
     run = at(Here(made), tmp_path, {}, resumed=True)
     assert torch.equal(model(whole), model(run))
     assert list(recorded(tmp_path / "sites")[1]) == list(SITES)
+
+
+def test_a_resumed_run_asks_a_site_with_other_data_all_that_the_method_needs(tmp_path):
+    asked = {"method.name": "flips", "train.clients_per_round": 3}
+    made, introductions = sites(asked), []
+
+    class Noting(Here):
+        def exchange(self, requests, deadline=None, enough=None):
+            introductions.extend(r for r in requests.values() if split(r)[0] == b"introduce")
+            return super().exchange(requests, deadline, enough)
+
+    def stop(event):
+        if event["event"] == "round":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        at(Here(made), tmp_path, asked, watch=stop)
+    made["bonn"] = restarted(made["bonn"], halved(made["bonn"]._load))
+    run = at(Noting(made), tmp_path, asked, resumed=True)
+    (request,) = introductions
+    assert "counts" in json.loads(split(request)[1])["needs"]
+    assert [e["site"] for e in events(run, "site_changed")] == ["bonn"]
+    assert run.summary["rounds"] == 3
 
 
 def test_a_resumed_run_goes_on_with_those_who_are_there(tmp_path):

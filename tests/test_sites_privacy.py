@@ -16,7 +16,7 @@ from fedstrata.away import run_at_sites
 from fedstrata.deploy.keys import make
 from fedstrata.engines.sites.company import recorded
 from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import asked, read_reply, refused, split
+from fedstrata.engines.sites.telling import asked, read_reply, refused, replied, split
 from fedstrata.experiment import Experiment
 from fedstrata.wire import unpack, unpack_report
 from fedstrata.work import Work
@@ -208,6 +208,15 @@ def test_a_meeting_that_a_site_does_not_come_to_is_an_event(tmp_path, keys):
     run = away(keys, with_keys(keys, SMALL | wish, tamper), wish, tmp_path / "run")
     assert any("do not meet under masks" in e["why"] for e in events(run, "dropped"))
     assert events(run, "no_update")
+
+
+def test_a_hello_that_is_none_keeps_nobody_else_from_meeting(tmp_path, keys):
+    def tamper(name, kind, reply):
+        return replied(b"hello?") if (name, kind) == ("bonn", "meet") else reply
+
+    wish = {"method.name": "fedtan", "train.rounds": 1, "data.clients": 4} | NORMED | MASKED
+    run = away(keys, with_keys(keys, SMALL | wish, tamper, FOUR), wish, tmp_path / "run", 4)
+    assert {e["site"] for e in events(run, "site_refused")} == {"bonn"}
 
 
 # ---- clusters and histograms -----------------------------------------------------------------------------------------

@@ -58,9 +58,11 @@ class Elsewhere:
     def federation(self, known: MaskedAway | None = None) -> Away:
         """Give what sites have, as far as the method needs to know; `known` is how labels were masked before."""
         company, federation = self.company, Away.of(self.company.facts, known)
+        plan = assemble(self.experiment, federation)
         if not self.resumed:
-            plan = assemble(self.experiment, federation)
             refuse(self.experiment, plan, federation)
+        self._settle_question(plan, federation)
+        if not self.resumed:
             federation = self._told(plan, federation)
         names = company.names if federation.masked is None else federation.masked.sites
         company.facts = dict(zip(names, federation.facts, strict=True))
@@ -68,13 +70,12 @@ class Elsewhere:
         company.welcome = lambda name: self._welcome(name, federation)
         return federation
 
-    def _told(self, plan: Plan, federation: Away) -> Away:
-        """Ask sites for what the method needs of their labels."""
+    def _settle_question(self, plan: Plan, federation: Away) -> None:
+        """Say what sites are asked about their labels: before the run, and whenever their data changed."""
         company, privacy, needs = self.company, self.experiment.privacy, plan.needs & COUNTED
         if privacy.labels != "none":
-            known = self._mask_labels(plan)
             company.fixed = "labels were agreed on when the run began"
-            return Away.of({name: company.facts[name] for name in known.sites}, known)
+            return
         if privacy.clustering != "server" or privacy.histogram_epsilon is not None:
             company.fixed = "what it told of its labels holds for the whole run"
         if privacy.clustering != "server":
@@ -84,13 +85,18 @@ class Elsewhere:
                     f'privacy.clustering = "{privacy.clustering}" at sites: another part of the method asks them for '
                     f'their {" and ".join(sorted(needs))}, by name; use privacy.labels = "prf"'
                 )
-        if not needs:
+        if needs:
+            epsilon = privacy.histogram_epsilon
+            company.question = {"needs": sorted(needs), "classes": federation.classes, "epsilon": epsilon}
+
+    def _told(self, plan: Plan, federation: Away) -> Away:
+        """Ask sites for what the method needs of their labels."""
+        company = self.company
+        if self.experiment.privacy.labels != "none":
+            known = self._mask_labels(plan)
+            return Away.of({name: company.facts[name] for name in known.sites}, known)
+        if "needs" not in company.question:
             return federation
-        company.question = {
-            "needs": sorted(needs),
-            "classes": federation.classes,
-            "epsilon": privacy.histogram_epsilon,
-        }
         return Away.of(introduced(company.transport, company.names, company.question, company.deadline))
 
     def arrange(self, now: Arranged) -> None:
@@ -159,8 +165,10 @@ class Elsewhere:
         """Give what scores models."""
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        masked = self.papers is not None and len(self.company.names) >= FEWEST
-        return JudgeAtSites(self.company, classes, evaluate.every, voting, shy(self.experiment.privacy), masked)
+        names, papers, roll = self.company.names, self.papers, None
+        if papers is not None and len(names) >= FEWEST and papers.sites.keys() >= set(names):
+            roll = papers.roll(names)
+        return JudgeAtSites(self.company, classes, evaluate.every, voting, shy(self.experiment.privacy), roll)
 
     # ---- protocols
 

@@ -17,7 +17,7 @@ from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.telling import asked, written
 from fedstrata.errors import RequestError
 from fedstrata.privacy.clustering import Organiser, PrivateClusters
-from fedstrata.privacy.frames import split
+from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.privacy.labels.masking import MODES, Note, agreed, fitting
 from fedstrata.privacy.labels.parties import Server
 from fedstrata.rng import Rng
@@ -73,7 +73,10 @@ def clustered_at(
             raise RequestError(f'site {missing[0]} is missing from privacy.clustering = "masked"; try again')
         return {i: said[names[i]][0] for i in requests}
 
-    members, invitation = invited(everybody, names, sorted(places))
+    def refuse(client: int, error: RefusedError) -> None:
+        raise RequestError(f'site {names[client]} cannot take part in privacy.clustering = "masked": {error}')
+
+    members, invitation = invited(everybody, names, sorted(places), papers.roll(names), refuse)
     job = split(invitation)[0]
     everybody({i: asked("cluster", written(places[i]), invitation) for i in members})
 

@@ -109,7 +109,7 @@ class Company:
         """Hear how a site took the news."""
         if told.get("data") != self.facts[name].fingerprint:
             self._hear_again(name)
-        if untested := told.get("untested"):
+        if isinstance(untested := told.get("untested"), int) and untested > 0:
             why = f"site {name} does not train on their labels, and has no placeholders for them"
             self.note("fallback", what="test samples", left_out=untested, why=why)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.engines.sites.checking import checked, expected, model_of, read_meeting
+from fedstrata.engines.sites.checking import checked, expected, model_of, read_meeting, unlike
 from fedstrata.engines.sites.company import Company
 from fedstrata.engines.sites.host import MET
 from fedstrata.engines.sites.meetings import invited, unmasked
@@ -42,6 +42,7 @@ from fedstrata.site import StatelessError
 from fedstrata.wire import pack, pack_task
 
 Note = Callable[..., None]
+MEETINGS = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,7 @@ class Masks:
 
     def about(self, task: Sum) -> dict[str, object]:
         """Give what sites are told of it."""
-        encoding = task.encoding
-        return {
-            "job": task.job.hex(),
-            "members": task.members,
-            "bits": encoding.bits,
-            "fraction": encoding.fraction,
-        }
+        return {"job": task.job.hex(), "members": task.members}
 
     def server(self, task: Sum) -> Summing:
         """Give the server's part."""
@@ -124,6 +119,9 @@ class AtSites:
                 self._left_out(task.client, tasks, str(error))
                 if relay is not None:
                     relay.distrust()
+        for client in unlike(self._reports):
+            self._left_out(client, tasks, "its report holds other tensors than those of the others")
+            del self._reports[client]
         return [report.open() for report in self._reports.values()]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
@@ -232,7 +230,11 @@ class AtSites:
             said = self._told({self._names[client]: r for client, r in requests.items()}, tasks, fields=1)
             return {self._names.index(name): reply for name, (reply,) in said.items()}
 
-        here, invitation = invited(ask, self._masks.names, [task.client for task in tasks])
+        def refuse(client: int, error: RefusedError) -> None:
+            self._left_out(client, tasks, str(error))
+
+        names = self._masks.names
+        here, invitation = invited(ask, names, [t.client for t in tasks], self._masks.papers.roll(names), refuse)
         if len(here) >= FEWEST:
             return [task for task in tasks if task.client in here], invitation
         first = tasks[0]
@@ -282,7 +284,9 @@ class AtSites:
         statistics, stay = Statistics(by), set(said)
         done = {name: told for name, told in said.items() if told[0] != MET}
         waiting = {name: told for name, told in said.items() if told[0] == MET}
-        while waiting:
+        for _ in range(MEETINGS):
+            if not waiting:
+                break
             brought, strange = read_meeting(
                 {name: told[1] for name, told in sorted(waiting.items(), key=self._place)}, self._masks is not None
             )
@@ -301,7 +305,16 @@ class AtSites:
                 return {}, (stay - waiting.keys()) | said.keys()
             done |= {name: reply for name, reply in said.items() if reply[0] != MET}
             waiting = {name: reply for name, reply in said.items() if reply[0] == MET}
-        self._statistics = statistics.table(self._plan.space)
+        try:
+            if waiting:
+                raise RefusedError(f"it meets others more than {MEETINGS} times")
+            self._statistics = statistics.table(self._plan.space)
+        except (RefusedError, KeyError, ValueError, RuntimeError) as error:  # what was brought is of no norm
+            wrong = waiting or said
+            why = str(error) if isinstance(error, RefusedError) else "what it brings to meetings is of no norm"
+            for name in wrong:
+                self._left_out(self._names.index(name), tasks, why)
+            return {}, stay - wrong.keys()
         return done, stay
 
     def _place(self, item: tuple[str, object]) -> int:

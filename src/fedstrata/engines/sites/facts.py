@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedstrata.rng import Streams
 from fedstrata.roster import Roster
 from fedstrata.split import Split
 
+MOST = 10**9  # samples of a site, and numbers of a sample
 UNKNOWN = 2  # classes that stand for all, as long as nobody knows how many there are
 
 
@@ -63,10 +65,17 @@ class Facts:
     def read(cls, values: Mapping[str, Any], site: str) -> Facts:
         """Read what a site said; it is not trusted to say it right."""
         facts: Facts = validated(cls, dict(values), f"site {site}")
-        if facts.samples < 0 or facts.tests < 0 or facts.classes == () or facts.speed <= 0:
+        counted = facts.samples, facts.tests, *(facts.counts or ())
+        scales = facts.scale, facts.speed, *(facts.mean or ()), *(facts.std or ())
+        possible = all(0 <= number <= MOST for number in counted) and all(map(isfinite, scales))
+        if not possible or facts.classes == () or facts.speed <= 0:
             raise RequestError(f"site {site} describes its data with impossible numbers")
-        if facts.counts is not None and (len(facts.counts) != len(facts.classes or ()) or min(facts.counts) < 0):
+        if facts.counts is not None and len(facts.counts) != len(facts.classes or ()):
             raise RequestError(f"site {site} counts its labels wrongly")
+        if not isinstance(getattr(torch, facts.dtype, None), torch.dtype) or min(facts.shape, default=1) < 1:
+            raise RequestError(f"site {site} has samples of a kind that there is not: {facts.dtype} {facts.shape}")
+        if prod(facts.shape) > MOST:
+            raise RequestError(f"site {site} has samples with shape {facts.shape}, which nobody could hold")
         return facts
 
 

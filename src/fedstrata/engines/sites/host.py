@@ -226,16 +226,15 @@ class Host:
     def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
         """Take a step of a secure sum over what was trained last: once."""
         session = self._at_work()
-        if session.roll is None or session.leaving is None:
+        if session.roll is None or session.encoding is None or session.leaving is None:
             raise RefusedError(f"site {self.name} has nothing to sum")
         if step == b"advertise":
             if session.member is not None:
                 raise RefusedError("what a site trained is summed once")
             told = read_values(about)
-            encoding = Encoding(told["bits"], told["fraction"])
             members = tuple(int(member) for member in told["members"])
             job = bytes.fromhex(told["job"])
-            task = Sum(job, members, len(session.leaving), session.roll.digest, encoding)
+            task = Sum(job, members, len(session.leaving), session.roll.digest, session.encoding)
             session.member = Member(task, session.client, self._guard.papers.identity, session.roll, os.urandom)
         if session.member is None:
             raise RefusedError("a secure sum begins with its keys")

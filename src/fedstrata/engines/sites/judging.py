@@ -15,6 +15,7 @@ from fedstrata.errors import FedstrataError
 from fedstrata.messages import tensor_bytes
 from fedstrata.metrics import balanced, worst
 from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.identity import Roll
 from fedstrata.serverside import Scores, View
 from fedstrata.space import Model
 from fedstrata.wire import pack
@@ -29,14 +30,14 @@ class JudgeAtSites:
     every: int = 1
     satisfied_at: float | None = None
     shy: bool = False  # whether sites tell figures by label only in a sum over all of them
-    masked: bool = False  # whether there are keys, and sites enough, for that
+    roll: Roll | None = None  # who is who, where there are keys, and sites enough, for that
 
     def __call__(self, model: Model, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         if view.round + 1 != view.rounds and (view.round + 1) % self.every:
             return Scores()
         data = pack({}, model.wire())
-        invitation = self._invitation(view) if self.shy and self.masked else b""
+        invitation = self._invitation(view, self.roll) if self.shy and self.roll is not None else b""
         answers = self._answers({name: asked("evaluate", data, invitation) for name in self.names}, 2, view)
         told = 1 if self.shy else self.classes
         right, tested, loss = np.zeros(told), np.zeros(told), 0.0
@@ -48,7 +49,7 @@ class JudgeAtSites:
             if name not in answers:
                 continue
             try:
-                hits, had, lost = self._read(answers[name][0], told)
+                hits, had, lost = self._read(answers[name][0], told, self.company.facts[name].tests)
             except FedstrataError as error:
                 view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
                 continue
@@ -92,14 +93,17 @@ class JudgeAtSites:
         """The sites."""
         return self.company.names
 
-    def _invitation(self, view: View) -> bytes:
+    def _invitation(self, view: View, roll: Roll) -> bytes:
         """Let all sites say hello, so that they can add up figures by label; where one is missing, none are."""
 
         def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
             said = self._answers({self.names[client]: request for client, request in requests.items()}, 1, view)
             return {self.names.index(name): reply for name, (reply,) in said.items()}
 
-        here, invitation = invited(ask, self.names, range(len(self.names)))
+        def refuse(client: int, error: RefusedError) -> None:
+            view.note("site_not_scored", round=view.round + 1, site=self.names[client], why=str(error))
+
+        here, invitation = invited(ask, self.names, range(len(self.names)), roll, refuse)
         return invitation if len(here) == len(self.names) else b""
 
     def _summed(self, brought: Sequence[bytes], view: View) -> tuple[np.ndarray, np.ndarray] | None:
@@ -111,15 +115,15 @@ class JudgeAtSites:
         return right, tested
 
     @staticmethod
-    def _read(data: bytes, classes: int) -> tuple[np.ndarray, np.ndarray, float]:
+    def _read(data: bytes, classes: int, most: int) -> tuple[np.ndarray, np.ndarray, float]:
         told = read_values(data)
         try:
             right, tested = (np.array(told[key], dtype=np.float64) for key in ("right", "tested"))
             loss = float(told["loss"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise RefusedError("its figures cannot be read") from None
         if right.shape != (classes,) or tested.shape != right.shape or not (right >= 0).all():
             raise RefusedError("its figures are not those of this run's labels")
-        if not (right <= tested).all() or not np.isfinite(tested).all() or not np.isfinite(loss):
+        if not (right <= tested).all() or not tested.sum() <= most or not np.isfinite(loss):
             raise RefusedError("its figures are impossible")
         return right, tested, loss

@@ -15,20 +15,31 @@ import torch
 from torch import Tensor
 
 from fedstrata.engines.sites.telling import asked, written
-from fedstrata.privacy.frames import JOB, RefusedError, join, split
+from fedstrata.privacy.frames import JOB, RefusedError, join, opened, split
 from fedstrata.privacy.identity import Identity, Roll
 from fedstrata.privacy.sums.fixed_point import WIDE
-from fedstrata.privacy.sums.meeting import Attendant
-from fedstrata.privacy.sums.protocol import listed, listing
+from fedstrata.privacy.sums.meeting import KEY, Attendant
+from fedstrata.privacy.sums.protocol import fields_of, listed, listing
 
 Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> the replies that came
+Refuse = Callable[[int, RefusedError], None]  # is told of a client whose reply is none
 
 
-def invited(ask: Ask, sites: Sequence[str], members: Sequence[int]) -> tuple[list[int], bytes]:
-    """Let sites say hello; give those who did, and the invitation that all of them must be shown."""
-    job = os.urandom(JOB)
+def invited(
+    ask: Ask, sites: Sequence[str], members: Sequence[int], roll: Roll, refuse: Refuse
+) -> tuple[list[int], bytes]:
+    """Let sites say hello; give those who did, and the invitation that all of them must be shown.
+
+    With one hello among them that is none, nobody would come.
+    """
+    job, hellos = os.urandom(JOB), dict[int, bytes]()
     about = {client: {"client": client, "sites": list(sites), "job": job.hex()} for client in members}
-    hellos = dict(ask({client: asked("meet", written(told)) for client, told in about.items()}))
+    for client, hello in ask({client: asked("meet", written(told)) for client, told in about.items()}).items():
+        try:
+            fields_of(opened(hello, roll, KEY, job, client).fields, 1, 32)
+            hellos[client] = hello
+        except RefusedError as error:
+            refuse(client, error)
     return sorted(hellos), join([job, *listing(hellos)])
 
 

@@ -70,7 +70,7 @@ def read_values(data: bytes) -> dict[str, Any]:
     """Read a table of plain values."""
     try:
         values = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RefusedError("a table cannot be read") from None
     if not isinstance(values, dict):
         raise RefusedError("a table is expected")
