@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -27,9 +28,10 @@ from fedstrata.engines.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kin
 from fedstrata.engines.flower.invitation import Invitation  # noqa: E402
 from fedstrata.engines.flower.joining import with_stream  # noqa: E402
 from fedstrata.engines.flower.messages import Messages  # noqa: E402
-from fedstrata.engines.flower.server_app import Asked, wait_for, way, write_failure  # noqa: E402
+from fedstrata.engines.flower.server_app import Asked, registered, wait_for, way, write_failure  # noqa: E402
 from fedstrata.engines.flower.stream import open_stream  # noqa: E402
 from fedstrata.engines.flower.stream_site import StreamSite  # noqa: E402
+from fedstrata.engines.sites.facts import Facts  # noqa: E402
 from fedstrata.engines.sites.socket import Door, ask  # noqa: E402
 from fedstrata.engines.sites.transport import Failure  # noqa: E402
 from fedstrata.errors import FedstrataError, RequestError  # noqa: E402
@@ -123,6 +125,21 @@ def test_a_name_that_is_none_is_not_taken(name):
     transport.names()
     assert transport.names() == ["bonn"]
     assert any("gives a name that is none" in text for text in said)
+
+
+def test_with_keys_a_node_has_no_name_but_that_of_its_key(tmp_path):
+    (tmp_path / "nodes.json").write_text('{"bonn": {"node": "1", "key": "k"}, "aachen": {"node": "2", "key": "l"}}')
+    said, grid = [], Nodes({1: node("bonn"), 2: node("cologne"), 3: node("dortmund")})
+    transport = Messages(grid, say=said.append, registered=registered(tmp_path / "nodes.json"))
+    transport.names()
+    assert transport.names() == ["bonn"]
+    assert sorted(text for text in said if "does not have the key" in text) == [
+        "node 2 says that it is site cologne, and does not have the key of that site",
+        "node 3 says that it is site dortmund, and does not have the key of that site",
+    ]
+    (tmp_path / "nodes.json").write_text("[]")
+    with pytest.raises(FedstrataError, match="which sites may connect"):
+        registered(tmp_path / "nodes.json")
 
 
 def test_the_first_of_two_nodes_with_one_name_keeps_it_until_it_leaves(monkeypatch):
@@ -627,6 +644,24 @@ def test_where_a_site_does_not_reach_the_stream_messages_carry_everything(tmp_pa
     nowhere, why = way(Walled({"bonn": bytes}), replace(asked, sites=1), "run-1")
     assert isinstance(nowhere, Walled)
     assert "no route to host" in why
+
+
+def test_a_site_that_comes_after_its_run_went_on_is_invited_to_the_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "LOOK", 0.1)
+    facts = Facts((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x").dump()
+    (tmp_path / "sites.json").write_text(json.dumps({"run": "r", "sites": dict.fromkeys(ECHO, facts)}))
+    told = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path), "sites": 2, "resume": True}
+    messages = Loopback({name: bytes for name in ECHO if name != "bonn"} | {"dortmund": bytes})
+    opened, _ = way(messages, Asked.of(told | {"stream": "127.0.0.1:0"}), "run-1")
+    try:
+        assert opened.names() == ["aachen", "cologne"]
+        messages.sites["bonn"] = with_stream(bytes)
+        until = time.monotonic() + 10.0
+        while "bonn" not in opened.names() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert opened.names() == sorted(ECHO)  # and nobody else
+    finally:
+        opened.close()
 
 
 def test_nobody_on_the_stream_is_an_error_with_the_reasons():

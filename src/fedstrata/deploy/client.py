@@ -26,13 +26,13 @@ from fedstrata.deploy import flower, state
 from fedstrata.deploy.gate import HEALTH
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
+from fedstrata.engines.sites.socket import LONGEST_PATH, look
 from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
 
 LOADING = 3600.0  # seconds that reading the data may take
 REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower logs then
 CONNECTED = "SuperNode ID"
-LONGEST = 100  # bytes in the path of a socket, on any system
 
 SITE, NODE = "the site's process", "the connection to the server"
 PROCESS = [sys.executable, "-m", "fedstrata.engines.sites.site_process"]  # the path of its configuration follows
@@ -99,7 +99,7 @@ def attend(client: Client, say: Say) -> None:
     private = Path(tempfile.mkdtemp(prefix="fedstrata-"))  # short, because paths of sockets must be; mode 700
     try:
         socket = private / "site"
-        if len(os.fsencode(socket)) > LONGEST:
+        if len(os.fsencode(socket)) > LONGEST_PATH:
             raise RequestError(f"the folder for temporary files, {private.parent}, has too long a path: set TMPDIR")
         if client.keys is None:
             say(INSECURE)
@@ -128,7 +128,7 @@ def _start_site(client: Client, household: Household, socket: Path, say: Say) ->
     config.write_text(json.dumps(client.config(socket)))
     child = household.start(SITE, [*PROCESS, str(config)], None, flower.environment(household.folder))
     deadline = time.monotonic() + LOADING
-    while not _answers(socket):
+    while not _served(socket):
         if child.poll() is not None:
             raise EndedError(f"site {client.site}: its data cannot be served; see above", child.returncode)
         if time.monotonic() > deadline:
@@ -199,12 +199,11 @@ def _not_plain(client: Client) -> RequestError:
     )
 
 
-def _answers(socket: Path) -> bool:
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(socket))
-        except OSError:
-            return False
+def _served(socket: Path) -> bool:
+    try:
+        look(socket)
+    except FedstrataError:
+        return False
     return True
 
 

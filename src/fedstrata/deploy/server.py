@@ -18,6 +18,7 @@ from fedstrata.deploy.gate import GATE, HEALTH
 from fedstrata.deploy.processes import Household, running
 from fedstrata.errors import FedstrataError, RequestError
 
+NODES = "nodes.json"  # which site has which node id and key
 READY = 90.0  # seconds in which a server must be up
 Say = Callable[[str], None]
 
@@ -55,6 +56,11 @@ class Server:
     def nodes(self) -> dict[str, str]:
         """Give the ids under which Flower knows the sites, by site; empty where nobody is registered."""
         return {site: entry["node"] for site, entry in _known(self.folder).items()}
+
+    @property
+    def registered(self) -> Path | None:
+        """Where it notes them; None: insecure."""
+        return None if self.keys is None else self.folder / NODES
 
     @property
     def met(self) -> Path:
@@ -221,7 +227,7 @@ def _free(host: str, port: int) -> None:
 
 def _forget_strangers(folder: Path, keys: Path | None) -> None:
     """Begin with an empty database where we do not know whom the old one would let in."""
-    if keys is not None and not (folder / "nodes.json").exists():
+    if keys is not None and not (folder / NODES).exists():
         for path in folder.glob(f"{flower.database(folder, keys).name}*"):
             path.unlink()
         _note(folder, {})
@@ -229,11 +235,11 @@ def _forget_strangers(folder: Path, keys: Path | None) -> None:
 
 def _known(folder: Path) -> dict[str, dict[str, str]]:
     try:
-        known: dict[str, dict[str, str]] = json.loads((folder / "nodes.json").read_text())
+        known: dict[str, dict[str, str]] = json.loads((folder / NODES).read_text())
     except (OSError, ValueError):
         return {}
     return known
 
 
 def _note(folder: Path, known: dict[str, dict[str, str]]) -> None:
-    (folder / "nodes.json").write_text(json.dumps(known, indent=2) + "\n")
+    (folder / NODES).write_text(json.dumps(known, indent=2) + "\n")

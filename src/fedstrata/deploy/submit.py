@@ -46,6 +46,7 @@ DEFAULTS: dict[str, Any] = {
     "listen": "",  # where the stream listens
     "fine": False,  # whether messages would not do
     "keys": "",  # the server's key folder; empty: insecure
+    "nodes": "",  # the file that says which site's key each node has; empty: insecure
     "met": "",  # the file that says which node was which site
     "folder": "",  # where the run was asked for: relative paths and parts of one's own start there
 }
@@ -111,6 +112,7 @@ class Submission:
             "listen": state.joined(server.host, server.stream_port) if streams else "",
             "fine": streams and needed,
             "keys": server.keys or "",
+            "nodes": str(server.registered or ""),
             "met": str(server.met),
             "folder": str(Path.cwd()),
         }

@@ -40,7 +40,12 @@ class Layout:
 
     def read(self, arrays: ArrayRecord) -> Model:
         """Flatten; another model than the app's is refused."""
-        plain = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
+        try:
+            plain = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
+        except Exception as error:  # whatever bytes can do to a reader
+            raise RefusedError(f"its arrays cannot be read: {type(error).__name__}") from None
+        if strange := [name for name, array in plain.items() if array.dtype.kind not in "fiub"]:
+            raise RefusedError(f"its array {strange[0]!r:.40} holds no numbers")
         places = (*self.space.params, *self.space.buffers)
         if {n: a.shape for n, a in plain.items()} != {p.name: tuple(p.shape) for p in places}:
             raise RefusedError("its arrays have other names or shapes than the model")

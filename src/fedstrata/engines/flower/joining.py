@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 from fedstrata.engines.flower.invitation import STREAM, Invitation
 from fedstrata.engines.sites.transport import Answer
 
@@ -11,19 +9,14 @@ from fedstrata.engines.sites.transport import Answer
 def with_stream(answer: Answer) -> Answer:
     """Give an answer that also follows invitations to a stream; it lasts as long as the stream does.
 
-    Requests may then come from several threads; they are answered one at a time.
+    Requests may then come from several threads; the one who answers sees to their order.
     """
-    turn = threading.Lock()
-
-    def in_turn(request: bytes) -> bytes:
-        with turn:
-            return answer(request)
 
     def either(request: bytes) -> bytes:
         if not request.startswith(STREAM):
-            return in_turn(request)
+            return answer(request)
         from fedstrata.engines.flower.stream_site import StreamSite  # noqa: PLC0415 - gRPC, where there is a stream
 
-        return str(StreamSite(Invitation.read(request), in_turn).run()).encode()
+        return str(StreamSite(Invitation.read(request), answer).run()).encode()
 
     return either

@@ -1,7 +1,8 @@
 """Requests as Flower messages: one that is sent and one that comes back, through the server's Grid.
 
-The Grid knows node ids, and we know sites by name: a node is asked for its name when it joins, once. A node that left
-loses its name; of two that claim the same one, the first keeps it for as long as it is there. Replies are asked for
+The Grid knows node ids, and we know sites by name: a node is asked for its name when it joins, once. With keys, only
+the name that its key was made for will do. A node that left loses its name; of two that claim the same one, the first
+keeps it for as long as it is there. Replies are asked for
 here, several times a second at first: Flower's own way looks every three seconds. Not more often, because every look
 takes time from the server, which may be the machine that has to answer. They are fetched one by one, so that a reply
 that cannot even be read harms nobody but its sender.
@@ -18,6 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from httpx import HTTPError
 
+from fedstrata.engines.flower.invitation import FORMS
 from fedstrata.engines.flower.records import unwrapped, wrapped
 from fedstrata.engines.sites.transport import LONGEST, WORDS, Failure
 from fedstrata.errors import FedstrataError
@@ -27,7 +29,6 @@ NAMING = 120.0  # seconds in which a node can say its name, before it is asked a
 AGAIN = 10.0  # seconds until a node that could not say its name is asked again
 SLACK = 5.0  # seconds that a message outlives its deadline: what is late on its way is not what is late
 ALWAYS = 20 * 86_400.0  # seconds that a message without a deadline is kept; Flower would forget it after half a day
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 class Messages:
@@ -39,8 +40,10 @@ class Messages:
         longest: int = LONGEST,
         say: Callable[[str], None] = lambda _: None,
         met: Callable[[int, str], None] = lambda *_: None,
+        registered: Mapping[int, str] | None = None,  # node -> the site whose key it has; None: there are no keys
     ):
         self._grid, self._longest, self._say, self._met = grid, longest, say, met
+        self._registered = registered
         self._sites: dict[int, str] = {}  # node -> its site
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
         self._sent = 0
@@ -144,8 +147,10 @@ class Messages:
             return self._say(f"node {node} does not say which site it is: {reply.reason}")
         record = reply.content.get("site")
         name = record.get("name") if isinstance(record, ConfigRecord) else None
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not isinstance(name, str) or not re.fullmatch(FORMS["site"], name):
             return self._say(f"node {node} gives a name that is none: {str(name)[:80]!r}")
+        if self._registered is not None and self._registered.get(node) != name:
+            return self._say(f"node {node} says that it is site {name}, and does not have the key of that site")
         if name in self._sites.values():
             return self._say(f"node {node} says that it is site {name}, and another one is that already")
         self._sites[node] = name

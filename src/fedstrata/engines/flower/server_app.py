@@ -4,9 +4,9 @@ The run config says `experiment` and `out` (paths on this machine), `sites` (how
 (go on in `out`), `deadline` (seconds for each exchange), `wait` (seconds for the sites to come), `stream` (the address,
 HOST:PORT, at which sites find a stream; without it everything goes by messages), `listen` (what the stream binds, where
 that is another address), `fine` (messages would not do where not all sites come onto the stream), `keys` (the server's
-own, for masked sums and sealed chains), `met` (a file that says which node was which site) and `folder` (where the run
-was asked for: relative paths and parts of one's own are found from there). What went wrong is written into the run
-folder, for those who follow the run there.
+own, for masked sums and sealed chains), `nodes` (a file that says which site's key each node has), `met` (one for what
+nodes say of themselves) and `folder` (where the run was asked for: relative paths and parts of one's own are found from
+there). What went wrong is written into the run folder, for those who follow the run there.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Asked:
     fine: bool = False
     folder: str = ""
     keys: str = ""
+    nodes: str = ""
     met: str = ""
 
     @classmethod
@@ -88,7 +89,7 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
     from fedstrata.engines.sites.papers import Papers  # noqa: PLC0415
 
     met = partial(remember, Path(asked.met)) if asked.met else lambda *_: None
-    messages = Messages(grid, say=say, met=met)
+    messages = Messages(grid, say=say, met=met, registered=registered(Path(asked.nodes)) if asked.nodes else None)
     transport: Transport = messages
     try:
         wait_for(messages, asked.sites, asked.wait)
@@ -111,12 +112,23 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
         messages.close()
 
 
+def registered(path: Path) -> dict[int, str]:
+    """Read which site's key each node has."""
+    try:
+        return {int(entry["node"]): site for site, entry in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise FedstrataError(f"{path} does not say which sites may connect; start the server again") from None
+
+
 def way(messages: Transport, asked: Asked, run: str) -> tuple[Transport, str | None]:
     """Give the stream if as many sites as are wanted come onto it; if not, and messages will do, those, and why."""
     from fedstrata.engines.flower.stream import open_stream  # noqa: PLC0415 - gRPC, where it is needed
+    from fedstrata.engines.sites.company import recorded  # noqa: PLC0415 - torch
 
+    before = recorded(asked.out) if asked.resume else None
+    own = None if before is None else list(before[1])  # also those who are not back yet: they are invited when they are
     try:
-        stream = open_stream(messages, asked.stream, run, listen=asked.listen or None, say=say)
+        stream = open_stream(messages, asked.stream, run, listen=asked.listen or None, sites=own, say=say)
         if len(stream.names()) >= asked.sites or asked.fine:
             return stream, None
         why = "; ".join(f"{site}: {reason}" for site, reason in sorted(stream.why_not().items())) or "no answer"
@@ -195,5 +207,6 @@ _KEYS: dict[str, tuple[Callable[[object], Any], str]] = {
     "fine": (_flag, "true or false"),
     "folder": (_text, "a path"),
     "keys": (_text, "a path"),
+    "nodes": (_text, "a path"),
     "met": (_text, "a path"),
 }
