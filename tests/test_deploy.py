@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -28,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fedstrata.cli import main
 from fedstrata.deploy import client, flower, keys, processes, server, state, status, submit
 from fedstrata.deploy.gate import GATE, Gate
-from fedstrata.deploy.thin import foreign
+from fedstrata.deploy.thin import eager, foreign
 from fedstrata.engines.flower import acquaintances
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.errors import FedstrataError, RequestError
@@ -389,6 +390,18 @@ def test_a_site_runs_our_app_and_no_other(tmp_path):
     assert foreign(bundle(ours + "# " + "x" * 70_000)) == "its description is too long"
     for broken in (b"", b"PK", bundle("["), bundle(""), bundle("tool = 1"), bundle(ours)[:-30]):
         assert foreign(broken) == "it cannot be read"
+
+
+def test_a_site_looks_often_for_messages_while_a_run_is_on(monkeypatch):
+    now, slept, runs = [0.0], [], iter([None, 7, None, None])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", slept.append)
+    node = SimpleNamespace(_pull_and_store_message=lambda: next(runs), time=time)
+    eager(node)
+    for now[0] in (0.0, 10.0, 65.0, 75.0):
+        node._pull_and_store_message()
+        node.time.sleep(3)
+    assert slept == [3, 0.3, 0.3, 3]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Flower sends sites the app that they run, so whoever runs the server, or gets at it, could run any program at every
 site. Our app holds no program: it points into the package that is installed at the site. Anything else is ignored here,
-with a line in the log.
+with a line in the log. Flower looks for messages every three seconds; while a run is on, a site looks more often.
 
 `python -m fedstrata.deploy.thin OPTIONS` is `flower-supernode OPTIONS` with that check.
 """
@@ -10,11 +10,13 @@ with a line in the log.
 from __future__ import annotations
 
 import sys
+import time
 import tomllib
 import zipfile
 from importlib import import_module
 from importlib.metadata import entry_points
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 COMPONENTS = {
@@ -23,6 +25,8 @@ COMPONENTS = {
 }
 FILES = [".info/CONTENT", "pyproject.toml"]
 LONGEST = 1 << 16  # bytes
+SOON = 0.3  # seconds between two looks for messages
+BUSY = 60.0  # seconds after a message in which the next one is likely
 
 
 def foreign(bundle: bytes) -> str | None:
@@ -41,13 +45,30 @@ def foreign(bundle: bytes) -> str | None:
         return "it cannot be read"
 
 
+def eager(node: Any) -> None:
+    """Let a SuperNode's loop look for messages often, for a while after each one."""
+    pull, latest = node._pull_and_store_message, float("-inf")
+
+    def pulled(*args: Any, **about: Any) -> Any:
+        nonlocal latest
+        run = pull(*args, **about)
+        latest = latest if run is None else time.monotonic()
+        return run
+
+    def sleep(seconds: float) -> None:
+        time.sleep(min(seconds, SOON) if time.monotonic() < latest + BUSY else seconds)
+
+    node._pull_and_store_message, node.time = pulled, SimpleNamespace(sleep=sleep)
+
+
 def main() -> None:
     """Run Flower's own command with a look at every app that it gets."""
     connection, runs = (import_module(name) for name in ("flwr.supernode.fleet_http_connection", "flwr.supercore.run"))
     try:
         read, ignored = connection.fab_from_proto, runs.RunNotRunningException
+        eager(import_module("flwr.supernode.start_client_internal"))
     except AttributeError as error:
-        sys.exit(f"this version of Flower does not let a site check what it runs: {error}")
+        sys.exit(f"this version of Flower is not known to fedstrata: {error}")
 
     def checked(told: Any) -> Any:
         app = read(told)
