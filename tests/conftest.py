@@ -3,9 +3,13 @@ from __future__ import annotations
 import signal
 import sys
 
+import hypothesis
 import pytest
 
 from fedstrata.cli import main
+
+hypothesis.settings.register_profile("patient", deadline=None)  # a busy machine is no reason to fail
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
