@@ -221,7 +221,8 @@ def test_a_flock_takes_as_many_as_it_has_seats_for():
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+# Methods that differ in what crosses to a process; the others take the same ways, and are tried with -m slow.
+@pytest.mark.parametrize("method", [m if m in SEVERAL else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
 def test_processes_give_the_same_bits(method):
     asked = {**asked_for(method), "system.stragglers.rate": 0.3}
     engines = []
