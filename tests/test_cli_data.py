@@ -6,8 +6,6 @@ import gc
 import gzip
 import hashlib
 import json
-import signal
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
@@ -18,7 +16,6 @@ import pytest
 from rich.console import Console
 
 from fedstrata import registry
-from fedstrata.cli import main
 from fedstrata.cli.downloads import shown
 from fedstrata.data.covtype import Covtype
 from fedstrata.data.mnist import Mnist
@@ -26,21 +23,6 @@ from fedstrata.data.published import Source
 
 # A download that breaks off leaves the HTTP library's own socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-
-
-@pytest.fixture
-def cli(capsys, monkeypatch):
-    """Run the command line in this process; give exit code, standard output and standard error."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedstrata", *args])
-        monkeypatch.setattr(signal, "signal", lambda *_: None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -26,7 +25,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedstrata.cli import main
 from fedstrata.deploy import client, flower, keys, processes, server, state, status, submit
 from fedstrata.deploy.gate import GATE, Gate
 from fedstrata.deploy.thin import eager, foreign
@@ -43,21 +41,6 @@ NEEDS_FLOWER = pytest.mark.skipif(find_spec("flwr") is None, reason="needs fedst
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDSTRATA_STATE", str(tmp_path / "state"))
     return tmp_path / "state"
-
-
-@pytest.fixture
-def cli(capsys, monkeypatch):
-    """Run the command line in this process; give exit code, standard output and standard error."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedstrata", *args])
-        monkeypatch.setattr(signal, "signal", lambda *_: None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture
