@@ -305,3 +305,30 @@ def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
     strangers = Here(hosts(SMALL, lambda name: Papers.load(tmp_path / "others" / "sites" / name)))
     run = run_at_sites(strangers, experiment, tmp_path / "c", 3, papers=server)
     assert all(e["event"] != "round" or e["loss_train"] is None for e in run.events())  # nobody trusts anybody
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"method.name": "terraform"},
+        {"method.select": "oort"},
+        {"method.select": "sur"},
+        {"method.select": "power-of-choice"},
+        {"method.combine": "soft"},
+        {"method.name": "fednova"},
+    ],
+    ids=lambda wish: next(iter(wish.values())),
+)
+@pytest.mark.parametrize("meta", [{}, {"text": "instead"}], ids=["missing", "other"])
+def test_a_report_without_a_number_that_somebody_reads_is_refused(tmp_path, wish, meta):
+    def tamper(name, kind, reply):
+        if name != "bonn" or kind != "task":
+            return reply
+        _, said, data = split(reply)
+        return replied(said, changed(meta=meta)(unpack_report(data)))
+
+    run = at_sites(tmp_path, wish, tamper)
+    assert run.summary["rounds"] == 3
+    refusals = [e for e in run.events() if e["event"] == "site_refused"]
+    assert refusals
+    assert all(e["site"] == "bonn" and "does not say what" in e["why"] for e in refusals)

@@ -142,6 +142,10 @@ class ServerSide(Part):
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})  # probes, by Step.kind
     individual: ClassVar[bool] = False  # True: sees whole updates, and is refused under masked aggregation
 
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """Name what this part reads in the `meta` of every report of a kind of step: one without it is none."""
+        return ()
+
     @property
     def reads(self) -> str | None:
         """Say in words what this part learns of single clients from their reports; None: nothing."""

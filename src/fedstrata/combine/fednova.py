@@ -72,6 +72,10 @@ class FedNova(Combiner):
                 return "it counts steps under one proximal term for all clients"
         return None
 
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """How much steps count."""
+        return ("a",) if kind == "train" else ()
+
     def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients count, knowing what else acts on their steps."""
         momentum = sum(part.momentum for part in beside if isinstance(part, Sgd))

@@ -45,6 +45,10 @@ class Soft(Combiner):
     tau: NonNegative = 1.0
     normalise: Literal["mean", "none"] = "mean"
 
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """The variance."""
+        return (Variance(self.by).name,) if kind == "train" else ()
+
     def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients tell their variance."""
         return (Variance(self.by),)

@@ -158,6 +158,10 @@ class Terraform(Driver):
     depth: Count = 10  # I_max: steps of a round, the first among them
     baseline: bool = False
 
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """How much the final layer changed."""
+        return ("magnitude",) if kind == "train" and self.signal != "loss" else ()
+
     def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """The final layer's change."""
         return () if self.signal == "loss" else (Magnitude(self.signal),)

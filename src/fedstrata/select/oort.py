@@ -102,6 +102,10 @@ class Oort(Selector):
     blacklist_share: Fraction = 0.3  # most clients that may be left out
     timeout: NonNegative = 0.0  # duration of a client whose report did not come; 0: as long as the slowest so far
 
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """What a client is worth."""
+        return ("utility",) if kind == "train" else ()
+
     def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients tell what they are worth."""
         return (Utility(),)

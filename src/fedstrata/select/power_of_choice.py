@@ -69,6 +69,10 @@ class PowerOfChoice(Selector):
         highest_first = sorted(known, key=lambda client: (-known[client], view.roster.key[client]))
         return highest_first[: view.k] + self._unheard(view, drawn, known)
 
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """What probes tell."""
+        return ("probed_loss",) if kind in self.programs else ()
+
     def _probed(self, view: View, drawn: np.ndarray) -> Generator[Step, Outcome, dict[int, float]]:
         """Ask candidates for their loss, and others in the place of those who do not answer."""
         kind = "probe-batch-loss" if self.loss == "batch" else "probe-loss"

@@ -57,6 +57,10 @@ class Sur(Selector):
     importance: Literal["equal", "size"] = "equal"
     candidates: Natural = 0  # clients drawn at random to be probed; 0 means all
 
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """What probes tell."""
+        return ("gradient_variance",) if kind in self.programs else ()
+
     @property
     def needs(self) -> frozenset[str]:
         """Sizes, if they are the importance."""

@@ -63,7 +63,7 @@ def checked(
     _check_shapes(report, plan, task, masked)
     local = noise is not None and noise.local
     if not local:
-        _check_meta(report, task, finite=noise is None)
+        _check_meta(report, task, plan, finite=noise is None)
     finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
     # Of what stays at its site, only the site can say whether it is finite.
     finite = finite and (noise is not None or (isfinite(report.loss) and bool(report.finite)))
@@ -101,8 +101,14 @@ def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
             raise RefusedError(f"shown:{name} comes as {tensor.dtype}, and the run is in {dtype}")
 
 
-def _check_meta(report: Report, task: Task, finite: bool) -> None:
-    """Refuse what is no plain value; of the labels that a task names, a client can refuse those and no others."""
+def _check_meta(report: Report, task: Task, plan: Plan, finite: bool) -> None:
+    """Refuse what is no plain value, or lacks a number that somebody reads.
+
+    Of the labels that a task names, a client can refuse those and no others.
+    """
+    for name in {name for part in plan.server_side for name in part.numbers(task.kind)}:
+        if not _number(report.meta.get(name)):
+            raise RefusedError(f"its report does not say what {name} is")
     for name, value in report.meta.items():
         numbers = value if isinstance(value, tuple) else () if isinstance(value, str) else (value,)
         if not all(_number(number) and (isfinite(number) or not finite) for number in numbers):
