@@ -13,7 +13,7 @@ import numpy as np
 from fedstrata.assemble import assemble
 from fedstrata.devices import Devices
 from fedstrata.engines.sites.arranging import clustered_at, masked_labels_at
-from fedstrata.engines.sites.company import Company, heard, introduced, recorded
+from fedstrata.engines.sites.company import Company, heard, introduced, recorded, replies
 from fedstrata.engines.sites.engine import AtSites, Masks
 from fedstrata.engines.sites.facts import Away, MaskedAway
 from fedstrata.engines.sites.host import COUNTED
@@ -21,7 +21,7 @@ from fedstrata.engines.sites.judging import JudgeAtSites
 from fedstrata.engines.sites.observed import Observed
 from fedstrata.engines.sites.papers import Papers
 from fedstrata.engines.sites.relay import Relay, unsealable
-from fedstrata.engines.sites.telling import SiteError, asked, written
+from fedstrata.engines.sites.telling import asked, written
 from fedstrata.engines.sites.transport import Transport
 from fedstrata.errors import FedstrataError, RequestError
 from fedstrata.experiment import Experiment
@@ -204,16 +204,13 @@ class Elsewhere:
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
         """Ask before the run, and give the replies that are ones; every site without one is an event."""
-        company, said = self.company, {}
-        answers = heard(company.transport, requests, fields, company.deadline)
-        for name in requests:
-            told = answers.get(name, SiteError("it did not answer in time"))
-            if isinstance(told, FedstrataError):
-                client = company.names.index(name)
-                self._noted("site_refused", round=0, step=0, site=name, client=client, why=str(told))
-            else:
-                said[name] = told
-        return said
+        company = self.company
+
+        def refuse(name: str, error: FedstrataError) -> None:
+            client = company.names.index(name)
+            self._noted("site_refused", round=0, step=0, site=name, client=client, why=str(error))
+
+        return replies(requests, heard(company.transport, requests, fields, company.deadline), refuse)
 
     def _noted(self, kind: str, **fields: Any) -> None:
         self.notes.append((kind, fields))

@@ -7,7 +7,7 @@ if its data are other ones by then, it is asked what they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
@@ -159,6 +159,20 @@ def heard(
         except FedstrataError as error:
             said[name] = error
     return said
+
+
+def replies(
+    names: Iterable[str], said: Mapping[str, Said], refuse: Callable[[str, FedstrataError], None]
+) -> dict[str, tuple[bytes, ...]]:
+    """Give what those who were asked replied; who is silent, or says why not, is told of."""
+    given = {}
+    for name in names:
+        told = said.get(name, SiteError("it did not answer in time"))
+        if isinstance(told, FedstrataError):
+            refuse(name, told)
+        else:
+            given[name] = told
+    return given
 
 
 def recorded(folder: Path) -> tuple[str, dict[str, Facts]] | None:

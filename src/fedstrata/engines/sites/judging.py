@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.engines.sites.company import Company
+from fedstrata.engines.sites.company import Company, replies
 from fedstrata.engines.sites.meetings import added, invited
 from fedstrata.engines.sites.telling import asked, read_values
 from fedstrata.errors import FedstrataError
@@ -79,14 +79,11 @@ class JudgeAtSites:
 
     def _answers(self, requests: Mapping[str, bytes], fields: int, view: View) -> dict[str, tuple[bytes, ...]]:
         """Ask, and give the replies that are ones; every site without one is an event."""
-        answers, said = self.company.ask(requests, fields), {}
-        for name in requests:
-            told = answers.get(name, RefusedError("it did not answer in time"))
-            if isinstance(told, FedstrataError):
-                view.note("site_not_scored", round=view.round + 1, site=name, why=str(told))
-            else:
-                said[name] = told
-        return said
+
+        def refuse(name: str, error: FedstrataError) -> None:
+            view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
+
+        return replies(requests, self.company.ask(requests, fields), refuse)
 
     @property
     def names(self) -> Sequence[str]:
