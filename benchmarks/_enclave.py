@@ -20,22 +20,22 @@ import numpy as np
 from sklearn.cluster import AgglomerativeClustering, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
-from fedstrata.metrics import label_divergence
+from fedstrata.core.client_info import Roster
+from fedstrata.core.flat_model import Space
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import View
+from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import dev_insecure
-from fedstrata.privacy.enclave.asking import Request
 from fedstrata.privacy.enclave.attestation import Policy
 from fedstrata.privacy.enclave.channel import Job, Party
 from fedstrata.privacy.enclave.dev_insecure import DevInsecure, InsecureWarning
+from fedstrata.privacy.enclave.launch import Enclave, Setting, tell
+from fedstrata.privacy.enclave.policy import Terms
+from fedstrata.privacy.enclave.requests import Request
 from fedstrata.privacy.enclave.service import SECRET, Service, distribution
-from fedstrata.privacy.enclave.starting import Enclave, Setting, tell
-from fedstrata.privacy.enclave.terms import Terms
 from fedstrata.privacy.frames import JOB
 from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.flips import Flips
-from fedstrata.serverside import View
-from fedstrata.space import Space
+from fedstrata.server.metrics import label_divergence
 
 PARTIES, LABELS, TURNS = 200, 10, 5  # as in the paper's measurement; turns of each way, of which the median counts
 WATCHED, GROUPS, ROUNDS, K, SEEDS = 100, 10, 100, 10, 5

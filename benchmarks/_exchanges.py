@@ -16,14 +16,14 @@ from flwr.serverapp import Grid
 from benchmarks._counting import Counting
 from benchmarks._site import ECHO
 from benchmarks._telling import measuring
-from fedstrata.away import run_at_sites
+from fedstrata.config.experiment import Experiment
 from fedstrata.deploy.client import free_port
-from fedstrata.engines.flower.messages import Messages
-from fedstrata.engines.flower.server_app import wait_for
-from fedstrata.engines.flower.stream import open_stream
-from fedstrata.engines.sites.transport import Failure, Transport
-from fedstrata.experiment import Experiment
-from fedstrata.runs import Run
+from fedstrata.remote.flower.messages import Messages
+from fedstrata.remote.flower.server_app import wait_for
+from fedstrata.remote.flower.stream import open_stream
+from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.transport import Failure, Transport
+from fedstrata.runs.folder import Run
 
 SITES = 3
 SIZES = {4_000: 400, 250_000: 400, 2_500_000: 60, 25_000_000: 12}  # bytes of a request, and how often it is sent

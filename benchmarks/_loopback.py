@@ -18,13 +18,13 @@ from typing import Any
 
 import tomli_w
 
+from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import flower
+from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.client import free_port
-from fedstrata.deploy.gate import HEALTH
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Server, ask, tail
 from fedstrata.deploy.submit import pyproject
-from fedstrata.errors import FedstrataError
 
 UP = 120.0  # seconds in which Flower must be there
 OFTEN = 0.5  # seconds between two looks at what has come of an app

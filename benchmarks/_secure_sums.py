@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.job import CLASSES, LR, network
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round
 from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.sums.fixed_point import NARROW, WIDE
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 
 CLIENTS, SAMPLES, TURNS, WARM, LONG = 10, 600, 12, 2, 1_000_000
 MANY, MISSING, LARGE = 100, 10, 1_000_000

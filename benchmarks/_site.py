@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedstrata.data.federation import Federation
 from fedstrata.data.partitions.iid import Iid
-from fedstrata.engines.flower.joining import with_stream
-from fedstrata.engines.sites.host import Host
-from fedstrata.engines.sites.socket import serve
-from fedstrata.federation import Federation
+from fedstrata.remote.flower.joining import with_stream
+from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_socket import serve
 
 ECHO = b"echo"
 SAMPLES, TESTS, SHAPE, CLASSES = 2_000, 30, (1, 28, 28), 10

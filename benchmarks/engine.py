@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.peers import PINS, last_line, python_of, say
 from benchmarks.peers.job import CLASSES, Job
-from fedstrata.threads import cores
+from fedstrata.core.threads import cores
 
 TURNS, WARM = 3, 2  # turns of everybody, and rounds of each that do not count
 HERE = Path(__file__).parents[1]

@@ -22,14 +22,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round
 from fedstrata.models.cnn_mcmahan import CnnMcmahan
 from fedstrata.models.resnet import ResNet18
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 
 REPEATS = 5
 Round = Callable[[], None]

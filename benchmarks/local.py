@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata import registry
-from fedstrata.clientside import Visit
+from fedstrata.client.probe import CHUNK
+from fedstrata.client.trainer import RING, Lane
+from fedstrata.core import registry
+from fedstrata.core.client_parts import Visit
+from fedstrata.core.messages import Report, Task, prefixed
+from fedstrata.core.server_parts import Ask, Step
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.federation import Federation
-from fedstrata.lane import RING, Lane
-from fedstrata.look import CHUNK
-from fedstrata.loop import Gathered
-from fedstrata.messages import Report, Task, prefixed
-from fedstrata.serverside import Ask, Step
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import Gathered
 
 BATCH, CLASSES, STEPS, REPEATS = 32, 10, 8, 21
 CLIENTS, NUMBERS = 100, 1_000_000

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata import registry
-from fedstrata.partition import Labelled
-from fedstrata.rng import Streams
+from fedstrata.core import registry
+from fedstrata.core.rng import Streams
+from fedstrata.data.partitions.base import Labelled
 
 SAMPLES, TESTS, CLIENTS, CLASSES, GOAL = 1_000_000, 200_000, 10_000, 10, 10.0
 OTHERS: list[tuple[str, dict[str, Any]]] = [  # beside the defaults, options that are likely to be slow

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import _enclave, _secure_sums
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy.labels.ckks_paper import PrivacyWarning
 from fedstrata.privacy.labels.masking import MaskedLabels, masked_labels
 

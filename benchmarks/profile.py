@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from benchmarks.peers.job import CLASSES, LR, network
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 
 ROUNDS = 3
 BUSY = """
@@ -46,7 +46,10 @@ def measure() -> list[dict[str, Any]]:
     rows = [_row(f"{name}: inside PyTorch's operators", _inside(model), "of a lane") for name, model in WORK.items()]
     alone, together = _steps(1), _steps(2)
     rows.append(_row("convolutions in two processes against one", together / alone, "x"))
-    for what, code in {"torch": "import torch", "a lane's process": "import fedstrata.engines.local.worker"}.items():
+    for what, code in {
+        "torch": "import torch",
+        "a lane's process": "import fedstrata.engines.local.worker_process",
+    }.items():
         rows.append(_row(f"importing {what}", _seconds(code), "s"))
     return rows
 

@@ -18,11 +18,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedstrata import Federation, inspect, loop, train
+from fedstrata import Federation, inspect, train
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
 from fedstrata.report.gather import gather
 from fedstrata.report.page import page
-from fedstrata.runs import Run
+from fedstrata.runs.folder import Run
+from fedstrata.server import loop
 
 SAMPLES, HOLDERS, LABELS, FEATURES = 1_000_000, 10_000, 10, 32  # of the federation that is inspected
 ROUNDS, CLIENTS, ASKED, CLASSES, TURNS = 500, 200, 40, 20, 3

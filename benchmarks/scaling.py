@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 import fedstrata
+from fedstrata.core.threads import cores, one_thread
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round
-from fedstrata.threads import cores, one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 
 SELECTED, POPULATION = (10, 30, 100, 300, 1_000), (1_000, 10_000, 100_000, 1_000_000)
 HOLDS, CLASSES, K, ROUNDS, WARM, TURNS = 10, 10, 100, 24, 4, 3

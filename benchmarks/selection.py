@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata import registry
-from fedstrata.drive.terraform import split
-from fedstrata.messages import Report
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.serverside import Ask, Outcome, Scores, Step, View
-from fedstrata.space import Space
+from fedstrata.core import registry
+from fedstrata.core.client_info import Roster
+from fedstrata.core.flat_model import Space
+from fedstrata.core.messages import Report
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.methods.drivers.terraform import split
 
 CLIENTS, LABELS, K = 1_000_000, 62, 1_000
 

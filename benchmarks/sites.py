@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks._loopback import loopback
-from fedstrata.deploy.thin import COMPONENTS
+from fedstrata.deploy.app import COMPONENTS
 
 SITES = ("a", "b", "c")
 NAMES = {"4000": "4 KB", "250000": "250 KB", "2500000": "2.5 MB", "25000000": "25 MB"}

@@ -17,23 +17,23 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedstrata.drive.scheduled import Stock
+from fedstrata.core.client_info import Roster, World
+from fedstrata.core.flat_model import Space
+from fedstrata.core.index import Split
+from fedstrata.core.server_parts import View
+from fedstrata.core.threads import cores, threads
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.in_process import InProcess
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round
-from fedstrata.roster import Roster, World
-from fedstrata.schedule.batches import Reserve, batches
-from fedstrata.schedule.draws import Draws
-from fedstrata.schedule.hops import Hop, hops
-from fedstrata.schedule.stratified import Stratified
-from fedstrata.schedule.supply import Pools
-from fedstrata.serverside import View
-from fedstrata.space import Space
-from fedstrata.split import Split
-from fedstrata.threads import cores, threads
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.methods.drivers.scheduled import Stock
+from fedstrata.methods.schedules.batches import Reserve, batches
+from fedstrata.methods.schedules.draws import Draws
+from fedstrata.methods.schedules.hops import Hop, hops
+from fedstrata.methods.schedules.stratified import Stratified
+from fedstrata.methods.schedules.supply import Pools
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 
 SAMPLES, CLIENTS, CLASSES = 2_560, 10, 10
 REPEATS = 5

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import fedstrata
-from fedstrata.moving import Stream
+from fedstrata.data.drift import Stream
 
 images, digits = load_digits(return_X_y=True)
 images = (images / 16).astype(np.float32)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedstrata
-from fedstrata.clientside import Buffers, Done, LocalPart, Visit
-from fedstrata.messages import Slot, Tensors
-from fedstrata.options import Count
-from fedstrata.space import Space
+from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
+from fedstrata.core.flat_model import Space
+from fedstrata.core.messages import Slot, Tensors
+from fedstrata.core.options import Count
 from fedstrata.testing import check_local_part
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fedstrata
-from fedstrata.serverside import Outcome, Scores, Selector, View
+from fedstrata.core.server_parts import Outcome, Scores, Selector, View
 from fedstrata.testing import check_selector
 
 

@@ -6,12 +6,12 @@ from functools import cache
 
 import torch
 
-from fedstrata.away import run_at_sites
-from fedstrata.engines.sites.host import Host
-from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.source import source
-from fedstrata.engines.sites.telling import split
-from fedstrata.experiment import Experiment
+from fedstrata.config.experiment import Experiment
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.protocol import split
+from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.site_server import Host
+from fedstrata.remote.source import source
 
 SITES = ("aachen", "bonn", "cologne")
 SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstrata.clientside import LocalPart
-from fedstrata.federation import Federation
-from fedstrata.messages import Slot
-from fedstrata.space import Model
+from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.flat_model import Model
+from fedstrata.core.messages import Slot
+from fedstrata.data.federation import Federation
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 from fedstrata.testing.worlds import in_process, play
-from fedstrata.training import described
-from fedstrata.work import Work
 
 
 @dataclass(frozen=True)

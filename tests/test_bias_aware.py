@@ -13,19 +13,19 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata.clientside import Peek
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.lane import Lane
-from fedstrata.look import Look
-from fedstrata.messages import Task
-from fedstrata.options import in_rounds
-from fedstrata.rng import Streams
-from fedstrata.sample.bias_aware import BiasAware, parted, share, uncertainty
-from fedstrata.sample.shuffle import Shuffle
+from fedstrata.client.probe import Look
+from fedstrata.client.trainer import Lane
+from fedstrata.core.client_parts import Peek
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Task
+from fedstrata.core.options import in_rounds
+from fedstrata.core.rng import Streams
+from fedstrata.data.federation import Federation
+from fedstrata.methods.samplers.bias_aware import BiasAware, parted, share, uncertainty
+from fedstrata.methods.samplers.shuffle import Shuffle
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 from fedstrata.testing.worlds import in_process, play, same, tiny_federation, work_of
-from fedstrata.training import described
-from fedstrata.work import Work
 
 PROBABILITIES = np.array(
     [(0.9, 0.05, 0.05), (0.6, 0.3, 0.1), (0.4, 0.35, 0.25), (0.2, 0.7, 0.1), (0.05, 0.9, 0.05)]

@@ -17,14 +17,14 @@ import written
 
 from fedstrata import Run
 from fedstrata.board import feed as feeds
-from fedstrata.board import shelf as shelves
+from fedstrata.board import index as shelves
 from fedstrata.board.app import FILES, pages
 from fedstrata.board.feed import Board
-from fedstrata.board.shelf import Shelf
+from fedstrata.board.index import Shelf
 from fedstrata.board.views import MOST
 from fedstrata.cli import board as command
-from fedstrata.errors import RequestError
-from fedstrata.report.trail import Trail
+from fedstrata.core.errors import RequestError
+from fedstrata.report.run_data import Trail
 
 TOKEN = "a token of enough letters"
 
@@ -113,7 +113,7 @@ def test_looking_at_a_run_does_not_keep_it_from_going_on(root):
         return next(looking)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedstrata.runs._lock", lock)
+        patch.setattr("fedstrata.runs.folder._lock", lock)
         with run.locked():
             pass
     os.close(handle)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from fedstrata import registry
 from fedstrata.cli import progress, run
+from fedstrata.core import registry
 
 RUN_KEYS = [
     "method",
@@ -168,7 +168,7 @@ def test_on_a_terminal_progress_is_a_live_table(tmp_path):
     [
         ("import fedstrata", ["torch", "numpy", "pydantic", "typer"]),
         ("import fedstrata.cli", ["torch", "numpy", "pydantic", "scipy", "sklearn"]),
-        ("import fedstrata.training", ["sklearn", "scipy.stats", "torch._dynamo", "plotly"]),
+        ("import fedstrata.runs.training", ["sklearn", "scipy.stats", "torch._dynamo", "plotly"]),
     ],
 )
 def test_heavy_imports_wait_until_they_are_needed(code, absent):
@@ -202,7 +202,7 @@ def test_a_folder_of_other_files_is_not_run_in(cli, tmp_path):
 
 def test_parts_in_the_folder_one_works_in_are_found(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\nfrom fedstrata.select.random import Random\n\n"
+        "from dataclasses import dataclass\nfrom fedstrata.methods.selectors.random import Random\n\n"
         "@dataclass(frozen=True)\nclass Mine(Random):\n    'Mine.'\n"
     )
     program = str(Path(sys.executable).with_name("fedstrata"))
@@ -260,7 +260,7 @@ def test_a_stop_that_a_library_swallowed_is_asked_for_again(monkeypatch, capsys)
         how["watch"]({"event": "round", "round": 1})
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("fedstrata.training.train", swallowed)
+    monkeypatch.setattr("fedstrata.runs.training.train", swallowed)
     try:
         with pytest.raises(typer.Exit) as stopped:
             run.run(quiet=True)

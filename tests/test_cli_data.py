@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedstrata import registry
 from fedstrata.cli.downloads import shown
-from fedstrata.data.covtype import Covtype
-from fedstrata.data.mnist import Mnist
+from fedstrata.core import registry
 from fedstrata.data.published import Source
+from fedstrata.data.sets.covtype import Covtype
+from fedstrata.data.sets.mnist import Mnist
 
 # A download that breaks off leaves the HTTP library's own socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

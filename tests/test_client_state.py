@@ -8,13 +8,13 @@ import weakref
 import pytest
 
 from fedstrata import RequestError, Run, resume, train
-from fedstrata.correct.scaffold import Scaffold
-from fedstrata.optimize.sgd import Sgd
-from fedstrata.runs import Checkpoints
+from fedstrata.methods.corrections.scaffold import Scaffold
+from fedstrata.methods.optimizers.sgd import Sgd
+from fedstrata.runs.folder import Checkpoints
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.worlds import TINY
-from fedstrata.training import described
-from fedstrata.work import Work
 
 STATEFUL = {
     "scaffold": {"method.name": "scaffold"},

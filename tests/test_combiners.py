@@ -19,41 +19,42 @@ from quadratic import f64, given_work
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata import Experiment, Federation, RequestError, registry, train
-from fedstrata.assemble import federation_of
-from fedstrata.clientside import LocalPart
-from fedstrata.combine import fedcda, robust
-from fedstrata.combine.fedcda import Cache, FedCda, Kept
-from fedstrata.combine.fedga_greedy import FedGaGreedy
-from fedstrata.combine.fednova import FedNova
-from fedstrata.combine.inco import crossed, references
-from fedstrata.combine.inverse_probability import InverseProbability
-from fedstrata.combine.robust import Median, NormClip, TrimmedMean
-from fedstrata.combine.server.fedexp import FedExp
-from fedstrata.combine.size import Size
-from fedstrata.combine.soft import Soft, soft_weights
-from fedstrata.combine.uniform import Uniform
-from fedstrata.correct.feddyn import FedDyn
-from fedstrata.correct.prox import Prox
-from fedstrata.correct.scaffold import Scaffold
+from fedstrata import Experiment, Federation, RequestError, train
+from fedstrata.config.build import federation_of
+from fedstrata.core import registry
+from fedstrata.core.client_info import Roster
+from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.messages import Report, Slot, weighted_sum
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import View
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.in_process import InProcess
-from fedstrata.loop import play_round, scored
-from fedstrata.messages import Report, Slot, weighted_sum
+from fedstrata.methods.combiners import fedcda, robust
+from fedstrata.methods.combiners.fedcda import Cache, FedCda, Kept
+from fedstrata.methods.combiners.fedga_greedy import FedGaGreedy
+from fedstrata.methods.combiners.fednova import FedNova
+from fedstrata.methods.combiners.inco import crossed, references
+from fedstrata.methods.combiners.inverse_probability import InverseProbability
+from fedstrata.methods.combiners.robust import Median, NormClip, TrimmedMean
+from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.soft import Soft, soft_weights
+from fedstrata.methods.combiners.uniform import Uniform
+from fedstrata.methods.corrections.feddyn import FedDyn
+from fedstrata.methods.corrections.prox import Prox
+from fedstrata.methods.corrections.scaffold import Scaffold
+from fedstrata.methods.optimizers.sgd import Sgd
+from fedstrata.methods.selectors.random import Random
+from fedstrata.methods.selectors.size import Size as BySize
+from fedstrata.methods.selectors.size import chances_by_size, draw_by_size
+from fedstrata.methods.server_steps.fedexp import FedExp
 from fedstrata.models.resnet import BasicBlock
-from fedstrata.optimize.sgd import Sgd
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.random import Random
-from fedstrata.select.size import Size as BySize
-from fedstrata.select.size import chances_by_size, draw_by_size
-from fedstrata.serverside import View
-from fedstrata.space import Model, Space
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round, scored
 from fedstrata.testing import check_server, tiny_federation
 from fedstrata.testing.worlds import play, same, work_of
-from fedstrata.training import described
-from fedstrata.work import Work
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 

@@ -14,7 +14,7 @@ import pytest
 
 import fedstrata
 from fedstrata import RequestError, Run
-from fedstrata.comparing import budget, reopen
+from fedstrata.runs.compare import budget, reopen
 
 QUICK = {"train.rounds": 2, "data.clients": 6, "train.epochs": 1}
 SETS = [f"--set={key}={value}" for key, value in QUICK.items()]
@@ -113,7 +113,7 @@ def test_a_live_table_on_a_terminal(tmp_path):
 
 FUSSY = """
 from dataclasses import dataclass
-from fedstrata.select.random import Random
+from fedstrata.methods.selectors.random import Random
 
 @dataclass(frozen=True)
 class Fussy(Random):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstrata import registry
+from fedstrata.core import registry
 from fedstrata.testing.composition import STAGES, attempt, named, overrides, pairs, table
 from fedstrata.testing.worlds import play, work_of
 

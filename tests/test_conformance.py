@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata import registry, testing
-from fedstrata.clientside import Done, LocalPart, Optimizer, Order, Sampler
-from fedstrata.drive.sync import Sync
-from fedstrata.messages import Slot
+from fedstrata import testing
+from fedstrata.core import registry
+from fedstrata.core.client_parts import Done, LocalPart, Optimizer, Order, Sampler
+from fedstrata.core.flat_model import Model
+from fedstrata.core.messages import Slot
+from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerPart, Step, chosen
+from fedstrata.data.partitions.base import Deal, Partition
+from fedstrata.methods.drivers.sync import Sync
+from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.models.architecture import Architecture
-from fedstrata.optimize.sgd import Sgd
-from fedstrata.partition import Deal, Partition
-from fedstrata.serverside import Combiner, Driver, Selector, ServerPart, Step, chosen
-from fedstrata.space import Model
 from fedstrata.testing import Sites
 from fedstrata.testing.conformance import check_part
 from fedstrata.testing.worlds import in_process, play, same, work_of

@@ -17,27 +17,27 @@ from quadratic import Given, f64, given_work, play_from, start
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedstrata import registry
 from fedstrata.cli import main
-from fedstrata.clientside import Batch, LocalPart
-from fedstrata.correct.clip import Clip
-from fedstrata.correct.feddyn import FedDyn
-from fedstrata.correct.fedlc import FedLc, margins
-from fedstrata.correct.fedrs import FedRs, scales
-from fedstrata.correct.moon import contrast
-from fedstrata.correct.prox import Prox
-from fedstrata.correct.scaffold import Control, Scaffold
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round, scored
-from fedstrata.messages import Report, Slot
-from fedstrata.optimize.adam import Adam
-from fedstrata.optimize.sgd import Sgd
-from fedstrata.serverside import System
+from fedstrata.core import registry
+from fedstrata.core.client_parts import Batch, LocalPart
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Report, Slot
+from fedstrata.core.server_parts import System
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
+from fedstrata.methods.corrections.clip import Clip
+from fedstrata.methods.corrections.feddyn import FedDyn
+from fedstrata.methods.corrections.fedlc import FedLc, margins
+from fedstrata.methods.corrections.fedrs import FedRs, scales
+from fedstrata.methods.corrections.moon import contrast
+from fedstrata.methods.corrections.prox import Prox
+from fedstrata.methods.corrections.scaffold import Control, Scaffold
+from fedstrata.methods.optimizers.adam import Adam
+from fedstrata.methods.optimizers.sgd import Sgd
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round, scored
 from fedstrata.testing.worlds import TINY, alike, in_process, play, same, tiny_federation, work_of
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
 
 close = partial(torch.testing.assert_close, rtol=0)
 EVERYBODY = {"train.clients_per_round": "all"}

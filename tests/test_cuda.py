@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata import Federation, registry, resume, train
-from fedstrata.lane import Lane
+from fedstrata import Federation, resume, train
+from fedstrata.client.trainer import Lane
+from fedstrata.core import registry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SMALL = {"train.rounds": 3, "data.clients": 8, "engine.precision": "fp64"}

@@ -25,14 +25,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import client, flower, keys, processes, server, state, status, submit
-from fedstrata.deploy.gate import GATE, Gate
-from fedstrata.deploy.thin import eager, foreign
-from fedstrata.engines.flower import acquaintances
-from fedstrata.engines.sites.papers import Papers
-from fedstrata.errors import FedstrataError, RequestError
-from fedstrata.experiment import Experiment
-from fedstrata.runs import Run
+from fedstrata.deploy.app import eager, foreign
+from fedstrata.deploy.auth_proxy import GATE, Gate
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.flower import node_names as acquaintances
+from fedstrata.runs.folder import Run
 
 NEEDS_FLOWER = pytest.mark.skipif(find_spec("flwr") is None, reason="needs fedstrata[flower]")
 
@@ -239,7 +239,7 @@ def test_the_server_has_tls_and_node_keys_on_by_default(made, tmp_path):
 def test_a_site_proves_who_it_is_and_says_where_its_process_is(made):
     command = flower.supernode("h:8000", "a", Path("/run/a b/site"), 9100, made / "sites/a")
     given = options(command)
-    assert command[3] == "fedstrata.deploy.thin"
+    assert command[3] == "fedstrata.deploy.app"
     assert given["--superlink"] == "h:8000"
     assert (given["--host"], given["--port"]) == ("127.0.0.1", "9100"), "its own port is for this machine alone"
     assert given["--root-certificates"] == str(made / "sites/a/ca.crt")
@@ -338,8 +338,8 @@ def test_the_app_is_thin_and_the_same_for_every_run(tmp_path):
     told = tomllib.loads((app / "pyproject.toml").read_text())
     assert told["project"]["dependencies"] == []
     components = told["tool"]["flwr"]["app"]["components"]
-    assert components["serverapp"] == "fedstrata.engines.flower.server_app:app"
-    assert components["clientapp"] == "fedstrata.engines.flower.client_app:app"
+    assert components["serverapp"] == "fedstrata.remote.flower.server_app:app"
+    assert components["clientapp"] == "fedstrata.remote.flower.client_app:app"
     other = submit.write_app(tmp_path / "two")
     assert (other / "pyproject.toml").read_bytes() == (app / "pyproject.toml").read_bytes()
 

@@ -10,8 +10,8 @@ import pytest
 
 from fedstrata import RequestError, train
 from fedstrata.cli import main
-from fedstrata.federation import Federation
-from fedstrata.metrics import label_divergence
+from fedstrata.data.federation import Federation
+from fedstrata.server.metrics import label_divergence
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.worlds import play, work_of
 

@@ -12,19 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.errors import RequestError
-from fedstrata.messages import Report
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select import hics
-from fedstrata.select.clustered_size import ClusteredSize
-from fedstrata.select.divfl import DivFl
-from fedstrata.select.gradclus import GradClus
-from fedstrata.select.hics import HeadUpdate, Hics
-from fedstrata.select.remembered import Remembered, angles, blocks, lengths, sketched
-from fedstrata.select.urns import by_group, by_size
-from fedstrata.select.ward import ward
-from fedstrata.serverside import Ask, Outcome, Scores, Step, View, chosen
+from fedstrata.core.client_info import Roster
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Report
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View, chosen
+from fedstrata.methods.selectors import hics
+from fedstrata.methods.selectors.clustered_size import ClusteredSize
+from fedstrata.methods.selectors.divfl import DivFl
+from fedstrata.methods.selectors.gradclus import GradClus
+from fedstrata.methods.selectors.hics import HeadUpdate, Hics
+from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, lengths, sketched
+from fedstrata.methods.selectors.urns import by_group, by_size
+from fedstrata.methods.selectors.ward import ward
 from fedstrata.testing import check_local_part, check_selector
 from fedstrata.testing.worlds import alike, play, work_of
 

@@ -13,11 +13,11 @@ from scipy.stats import chisquare, kstest, norm
 from sklearn.metrics import adjusted_rand_score
 
 from fedstrata import RequestError
+from fedstrata.methods.selectors.clusters import find_clusters, nearest
 from fedstrata.privacy import accounting
 from fedstrata.privacy.accounting import Accountant, FixedSize, Fraction
 from fedstrata.privacy.histograms import NoisyHistograms, party_level
-from fedstrata.privacy.noising import at_most_one, central_noise, clipped, local_noise
-from fedstrata.select.clusters import find_clusters, nearest
+from fedstrata.privacy.noise import at_most_one, central_noise, clipped, local_noise
 
 
 def by_hand(sigma, delta):

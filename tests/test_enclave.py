@@ -20,31 +20,33 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata import Federation, RequestError, tree
-from fedstrata.errors import FedstrataError
-from fedstrata.messages import Report
-from fedstrata.moving import Drift
+from fedstrata import Federation, RequestError
+from fedstrata.core import tree
+from fedstrata.core.client_info import Roster
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.flat_model import Model
+from fedstrata.core.messages import Report
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.data.drift import Drift
+from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import channel as channels
-from fedstrata.privacy.enclave import der, dev_insecure, sev_snp, starting
-from fedstrata.privacy.enclave.asking import Request
+from fedstrata.privacy.enclave import der, dev_insecure, sev_snp
+from fedstrata.privacy.enclave import launch as starting
 from fedstrata.privacy.enclave.attestation import Evidence, Policy, Tcb
 from fedstrata.privacy.enclave.channel import Channel, Desk, Job, Party, Sealing
 from fedstrata.privacy.enclave.dev_insecure import DevInsecure, InsecureWarning
-from fedstrata.privacy.enclave.selecting import Asked, InEnclave
+from fedstrata.privacy.enclave.launch import Enclave, Setting, start, tell
+from fedstrata.privacy.enclave.policy import Scoring, Terms
+from fedstrata.privacy.enclave.requests import Request
+from fedstrata.privacy.enclave.selector import Asked, InEnclave
 from fedstrata.privacy.enclave.service import SECRET, Service, distribution
 from fedstrata.privacy.enclave.sev_snp import SevSnp
-from fedstrata.privacy.enclave.starting import Enclave, Setting, start, tell
-from fedstrata.privacy.enclave.terms import Scoring, Terms
 from fedstrata.privacy.frames import RefusedError, join, split
 from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.flips import Flips
-from fedstrata.serverside import Ask, Outcome, Scores, Step, View
-from fedstrata.space import Model
+from fedstrata.runs.training import described
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.worlds import work_of
-from fedstrata.training import described
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 SNP = PACKS / "snp"
@@ -678,9 +680,9 @@ def test_an_error_inside_ends_the_process_and_tells_only_its_kind():
 ORPHAN = """
 import sys, time, warnings
 warnings.simplefilter("ignore")
-from fedstrata.privacy.enclave.starting import Setting, start
-from fedstrata.rng import Streams
-from fedstrata.select.flips import Flips
+from fedstrata.privacy.enclave.launch import Setting, start
+from fedstrata.core.rng import Streams
+from fedstrata.methods.selectors.flips import Flips
 from fedstrata.testing import tiny_federation
 started = start(Flips(clusters=2), tiny_federation(), Streams(0), Setting("dev-insecure", allow_insecure=True), 9)
 print(started.enclave.process.pid, flush=True)

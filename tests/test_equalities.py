@@ -15,21 +15,21 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata import registry
-from fedstrata.correct.clip import Clip
-from fedstrata.correct.feddyn import FedDyn
-from fedstrata.correct.fedrs import FedRs
-from fedstrata.correct.prox import Prox
-from fedstrata.correct.scaffold import Scaffold
-from fedstrata.errors import FedstrataError
-from fedstrata.loop import play_round
-from fedstrata.runs import Checkpoints
-from fedstrata.split import Split
+from fedstrata.core import registry
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.index import Split
+from fedstrata.core.threads import one_thread
+from fedstrata.methods.corrections.clip import Clip
+from fedstrata.methods.corrections.feddyn import FedDyn
+from fedstrata.methods.corrections.fedrs import FedRs
+from fedstrata.methods.corrections.prox import Prox
+from fedstrata.methods.corrections.scaffold import Scaffold
+from fedstrata.runs.folder import Checkpoints
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import alike, play, same, work_of
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
 
 METHODS = sorted(registry.names("methods"))
 UNIFORM = {"method.combine": {"kind": "uniform"}}

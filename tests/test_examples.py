@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata import Run, registry, visits
-from fedstrata.experiment import Experiment, Section
+from fedstrata import Run, visits
+from fedstrata.config.experiment import Experiment, Section
+from fedstrata.core import registry
 from fedstrata.testing import check_local_part, check_selector
 
 ROOT = Path(__file__).parents[1]

@@ -7,20 +7,20 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fedstrata import registry
-from fedstrata.combine.server.adaptive import Adam, Yogi
-from fedstrata.combine.size import Size as BySize
-from fedstrata.correct.prox import Prox
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.tables import assignment, put
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count
+from fedstrata.core.server_parts import Selector
 from fedstrata.data.partitions.iid import Iid
-from fedstrata.errors import RequestError
-from fedstrata.experiment import Experiment
-from fedstrata.methods import PARTS as METHODS
-from fedstrata.methods import Recipe
+from fedstrata.methods.combiners.size import Size as BySize
+from fedstrata.methods.corrections.prox import Prox
+from fedstrata.methods.recipes import PARTS as METHODS
+from fedstrata.methods.recipes import Recipe
+from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
+from fedstrata.methods.server_steps.adaptive import Adam, Yogi
 from fedstrata.models.mlp import Mlp
-from fedstrata.options import Count
-from fedstrata.select.power_of_choice import PowerOfChoice
-from fedstrata.serverside import Selector
-from fedstrata.tables import assignment, put
 from fedstrata.testing.worlds import play, work_of
 
 PROX = {
@@ -516,7 +516,7 @@ def test_tables_that_make_no_sense_are_refused(source, said):
         (f"{__name__}:Absent", "Absent"),
         (f"{__name__}:Loose", "Selector expected, as a frozen dataclass"),
         (f"{__name__}:LAST", "Selector expected"),
-        ("fedstrata.correct.prox:Prox", "Selector expected"),
+        ("fedstrata.methods.corrections.prox:Prox", "Selector expected"),
         (":Newest", ":Newest"),
         (".relative:Newest", ".relative:Newest"),
         (f"{__name__}:", __name__),

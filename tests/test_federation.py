@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Streams
+from fedstrata.data.federation import Federation
+from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.partitions.labels import LabelsPerClient
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.partition import hold_out
-from fedstrata.rng import Streams
 
 NAN = float("nan")
 X = np.arange(24, dtype=np.float32).reshape(12, 2)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fedstrata import Federation, train
-from fedstrata.messages import Report
-from fedstrata.moving import Drift
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.clusters import davies_bouldin, elbow, find_clusters, most_clusters, nearest
-from fedstrata.select.flips import Flips
-from fedstrata.select.random import Random
-from fedstrata.serverside import Ask, Outcome, Scores, Step, View
+from fedstrata.core.client_info import Roster
+from fedstrata.core.messages import Report
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.data.drift import Drift
+from fedstrata.methods.selectors.clusters import davies_bouldin, elbow, find_clusters, most_clusters, nearest
+from fedstrata.methods.selectors.flips import Flips
+from fedstrata.methods.selectors.random import Random
 from fedstrata.testing import check_selector, tiny_federation
 from fedstrata.testing.worlds import play, work_of
 
@@ -149,9 +149,9 @@ def test_what_cannot_be_clustered_as_asked_falls_back_and_says_so(vectors, k, us
 
 
 def test_many_vectors_are_searched_by_a_sample_and_assigned_in_full(monkeypatch):
-    monkeypatch.setattr("fedstrata.select.clusters.SEARCHED", 60)
-    monkeypatch.setattr("fedstrata.select.clusters.FITTED", 100)
-    monkeypatch.setattr("fedstrata.select.clusters.CHUNK", 64)
+    monkeypatch.setattr("fedstrata.methods.selectors.clusters.SEARCHED", 60)
+    monkeypatch.setattr("fedstrata.methods.selectors.clusters.FITTED", 100)
+    monkeypatch.setattr("fedstrata.methods.selectors.clusters.CHUNK", 64)
     vectors = groups([200, 150, 250]).astype(np.float32)
     clusters = found(vectors)
     assert clusters.searched == 60

@@ -14,10 +14,11 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.serverapp.strategy import FedAvg, FedYogi
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedstrata import Federation, RequestError, registry, train
-from fedstrata.combine.server.adaptive import Yogi
+from fedstrata import Federation, RequestError, train
+from fedstrata.core import registry
 from fedstrata.data.partitions.dirichlet import DirichletClass
-from fedstrata.flower import Strategy, describe, utility
+from fedstrata.flower_strategy import Strategy, describe, utility
+from fedstrata.methods.server_steps.adaptive import Yogi
 
 SHAPES = {"layer.weight": (3, 2), "layer.bias": (3,), "norm.running_mean": (3,)}
 

@@ -22,20 +22,25 @@ grpc = pytest.importorskip("grpc")
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from fedstrata.engines.flower import client_app, messages, records, stream  # noqa: E402
-from fedstrata.engines.flower.certificate import certified  # noqa: E402
-from fedstrata.engines.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kind, Parcel, parcels  # noqa: E402
-from fedstrata.engines.flower.invitation import Invitation  # noqa: E402
-from fedstrata.engines.flower.joining import with_stream  # noqa: E402
-from fedstrata.engines.flower.messages import Messages  # noqa: E402
-from fedstrata.engines.flower.server_app import Asked, registered, wait_for, way, write_failure  # noqa: E402
-from fedstrata.engines.flower.stream import open_stream  # noqa: E402
-from fedstrata.engines.flower.stream_site import StreamSite  # noqa: E402
-from fedstrata.engines.sites.facts import Facts  # noqa: E402
-from fedstrata.engines.sites.socket import Door, ask  # noqa: E402
-from fedstrata.engines.sites.transport import Failure  # noqa: E402
-from fedstrata.errors import FedstrataError, RequestError  # noqa: E402
+from fedstrata.core.errors import FedstrataError, RequestError  # noqa: E402
 from fedstrata.privacy.frames import RefusedError  # noqa: E402
+from fedstrata.remote.flower import (
+    client_app,
+    messages,
+    records,
+    stream,
+)
+from fedstrata.remote.flower.certificate import certified  # noqa: E402
+from fedstrata.remote.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kind, Parcel, parcels  # noqa: E402
+from fedstrata.remote.flower.invitation import Invitation  # noqa: E402
+from fedstrata.remote.flower.joining import with_stream  # noqa: E402
+from fedstrata.remote.flower.messages import Messages  # noqa: E402
+from fedstrata.remote.flower.server_app import Asked, registered, wait_for, way, write_failure  # noqa: E402
+from fedstrata.remote.flower.stream import open_stream  # noqa: E402
+from fedstrata.remote.flower.stream_site import StreamSite  # noqa: E402
+from fedstrata.remote.introduction import Facts  # noqa: E402
+from fedstrata.remote.site_socket import Door, ask  # noqa: E402
+from fedstrata.remote.transport import Failure  # noqa: E402
 
 MB = 1_000_000
 
@@ -388,7 +393,7 @@ def test_the_thin_app_hands_requests_to_the_sites_process(path):
 
 def test_the_thin_app_is_thin():
     found = "import sys, {}; print(sorted({{'torch', 'grpc', 'scipy', 'pydantic'}} & set(sys.modules)))"
-    code = [found.format(module) for module in ("fedstrata.engines.flower.client_app", "flwr.clientapp")]
+    code = [found.format(module) for module in ("fedstrata.remote.flower.client_app", "flwr.clientapp")]
     with_ours, flowers = (subprocess.check_output([sys.executable, "-c", c], text=True) for c in code)
     assert with_ours == flowers
     assert "torch" not in with_ours
@@ -552,7 +557,7 @@ def test_a_site_that_is_slow_is_left_out_and_does_not_begin_what_nobody_waits_fo
 
 DIES = """
 import os, sys
-from fedstrata.engines.flower.joining import with_stream
+from fedstrata.remote.flower.joining import with_stream
 with_stream(lambda request: os._exit(3) if request == b"die" else request)(sys.stdin.buffer.read())
 """
 

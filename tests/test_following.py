@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstrata import Federation, RequestError, Run, follow, train, visits
+from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.noise import LabelNoise
-from fedstrata.following import Sides, Visited
-from fedstrata.moving import Drift, Stream
+from fedstrata.runs.trace import Sides, Visited
+from fedstrata.runs.training import described
 from fedstrata.testing import tiny_federation
-from fedstrata.training import described
 
 NOISY = tiny_federation().with_noise([LabelNoise(rate=0.3)])
 FOLLOWED = {"method.sample.follow": True, "method.sample.warmup": 1, "train.epochs": 2}

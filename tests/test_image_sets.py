@@ -16,19 +16,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedstrata import registry
-from fedstrata.data import images, store
-from fedstrata.data.cifar import Cifar10, Cifar100
-from fedstrata.data.dataset import Arrays
-from fedstrata.data.digits_dg import DigitsDg
-from fedstrata.data.domainnet import LISTED, TEN, DomainNet
+from fedstrata.core import registry
+from fedstrata.core.errors import DamagedError, RequestError
+from fedstrata.data import store
 from fedstrata.data.files import Files
-from fedstrata.data.ham10000 import DIAGNOSES, Ham10000
-from fedstrata.data.images import Picture, pictures, read_image, read_images, scaled
-from fedstrata.data.mnist import Mnist
-from fedstrata.data.pacs import CLASSES, IMAGES, Pacs
-from fedstrata.data.tiny_imagenet import TinyImageNet
-from fedstrata.errors import DamagedError, RequestError
+from fedstrata.data.formats import images
+from fedstrata.data.formats.images import Picture, pictures, read_image, read_images, scaled
+from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sets.cifar import Cifar10, Cifar100
+from fedstrata.data.sets.digits_dg import DigitsDg
+from fedstrata.data.sets.domainnet import LISTED, TEN, DomainNet
+from fedstrata.data.sets.ham10000 import DIAGNOSES, Ham10000
+from fedstrata.data.sets.mnist import Mnist
+from fedstrata.data.sets.pacs import CLASSES, IMAGES, Pacs
+from fedstrata.data.sets.tiny_imagenet import TinyImageNet
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 packed = pytest.mark.skipif(not PACKS.is_dir(), reason=f"the data packs are not at {PACKS}")

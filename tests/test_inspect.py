@@ -14,10 +14,10 @@ import pytest
 
 import fedstrata
 from fedstrata import Experiment, Federation, RequestError, inspect
-from fedstrata.assemble import assemble, federation_of
 from fedstrata.cli import main
-from fedstrata.inspecting import inspection, rules
-from fedstrata.inspecting.rehearsal import rehearsed
+from fedstrata.config.build import assemble, federation_of
+from fedstrata.inspection import inspection, rules
+from fedstrata.inspection.rehearsal import rehearsed
 
 
 def advised(**overrides) -> list[str]:
@@ -100,7 +100,7 @@ def test_a_schedule_is_rehearsed_in_part_and_counted_up(method, norm, monkeypatc
     federation = federation_of(experiment)
     run = fedstrata.train(experiment).summary
     for most, within in ((5_000, 0.05), (500, 0.25)):  # all of it, and a third
-        monkeypatch.setattr("fedstrata.inspecting.rehearsal.ENTRIES", most)
+        monkeypatch.setattr("fedstrata.inspection.rehearsal.ENTRIES", most)
         cost = rehearsed(assemble(experiment, federation), federation)
         assert cost.client_updates == pytest.approx(run["client_updates"], rel=within)
         assert cost.bytes == pytest.approx(sum(run[f"bytes_{way}"] for way in ("up", "down", "p2p")), rel=within)

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.rng import Streams
 from fedstrata.privacy.agreement import Agreement, derived
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
 from fedstrata.privacy.identity import Identity, Roll
@@ -30,7 +31,6 @@ from fedstrata.privacy.labels.prf import PrfClient, PrfServer
 from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.masks import stream
 from fedstrata.privacy.simulated import secrets
-from fedstrata.rng import Streams
 
 HELD = [{"cat": 5, "dog": 7}, {"dog": 11, "hen": 13}, {"cat": 17, "hen": 19, "pig": 23}, {"pig": 29}, {"cat": 31}]
 REFUSED = partial(pytest.raises, RefusedError)

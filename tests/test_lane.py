@@ -13,17 +13,17 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from fedstrata.course import RING
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.lane import Lane
-from fedstrata.messages import Task
+from fedstrata.client.batches import RING
+from fedstrata.client.network import find_head
+from fedstrata.client.trainer import Lane
+from fedstrata.core.errors import RequestError
+from fedstrata.core.flat_model import Model
+from fedstrata.core.messages import Task
+from fedstrata.data.federation import Federation
 from fedstrata.models.lenet5 import LeNet5
 from fedstrata.models.mlp import Mlp
-from fedstrata.network import find_head
-from fedstrata.space import Model
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 
@@ -351,7 +351,7 @@ def test_at_is_the_modules_own_forward_pass_in_eval_mode(build):
 
 @pytest.mark.parametrize("chunk", [2, 1024])
 def test_peek_tells_loss_and_probabilities_of_the_received_model(monkeypatch, chunk):
-    monkeypatch.setattr("fedstrata.look.CHUNK", chunk)
+    monkeypatch.setattr("fedstrata.client.probe.CHUNK", chunk)
     work = work_of(normed())
     lane = lane_of(work)
     visit(lane, work, 2)

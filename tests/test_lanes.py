@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fedstrata import train
-from fedstrata.clientside import LocalPart
+from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.errors import ClientError, FedstrataError, RequestError
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.processes import Processes
-from fedstrata.errors import ClientError, FedstrataError, RequestError
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.worlds import play, same, work_of
 
@@ -121,7 +121,7 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
             """
             from dataclasses import dataclass
             import fedstrata
-            from fedstrata.clientside import LocalPart
+            from fedstrata.core.client_parts import LocalPart
             from fedstrata.engines.local import engine as local
             from fedstrata.testing import tiny_federation
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from fedstrata import train
-from fedstrata.data.mnist import FashionMnist
-from fedstrata.data.uci_har import UciHar
+from fedstrata.data.sets.mnist import FashionMnist
+from fedstrata.data.sets.uci_har import UciHar
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 pytestmark = [

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fedstrata import Federation, train
-from fedstrata.clientside import Done, LocalPart
-from fedstrata.messages import Slot
-from fedstrata.serverside import Ask, Combiner, Selector, ServerPart, Step, chosen
+from fedstrata.core.client_parts import Done, LocalPart
+from fedstrata.core.messages import Slot
+from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerPart, Step, chosen
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import in_process, play, same, work_of
-from fedstrata.training import described
-from fedstrata.work import Work
 
 
 def notes_of(work, rounds=2, engine=None):

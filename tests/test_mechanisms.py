@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedstrata.assemble import federation_of
-from fedstrata.experiment import Experiment
-from fedstrata.loop import play_round
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.threads import one_thread
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 from fedstrata.testing.worlds import in_process
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
 
 USUAL = {"model.hidden": (32,), "train.clients_per_round": "all", "train.batch_size": 16, "engine.precision": "fp64"}
 

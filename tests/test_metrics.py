@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.clientside import Optimizer
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.judge import Judge
-from fedstrata.messages import Report, Slot
-from fedstrata.metrics import accuracy, balanced, first_round, jain, recalls, round_figures, worst
-from fedstrata.rates import Constant, Cosine, OneCycle, Scheduled, StepDecay
-from fedstrata.serverside import Ask, Outcome, Step
-from fedstrata.stopping import Progress, Stopping
+from fedstrata.core.client_parts import Optimizer
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Report, Slot
+from fedstrata.core.server_parts import Ask, Outcome, Step
+from fedstrata.core.traffic import Traffic
+from fedstrata.data.federation import Federation
+from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, Scheduled, StepDecay
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.evaluator import Judge
+from fedstrata.server.metrics import accuracy, balanced, first_round, jain, recalls, round_figures, worst
+from fedstrata.server.stopping import Progress, Stopping
 from fedstrata.testing.worlds import play, work_of
-from fedstrata.traffic import Traffic
-from fedstrata.training import described
-from fedstrata.work import Work
 
 RIGHT, WRONG = math.log(1 + math.exp(-1)), math.log(1 + math.e)  # cross-entropies of logits (1, 0)
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata import registry
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.network import Network, find_head
+from fedstrata.client.network import Network, find_head
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.data.federation import Federation
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 from fedstrata.testing.worlds import play
-from fedstrata.training import described
-from fedstrata.work import Work
 
 GREY, COLOUR, TINY, PHOTO = (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)
 BIG = ("resnet18", "resnet50", "densenet121")

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from fedstrata import Federation, RequestError, resume, train
-from fedstrata.assemble import federation_of
-from fedstrata.counter import Clock
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.counter_rng import Clock
+from fedstrata.core.inputs import Inputs
+from fedstrata.core.rng import Streams
+from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.processes import Processes
-from fedstrata.experiment import Experiment
-from fedstrata.inputs import Inputs
-from fedstrata.moving import Drift, Stream
-from fedstrata.rng import Streams
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import play, same, work_of
 

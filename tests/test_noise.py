@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstrata import testing
+from fedstrata.core.errors import RequestError
+from fedstrata.core.registry import _imported
+from fedstrata.core.rng import Streams
 from fedstrata.data import noise
 from fedstrata.data.noise import FeatureNoise, LabelNoise
-from fedstrata.errors import RequestError
-from fedstrata.registry import _imported
-from fedstrata.rng import Streams
 
 STREAMS = Streams(3)
 

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from fedstrata import testing
-from fedstrata.clientside import Batch
-from fedstrata.federation import Federation
-from fedstrata.lane import Lane
-from fedstrata.messages import Report, Task
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.oort import Oort, Utility
-from fedstrata.select.power_of_choice import PowerOfChoice
-from fedstrata.serverside import Ask, Outcome, Scores, Step, View
+from fedstrata.client.trainer import Lane
+from fedstrata.core.client_info import Roster
+from fedstrata.core.client_parts import Batch
+from fedstrata.core.messages import Report, Task
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.data.federation import Federation
+from fedstrata.methods.selectors.oort import Oort, Utility
+from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
 from fedstrata.testing.worlds import play, work_of
 
 

@@ -17,23 +17,23 @@ from quadratic import Given, f64, given_work, play_from, start
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata.combine.server.adaptive import Adagrad, Adam, Yogi
-from fedstrata.combine.server.sgd import Sgd
-from fedstrata.correct.prox import Prox
-from fedstrata.correct.scaffold import Control, Scaffold
-from fedstrata.loop import play_round
-from fedstrata.messages import Report, Sums
-from fedstrata.optimize.sgd import Sgd as LocalSgd
-from fedstrata.plan import per_round
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.power_of_choice import PowerOfChoice
-from fedstrata.select.size import Size as BySize
-from fedstrata.serverside import Outcome, System, View
-from fedstrata.space import Model
+from fedstrata.core.client_info import Roster
+from fedstrata.core.flat_model import Model
+from fedstrata.core.messages import Report, Sums
+from fedstrata.core.plan import per_round
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Outcome, System, View
+from fedstrata.methods.corrections.prox import Prox
+from fedstrata.methods.corrections.scaffold import Control, Scaffold
+from fedstrata.methods.optimizers.sgd import Sgd as LocalSgd
+from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
+from fedstrata.methods.selectors.size import Size as BySize
+from fedstrata.methods.server_steps.adaptive import Adagrad, Adam, Yogi
+from fedstrata.methods.server_steps.sgd import Sgd
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 from fedstrata.testing.worlds import in_process, play, tiny_federation, work_of
-from fedstrata.training import described
-from fedstrata.work import Work
 
 close = partial(torch.testing.assert_close, rtol=0)
 

@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 
 import fedstrata
-from fedstrata import registry
-from fedstrata.data import images, scaling, store
-from fedstrata.data.own import Own, keep
-from fedstrata.errors import RequestError
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.data import scaling, store
+from fedstrata.data.formats import images
+from fedstrata.data.sets.own import Own, keep
 
 
 @pytest.fixture(autouse=True)

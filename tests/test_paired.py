@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy.stats import permutation_test
 
-from fedstrata.comparing.paired import caution, difference, interval, least_p, p_value, ranks
+from fedstrata.runs.compare.paired import caution, difference, interval, least_p, p_value, ranks
 
 
 def test_an_interval_of_two_or_three_values_is_their_range():

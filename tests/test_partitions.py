@@ -5,13 +5,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedstrata.data.digits import Digits
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Streams
+from fedstrata.data.partitions.base import Labelled
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.partitions.labels import LabelsPerClient
-from fedstrata.errors import RequestError
-from fedstrata.partition import Labelled
-from fedstrata.rng import Streams
+from fedstrata.data.sets.digits import Digits
 
 NONE = np.zeros(0, dtype=np.int64)
 

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from scipy.stats import beta as beta_law
 from scipy.stats import kstest
 
-from fedstrata import registry, testing
+from fedstrata import testing
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Streams
+from fedstrata.data.federation import Federation
+from fedstrata.data.partitions.base import Labelled
 from fedstrata.data.partitions.dealing import apportioned, cut, evenly, interleaved
 from fedstrata.data.partitions.dirichlet import DirichletClass, DirichletDomain, _top_up, drawn
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
@@ -18,10 +23,6 @@ from fedstrata.data.partitions.mixed_alpha import MixedAlpha, _slices
 from fedstrata.data.partitions.natural import Natural
 from fedstrata.data.partitions.quantity import Quantity
 from fedstrata.data.partitions.shards import Shards
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.partition import Labelled
-from fedstrata.rng import Streams
 
 
 def labelled(labels, groups=None):

@@ -12,16 +12,16 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from fedstrata import RequestError
-from fedstrata.messages import Report
+from fedstrata.core.client_info import Roster
+from fedstrata.core.messages import Report
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.methods.selectors.clusters import find_clusters, nearest
+from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.clustering import LARGEST, Member, Organiser, masked_k_means
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.clusters import find_clusters, nearest
-from fedstrata.select.flips import Flips
-from fedstrata.serverside import Ask, Outcome, Scores, Step, View
 
 JOB = b"a job of 16 byte"
 FIXED = 2**20

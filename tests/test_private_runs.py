@@ -10,15 +10,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstrata import RequestError, Run, resume, train
-from fedstrata.assemble import federation_of
-from fedstrata.experiment import Experiment
-from fedstrata.loop import play_round
-from fedstrata.privacy.arranged import guarded
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
 from fedstrata.privacy.labels.encoding import encoded
 from fedstrata.privacy.labels.masking import Transcript, masked_labels
+from fedstrata.privacy.setup import guarded
 from fedstrata.privacy.simulated import secrets
+from fedstrata.runs.session import Work
+from fedstrata.server.loop import play_round
 from fedstrata.testing.worlds import in_process
-from fedstrata.work import Work
 
 SMALL = {"data.clients": 8, "train.rounds": 3, "train.clients_per_round": 5, "engine.precision": "fp64"}
 FLIPS_YOGI = {"method.name": "flips", "method.combine.server": "yogi"}

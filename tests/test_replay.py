@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedstrata import Record, RequestError, registry, replay
-from fedstrata.select.power_of_choice import PowerOfChoice
-from fedstrata.select.random import Random
+from fedstrata import Record, RequestError, replay
+from fedstrata.core import registry
+from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
+from fedstrata.methods.selectors.random import Random
 
 RNG = np.random.default_rng(0)
 RECORD = Record(

@@ -19,14 +19,14 @@ from benchmarks.report import write_long_run
 from fedstrata import RequestError, Run, compare, train
 from fedstrata.cli import main
 from fedstrata.cli.progress import remarked
-from fedstrata.faults import FAULTS
+from fedstrata.core.events import FAULTS
 from fedstrata.report import figures, images
 from fedstrata.report.figures import curves, style
 from fedstrata.report.gather import gather
 from fedstrata.report.html_tables import compared as compared_html
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import drawn, page, titled
-from fedstrata.report.trail import SEEN, Trail, newer
+from fedstrata.report.run_data import SEEN, Trail, newer
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 4, "train.epochs": 1, "train.clients_per_round": 3, "model.hidden": (5,)}

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata import Federation, RequestError, Run, resume, runs, train
+from fedstrata import Federation, RequestError, Run, resume, train
+from fedstrata.runs import folder as runs
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 5, "data.clients": 8, "train.epochs": 1, "engine.precision": "fp32"}

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.ledger import Ledger
-from fedstrata.metrics import jain
-from fedstrata.runs import Checkpoints
-from fedstrata.split import Split
+from fedstrata.core.errors import RequestError
+from fedstrata.core.index import Split
+from fedstrata.data.federation import Federation
+from fedstrata.runs.folder import Checkpoints
+from fedstrata.server.metrics import jain
+from fedstrata.server.participation import Ledger
 from fedstrata.testing.worlds import alike, play, work_of
 
 SOME = st.lists(st.tuples(st.sets(st.integers(0, 19), max_size=6), st.integers(1, 5)), max_size=8)

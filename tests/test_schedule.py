@@ -22,27 +22,27 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import Federation
 from fedstrata.cli import main
-from fedstrata.clientside import Client, Gradient, Visit
+from fedstrata.core.client_info import Roster
+from fedstrata.core.client_parts import Client, Gradient, Visit
+from fedstrata.core.messages import Task
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import View
+from fedstrata.core.threads import one_thread
+from fedstrata.data.devices import Devices
+from fedstrata.data.partitions.base import Labelled
 from fedstrata.data.partitions.dirichlet import DirichletClass
-from fedstrata.devices import Devices
-from fedstrata.drive.passing import Passing
-from fedstrata.drive.scheduled import Progress
-from fedstrata.loop import play_round
-from fedstrata.messages import Task
-from fedstrata.partition import Labelled
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.schedule.batches import Learn, Reserve, batches
-from fedstrata.schedule.draws import Draws
-from fedstrata.schedule.epoch import Epoch
-from fedstrata.schedule.hops import Hop, hops, select_runs
-from fedstrata.schedule.stratified import Stratified, arranged, scaled
-from fedstrata.schedule.supply import Supply
-from fedstrata.schedule.take import Take
-from fedstrata.serverside import View
+from fedstrata.methods.drivers.passing import Passing
+from fedstrata.methods.drivers.scheduled import Progress
+from fedstrata.methods.schedules.batches import Learn, Reserve, batches
+from fedstrata.methods.schedules.draws import Draws
+from fedstrata.methods.schedules.epoch import Epoch
+from fedstrata.methods.schedules.hops import Hop, hops, select_runs
+from fedstrata.methods.schedules.stratified import Stratified, arranged, scaled
+from fedstrata.methods.schedules.supply import Supply
+from fedstrata.methods.schedules.take import Take
+from fedstrata.server.loop import play_round
 from fedstrata.testing import Sites
 from fedstrata.testing.worlds import in_process, play, same, work_of
-from fedstrata.threads import one_thread
 
 
 class Shop:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from scipy.stats import hypergeom
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
 from fedstrata.privacy.identity import Identity, Roll
 from fedstrata.privacy.masks import add_streams, stream

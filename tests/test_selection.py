@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedstrata import Record, RequestError, registry, replay, train
-from fedstrata.select.flips import Flips
-from fedstrata.select.oort import Oort
-from fedstrata.select.random import Random
+from fedstrata import Record, RequestError, replay, train
+from fedstrata.core import registry
+from fedstrata.methods.selectors.flips import Flips
+from fedstrata.methods.selectors.oort import Oort
+from fedstrata.methods.selectors.random import Random
 from fedstrata.testing.worlds import play, work_of
 
 ASKED = {"train.rounds": 15, "train.clients_per_round": 4, "train.epochs": 1, "train.evaluate.every": 15}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata import registry, train
-from fedstrata.data.mnist import FashionMnist
+from fedstrata import train
+from fedstrata.core import registry
+from fedstrata.data.sets.mnist import FashionMnist
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 ASKED = {

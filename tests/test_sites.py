@@ -9,15 +9,15 @@ import torch
 from in_process_sites import SITES, SMALL, Here, at_sites, hosts, model
 
 from fedstrata import RequestError, train
-from fedstrata.away import run_at_sites
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.messages import Report
+from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.deploy.keys import make
-from fedstrata.engines.sites.facts import Facts, common_classes
-from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import asked, read_reply, refused, replied, split
-from fedstrata.engines.sites.transport import Failure
-from fedstrata.experiment import Experiment
-from fedstrata.messages import Report
-from fedstrata.wire import pack, pack_report, unpack, unpack_report
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.introduction import Facts, common_classes
+from fedstrata.remote.protocol import asked, read_reply, refused, replied, split
+from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.transport import Failure
 
 METHODS = {
     "fedavg": {},

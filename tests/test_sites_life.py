@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from fedstrata import train
-from fedstrata.away import run_at_sites
-from fedstrata.engines.sites import engine
-from fedstrata.engines.sites.company import recorded
-from fedstrata.engines.sites.host import Host
-from fedstrata.engines.sites.memory import RUNS, Memory
-from fedstrata.engines.sites.source import only, source
-from fedstrata.engines.sites.telling import replied, split
-from fedstrata.errors import FedstrataError, RequestError
-from fedstrata.experiment import Experiment
-from fedstrata.split import Split
-from fedstrata.wire import pack, unpack
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.index import Split
+from fedstrata.core.wire import pack, unpack
+from fedstrata.remote import engine
+from fedstrata.remote.client_state import RUNS, Memory
+from fedstrata.remote.protocol import replied, split
+from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.site_registry import recorded
+from fedstrata.remote.site_server import Host
+from fedstrata.remote.source import only, source
 from tests.in_process_sites import SITES, SMALL, Here, hosts, model
 
 

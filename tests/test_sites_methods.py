@@ -6,9 +6,9 @@ import pytest
 import torch
 from in_process_sites import SITES, Here, hosts, model
 
-from fedstrata import registry
-from fedstrata.away import run_at_sites
-from fedstrata.experiment import Experiment
+from fedstrata.config.experiment import Experiment
+from fedstrata.core import registry
+from fedstrata.remote.session import run_at_sites
 
 TINY = {
     "data.clients": 3,

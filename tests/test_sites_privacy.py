@@ -11,15 +11,15 @@ import torch
 from in_process_sites import SITES, SMALL, at_sites, hosts, model, with_keys
 
 from fedstrata import RequestError, train
-from fedstrata.assemble import federation_of
-from fedstrata.away import run_at_sites
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.deploy.keys import make
-from fedstrata.engines.sites.company import recorded
-from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import asked, read_reply, refused, replied, split
-from fedstrata.experiment import Experiment
-from fedstrata.wire import unpack, unpack_report
-from fedstrata.work import Work
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.protocol import asked, read_reply, refused, replied, split
+from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.site_registry import recorded
+from fedstrata.runs.session import Work
 
 FOUR = (*SITES, "dresden")
 PRF = {"privacy.labels": "prf"}

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from fedstrata import RequestError, train
-from fedstrata.away import run_at_sites
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.records import revised
+from fedstrata.core.rng import Streams
+from fedstrata.core.wire import pack_report, unpack_report, unpack_task
+from fedstrata.data.devices import Devices
 from fedstrata.deploy.keys import make
-from fedstrata.devices import Devices
-from fedstrata.engines.sites.hops import Hops
-from fedstrata.engines.sites.host import Host
-from fedstrata.engines.sites.papers import Papers
-from fedstrata.engines.sites.telling import asked, split
-from fedstrata.experiment import Experiment
 from fedstrata.privacy.envelopes import ENVELOPE, Letterbox, SpoiltError, job_of
 from fedstrata.privacy.frames import RefusedError, opened
 from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.revised import revised
-from fedstrata.rng import Streams
-from fedstrata.wire import pack_report, unpack_report, unpack_task
+from fedstrata.remote.chain_site import Hops
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.protocol import asked, split
+from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.site_server import Host
 from tests.in_process_sites import SITES, SMALL, Here, hosts, model
 
 SFL = SMALL | {"method.name": "sfl", "train.rounds": 2}

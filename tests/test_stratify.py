@@ -12,14 +12,14 @@ from scipy.stats import binomtest
 from torch.nn.functional import cross_entropy
 
 from fedstrata import train
-from fedstrata.assemble import federation_of
-from fedstrata.course import Batches
-from fedstrata.data.mnist import FashionMnist
-from fedstrata.experiment import Experiment
-from fedstrata.lane import Lane
-from fedstrata.loop import play_round
+from fedstrata.client.batches import Batches
+from fedstrata.client.trainer import Lane
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
+from fedstrata.data.sets.mnist import FashionMnist
+from fedstrata.runs.session import Work
+from fedstrata.server.loop import play_round
 from fedstrata.testing.worlds import in_process
-from fedstrata.work import Work
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 BATCH, EPOCHS = 64, 4

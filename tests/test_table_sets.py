@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstrata import registry
+from fedstrata.core import registry
+from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data import store
-from fedstrata.data.covtype import Covtype
-from fedstrata.data.femnist import Femnist
+from fedstrata.data.federation import Federation
 from fedstrata.data.files import Files
-from fedstrata.data.mit_bih import TEST_RECORDS, MitBih
-from fedstrata.data.mnist import Mnist
-from fedstrata.data.uci_har import SIGNALS, UciHar
-from fedstrata.data.wfdb import read_212, read_annotations, read_header
-from fedstrata.errors import DamagedError, RequestError
-from fedstrata.federation import Federation
+from fedstrata.data.formats.wfdb import read_212, read_annotations, read_header
+from fedstrata.data.sets.covtype import Covtype
+from fedstrata.data.sets.femnist import Femnist
+from fedstrata.data.sets.mit_bih import TEST_RECORDS, MitBih
+from fedstrata.data.sets.mnist import Mnist
+from fedstrata.data.sets.uci_har import SIGNALS, UciHar
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 packs = pytest.mark.skipif(not PACKS.is_dir(), reason=f"no data packs at {PACKS}; FEDSTRATA_PACKS says where they are")

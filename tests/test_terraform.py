@@ -12,20 +12,20 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstrata import testing, train
-from fedstrata.correct.prox import Prox
-from fedstrata.correct.scaffold import Scaffold
-from fedstrata.drive.rounds import Rounds
-from fedstrata.drive.terraform import Magnitude, Terraform, split, variances
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round
-from fedstrata.messages import Report
-from fedstrata.select.power_of_choice import PowerOfChoice
-from fedstrata.select.sur import Known, Sur, smallest
-from fedstrata.serverside import Outcome
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Report
+from fedstrata.core.server_parts import Outcome
+from fedstrata.data.federation import Federation
+from fedstrata.methods.corrections.prox import Prox
+from fedstrata.methods.corrections.scaffold import Scaffold
+from fedstrata.methods.drivers.rounds import Rounds
+from fedstrata.methods.drivers.terraform import Magnitude, Terraform, split, variances
+from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
+from fedstrata.methods.selectors.sur import Known, Sur, smallest
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 from fedstrata.testing.worlds import in_process, play, same, tiny_federation, work_of
-from fedstrata.training import described
-from fedstrata.work import Work
 
 RANGES = ("iqr", "all", "low", "high")
 SIGNALS = ("head", "bias", "weight", "loss")

@@ -9,11 +9,11 @@ import pytest
 
 import fedstrata
 from fedstrata import testing
-from fedstrata.messages import Report
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.tifl import Tifl, changed
-from fedstrata.serverside import Ask, Outcome, Scores, Step, View
+from fedstrata.core.client_info import Roster
+from fedstrata.core.messages import Report
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.methods.selectors.tifl import Tifl, changed
 from fedstrata.testing.worlds import play, tiny_federation, work_of
 
 

@@ -23,29 +23,29 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
 from fedstrata import train
-from fedstrata.clientside import Gradient
-from fedstrata.combine.size import Size
-from fedstrata.combine.uniform import Uniform
-from fedstrata.counter import Clock
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.inputs import Inputs
-from fedstrata.lane import Lane
-from fedstrata.loop import play_round
-from fedstrata.messages import Report, Task, weighted_sum
-from fedstrata.network import key_dropout
-from fedstrata.norms import Norms
-from fedstrata.optimize.at_server import AtServer, Memory
-from fedstrata.optimize.sgd import Sgd
-from fedstrata.rates import Constant, Cosine, OneCycle, Scheduled, StepDecay
-from fedstrata.rendezvous import in_lockstep
-from fedstrata.schedule.take import Take
-from fedstrata.space import Model, Space
+from fedstrata.client.all_reduce import in_lockstep
+from fedstrata.client.network import key_dropout
+from fedstrata.client.trainer import Lane
+from fedstrata.core.batch_norm import Norms
+from fedstrata.core.client_parts import Gradient
+from fedstrata.core.counter_rng import Clock
+from fedstrata.core.errors import RequestError
+from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.inputs import Inputs
+from fedstrata.core.messages import Report, Task, weighted_sum
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
+from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.uniform import Uniform
+from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, Scheduled, StepDecay
+from fedstrata.methods.optimizers.at_server import AtServer, Memory
+from fedstrata.methods.optimizers.sgd import Sgd
+from fedstrata.methods.schedules.take import Take
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 from fedstrata.testing import Sites, tiny_federation
 from fedstrata.testing.worlds import in_process, same
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-9)
 near = partial(torch.testing.assert_close, rtol=0, atol=1e-6)  # for numbers that are given with six digits

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedstrata.rng import Streams
-from fedstrata.tree import flatten, restore
+from fedstrata.core.rng import Streams
+from fedstrata.core.tree import flatten, restore
 
 
 @dataclass
@@ -255,7 +255,7 @@ def test_no_global_random_state_is_read_or_written():
 
 def test_keys_are_the_same_in_every_process_and_under_every_hash_seed():
     code = (
-        "from fedstrata.rng import Streams; s = Streams(7);"
+        "from fedstrata.core.rng import Streams; s = Streams(7);"
         "print(s.key('select', 1, 2, 3), s('select', 1, 2, 3).random(3).tolist(), s.torch_seed('model'))"
     )
     said = [

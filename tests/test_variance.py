@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata import look
-from fedstrata.correct.prox import Prox
-from fedstrata.federation import Federation
-from fedstrata.lane import Lane
-from fedstrata.messages import Task
+from fedstrata.client import probe as look
+from fedstrata.client.trainer import Lane
+from fedstrata.core.messages import Task
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
+from fedstrata.methods.corrections.prox import Prox
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 from fedstrata.testing.worlds import play, same, work_of
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
 
 OF = ["loss", "gradient", "head-gradient"]
 ALL = {"train.clients_per_round": "all"}

@@ -16,21 +16,22 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata import Federation, registry, train
-from fedstrata.clientside import LocalPart
-from fedstrata.engines.local.bench import SEATS, Bench
+from fedstrata import Federation, train
+from fedstrata.client.trainer import Lane
+from fedstrata.client.vmapped import Flock
+from fedstrata.core import registry
+from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.messages import Task
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.groups import grouped, worth_grouping
 from fedstrata.engines.local.in_process import InProcess
 from fedstrata.engines.local.processes import Processes
-from fedstrata.flock import Flock
-from fedstrata.lane import Lane
-from fedstrata.messages import Task
+from fedstrata.engines.local.worker import SEATS, Bench
 from fedstrata.models.mlp import Mlp
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.worlds import alike, play, same, work_of
-from fedstrata.training import described
-from fedstrata.work import Work
 
 METHODS = sorted(registry.names("methods"))
 SEVERAL = ("scaffold", "moon", "fedpbs", "terraform", "gradclus", "hics", "fedcda", "stratify-batch", "fedtan")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.experiment import Experiment
-from fedstrata.runs import Run
+from fedstrata.config.experiment import Experiment
+from fedstrata.runs.folder import Run
 
 
 def begun(

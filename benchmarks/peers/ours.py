@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.job import CLASSES, LR, Job, Stopwatch, network
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.federation import Federation
-from fedstrata.loop import play_round
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import play_round
 
 MANY = 100_000  # rounds: what the engine is told, so that it works as in a run that takes long
 

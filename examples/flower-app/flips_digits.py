@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from sklearn.datasets import load_digits
 
-from fedstrata.flower import Strategy, describe
+from fedstrata.flower_strategy import Strategy, describe
 
 client, server = ClientApp(), ServerApp()
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedstrata.comparing import compare
-    from fedstrata.errors import FedstrataError, RequestError
-    from fedstrata.experiment import Experiment
-    from fedstrata.federation import Federation
-    from fedstrata.following import Followed, follow, visits
-    from fedstrata.inspecting import Inspection, inspect
-    from fedstrata.replaying import Record, Replay, replay
-    from fedstrata.runs import Run
-    from fedstrata.training import resume, train
+    from fedstrata.config.experiment import Experiment
+    from fedstrata.core.errors import FedstrataError, RequestError
+    from fedstrata.data.federation import Federation
+    from fedstrata.inspection import Inspection, inspect
+    from fedstrata.runs.compare import compare
+    from fedstrata.runs.folder import Run
+    from fedstrata.runs.replay import Record, Replay, replay
+    from fedstrata.runs.trace import Followed, follow, visits
+    from fedstrata.runs.training import resume, train
 
 _HOME = {  # imported when first used: torch takes seconds
     "Experiment": "experiment",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from fedstrata.cli import main
+from fedstrata.core.messages import Report
+from fedstrata.core.wire import pack_report, unpack_report, unpack_task
 from fedstrata.deploy import client
-from fedstrata.engines.flower.framing import Kind
-from fedstrata.engines.flower.stream_site import StreamSite
-from fedstrata.engines.sites import site_process
-from fedstrata.engines.sites.host import REPORT
-from fedstrata.messages import Report
-from fedstrata.wire import pack_report, unpack_report, unpack_task
+from fedstrata.remote import site_process
+from fedstrata.remote.flower.framing import Kind
+from fedstrata.remote.flower.stream_site import StreamSite
+from fedstrata.remote.site_server import REPORT
 
 LIES = {
     "nan": lambda tensor: tensor * torch.nan,

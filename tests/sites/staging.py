@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from fedstrata.config.experiment import Experiment
 from fedstrata.deploy import keys, processes, submit
 from fedstrata.deploy.client import free_port
 from fedstrata.deploy.server import Server, found
-from fedstrata.experiment import Experiment
-from fedstrata.runs import Run
+from fedstrata.runs.folder import Run
 
 SITES = ("a", "b", "c")
 FEDSTRATA = ("-m", "fedstrata")

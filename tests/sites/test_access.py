@@ -11,7 +11,7 @@ import tomli_w
 from staging import SITES, wait_for
 
 from fedstrata.deploy import flower, keys, server, submit
-from fedstrata.deploy.gate import GATE
+from fedstrata.deploy.auth_proxy import GATE
 
 pytestmark = pytest.mark.sites
 

@@ -8,7 +8,7 @@ import pytest
 from staging import distance
 
 from fedstrata import train
-from fedstrata.runs import Run
+from fedstrata.runs.folder import Run
 
 pytestmark = pytest.mark.sites
 

@@ -10,7 +10,7 @@ from staging import distance, model
 
 from fedstrata import train
 from fedstrata.deploy import processes
-from fedstrata.runs import Run
+from fedstrata.runs.folder import Run
 
 pytestmark = pytest.mark.sites
 

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fedstrata.board.auth import Guard
 from fedstrata.board.feed import Board, Feed
-from fedstrata.board.guard import Guard
 from fedstrata.report.document import embedded, look
 from fedstrata.report.figures import SECTIONS
 

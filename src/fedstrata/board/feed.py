@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
 
-from fedstrata.board.shelf import Row, Shelf
+from fedstrata.board.index import Row, Shelf
 from fedstrata.board.views import Picture, Reading, View
 
 PAUSE = 1.0  # seconds between two looks at the runs

@@ -11,9 +11,9 @@ from pathlib import Path
 import uvicorn
 
 from fedstrata.board.app import pages
+from fedstrata.board.auth import loopback
 from fedstrata.board.feed import Board
-from fedstrata.board.guard import loopback
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 
 def serve(root: Path, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:

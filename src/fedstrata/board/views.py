@@ -8,14 +8,14 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstrata.board.shelf import Shelf, Stamp, stamp
-from fedstrata.errors import RequestError
+from fedstrata.board.index import Shelf, Stamp, stamp
+from fedstrata.core.errors import RequestError
 from fedstrata.report.document import figure_of
 from fedstrata.report.figures.style import DASHES, LINES
 from fedstrata.report.gather import Gathered, unlike
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import drawn, titled
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 MOST = len(LINES) * len(DASHES)  # runs that are drawn together: more lines cannot be told apart
 REST = 4  # how much longer than it took to draw a view it then rests

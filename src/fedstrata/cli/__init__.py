@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import board, compare, data, deploy, inspect, listing, report, run
-from fedstrata.errors import FedstrataError
+from fedstrata.cli import board, compare, data, deploy, inspect, report, run
+from fedstrata.cli import list as listing
+from fedstrata.core.errors import FedstrataError
 
 app = typer.Typer(
     name="fedstrata",

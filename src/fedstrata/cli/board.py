@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 
 def board(

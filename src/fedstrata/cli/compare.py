@@ -11,10 +11,10 @@ import typer
 
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from fedstrata.comparing import Comparison
+    from fedstrata.runs.compare import Comparison
 
 
 def compare(
@@ -45,8 +45,8 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare methods on the same partition, first model and draws."""
-    from fedstrata.cli.watching import watcher
-    from fedstrata.comparing import prepare, reopen
+    from fedstrata.cli.live import watcher
+    from fedstrata.runs.compare import prepare, reopen
 
     stop_cleanly()
     try:

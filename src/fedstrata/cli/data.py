@@ -13,7 +13,7 @@ import typer
 
 from fedstrata.cli.options import AsJson, Quiet, overrides
 from fedstrata.cli.run import stop_cleanly
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 app = typer.Typer(
     help="List, fetch and import data sets. The data folder is FEDSTRATA_DATA, or ~/.cache/fedstrata.",
@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; `fedstrat
 @app.command("list")
 def listing(as_json: AsJson = False) -> None:
     """List every data set by name, and what of it is in the data folder."""
-    from fedstrata.data import shelf
+    from fedstrata.data import catalog as shelf
 
     rows = shelf.rows()
     if as_json:
@@ -61,11 +61,11 @@ def fetch(
     quiet: Quiet = False,
 ) -> None:
     """Download a data set, or take over its files, into the data folder."""
-    from fedstrata import registry
     from fedstrata.cli.downloads import shown
-    from fedstrata.data import shelf
-    from fedstrata.data.own import Own
+    from fedstrata.core import registry
+    from fedstrata.data import catalog as shelf
     from fedstrata.data.published import Published
+    from fedstrata.data.sets.own import Own
 
     registry.find("datasets", name, "NAME")  # an unknown name is refused under the word the user knows it by
     given = {key.removeprefix("data."): value for key, value in overrides(sets).items()}
@@ -101,9 +101,9 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Store your own data in the data folder; load it with data.name = "own" and data.path = "NAME"."""
-    from fedstrata import registry
-    from fedstrata.data import shelf
-    from fedstrata.data.own import keep
+    from fedstrata.core import registry
+    from fedstrata.data import catalog as shelf
+    from fedstrata.data.sets.own import keep
 
     options = {"path": str(path), "label": label, "client": client, "size": size, "test": test}
     with _stopping():

@@ -14,7 +14,7 @@ import typer
 
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import conclude, stop_cleanly
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 app = typer.Typer(
     help="Run experiments across real sites: one server, one client a site. docs/deploy.md walks through it.",
@@ -156,11 +156,11 @@ def run(
 ) -> None:
     """Train a model over the sites of a server that runs on this machine."""
     from fedstrata.cli.progress import reporter
+    from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import flower, submit
     from fedstrata.deploy.processes import undisturbed
     from fedstrata.deploy.server import found
-    from fedstrata.experiment import Experiment
-    from fedstrata.runs import Run
+    from fedstrata.runs.folder import Run
 
     if resume is not None and (experiment or sets or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import AsJson, ExperimentFile, Sets, overrides
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 
 def inspect(
@@ -26,7 +26,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Look at data before training: how skewed it is, and which methods fit."""
-    from fedstrata.inspecting import inspect as look
+    from fedstrata.inspection import inspect as look
 
     if counts is not None and experiment is not None:
         raise RequestError(f"--counts {counts} and {experiment}: both say what the data are; give one of them")
@@ -41,7 +41,7 @@ def inspect(
         return
     from rich.console import Console
 
-    from fedstrata.inspecting.terminal import show
+    from fedstrata.inspection.terminal import show
 
     show(found, Console(width=None if sys.stdout.isatty() else 120))
     if html is not None:

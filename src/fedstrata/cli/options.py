@@ -22,6 +22,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 def overrides(sets: list[str] | None) -> dict[str, Any]:
     """Read the `--set` options."""
-    from fedstrata.tables import assignment
+    from fedstrata.config.tables import assignment
 
     return dict(assignment(text) for text in sets or [])

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedstrata.faults import FAULTS, fault_of
+from fedstrata.core.events import FAULTS, fault_of
 
 LINES = 10  # plain progress lines in a whole run
 PATIENCE = 10.0  # seconds after which there is one in any case

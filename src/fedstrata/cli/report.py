@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import AsJson
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 
 def report(
@@ -28,7 +28,7 @@ def report(
     from fedstrata.report.images import write_images
     from fedstrata.report.page import drawn, page
     from fedstrata.report.tables import write_csv
-    from fedstrata.runs import write_atomically
+    from fedstrata.runs.folder import write_atomically
 
     if kind not in ("png", "svg"):
         raise RequestError(f"--format {kind} is not known; there are png and svg")

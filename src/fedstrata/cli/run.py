@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from fedstrata.runs import Run
+    from fedstrata.runs.folder import Run
 
 SHOWN = (
     "method",
@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Train a model over a federation."""
     from fedstrata.cli.progress import reporter
-    from fedstrata.training import resume as go_on
-    from fedstrata.training import train
+    from fedstrata.runs.training import resume as go_on
+    from fedstrata.runs.training import train
 
     if resume is not None and (experiment or sets or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")
@@ -76,7 +76,7 @@ def run(
 
 def conclude(done: Run, as_json: bool) -> None:
     """Print the outcome of a run."""
-    from fedstrata.experiment import Experiment, Privacy
+    from fedstrata.config.experiment import Experiment, Privacy
 
     targets = [key for key in ("rounds_to_target", "time_to_target") if key in done.summary]
     shown = {key: done.summary.get(key) for key in (*SHOWN, *targets)}

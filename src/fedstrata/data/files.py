@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data import store
-from fedstrata.errors import DamagedError, RequestError
 
 # An encrypted zip is a RuntimeError, an unknown compression a NotImplementedError, which is one too.
 DAMAGE = (EOFError, OSError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)

@@ -17,10 +17,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from scipy.special import ndtri
 
-from fedstrata.errors import RequestError
-from fedstrata.options import Fraction, NonNegative
-from fedstrata.part import Part
-from fedstrata.rng import Streams
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Fraction, NonNegative
+from fedstrata.core.part import Part
+from fedstrata.core.rng import Streams
 
 PARTS = {
     "label-noise": "fedstrata.data.noise:LabelNoise",

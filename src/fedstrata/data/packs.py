@@ -7,9 +7,9 @@ from typing import NoReturn
 
 import numpy as np
 
+from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data.files import DAMAGE, Files
-from fedstrata.data.images import read_image
-from fedstrata.errors import DamagedError, RequestError
+from fedstrata.data.formats.images import read_image
 
 
 class Pack(dict[str, np.ndarray]):

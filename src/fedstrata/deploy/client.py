@@ -21,21 +21,21 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from fedstrata import registry
+from fedstrata.config.experiment import Experiment
+from fedstrata.core import registry
+from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
-from fedstrata.deploy.gate import HEALTH
+from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
-from fedstrata.engines.sites.socket import LONGEST_PATH, look
-from fedstrata.errors import FedstrataError, RequestError
-from fedstrata.experiment import Experiment
+from fedstrata.remote.site_socket import LONGEST_PATH, look
 
 LOADING = 3600.0  # seconds that reading the data may take
 REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower logs then
 CONNECTED = "SuperNode ID"
 
 SITE, NODE = "the site's process", "the connection to the server"
-PROCESS = [sys.executable, "-m", "fedstrata.engines.sites.site_process"]  # the path of its configuration follows
+PROCESS = [sys.executable, "-m", "fedstrata.remote.site_process"]  # the path of its configuration follows
 
 INSECURE = """\
 !!! INSECURE: nothing is encrypted, and the server is not asked who it is. This is for trying out on one machine."""

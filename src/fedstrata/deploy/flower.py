@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.core.errors import FedstrataError, RequestError
 
 CONNECTION = "fedstrata"  # what Flower's configuration calls our server
 LOOPBACK = "127.0.0.1"
@@ -65,7 +65,7 @@ def database(folder: Path, keys: Path | None) -> Path:
 
 def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str]:
     """Give the command of the server, behind our gate."""
-    command = [sys.executable, "-P", "-m", "fedstrata.deploy.gate", "--host", host, "--port", str(port)]
+    command = [sys.executable, "-P", "-m", "fedstrata.deploy.auth_proxy", "--host", host, "--port", str(port)]
     command += ["--database", str(database(folder, keys)), "--disable-runtime-dependency-installation"]
     if keys is None:
         return [*command, "--insecure"]
@@ -75,7 +75,7 @@ def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str
 
 def supernode(server: str, site: str, socket: Path, port: int, keys: Path | None) -> list[str]:
     """Give the command of a site's connection to the server; it runs no app but ours, and its port is for us."""
-    command = [sys.executable, "-P", "-m", "fedstrata.deploy.thin", "--superlink", server]
+    command = [sys.executable, "-P", "-m", "fedstrata.deploy.app", "--superlink", server]
     command += ["--host", LOOPBACK, "--port", str(port), "--node-config", f"site='{site}' socket='{socket}'"]
     if keys is None:
         return [*command, "--insecure"]

@@ -37,10 +37,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedstrata.core.errors import RequestError
 from fedstrata.deploy.state import site_name
-from fedstrata.engines.sites.papers import Papers
-from fedstrata.errors import RequestError
 from fedstrata.privacy.identity import Identity
+from fedstrata.remote.credentials import Papers
 
 VALID = timedelta(days=5 * 365)
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server talks to itself

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 GRACE = 15.0  # seconds to end by oneself
 POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, keys, state
-from fedstrata.deploy.gate import GATE, HEALTH
+from fedstrata.deploy.auth_proxy import GATE, HEALTH
 from fedstrata.deploy.processes import Household, running
-from fedstrata.errors import FedstrataError, RequestError
 
 NODES = "nodes.json"  # which site has which node id and key
 READY = 90.0  # seconds in which a server must be up

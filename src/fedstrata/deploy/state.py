@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 PORT = 8000
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedstrata.deploy import flower
 from fedstrata.deploy.server import Server
-from fedstrata.engines.flower.acquaintances import remembered
-from fedstrata.runs import Run
+from fedstrata.remote.flower.node_names import remembered
+from fedstrata.runs.folder import Run
 
 UP = "online"
 NEVER = "N/A"

@@ -19,15 +19,15 @@ from typing import Any
 import tomli_w
 
 from fedstrata import __version__
-from fedstrata.away import possible_at_sites
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
+from fedstrata.deploy.app import COMPONENTS
 from fedstrata.deploy.processes import held
 from fedstrata.deploy.server import Server, tail
-from fedstrata.deploy.thin import COMPONENTS
-from fedstrata.errors import FedstrataError, RequestError
-from fedstrata.experiment import Experiment
-from fedstrata.runs import Run
-from fedstrata.work import Watch
+from fedstrata.remote.session import possible_at_sites
+from fedstrata.runs.folder import Run
+from fedstrata.runs.session import Watch
 
 APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
 FAILED = "failed.json"  # what the server side writes when it gives up

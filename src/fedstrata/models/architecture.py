@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedstrata.part import Part
+from fedstrata.core.part import Part
 
 
 class Architecture(Part):

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from fedstrata.core.options import BelowOne
 from fedstrata.models.architecture import Architecture
 from fedstrata.models.shapes import image
-from fedstrata.options import BelowOne
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from fedstrata.core.options import BelowOne
 from fedstrata.models.architecture import Architecture
 from fedstrata.models.shapes import image
-from fedstrata.options import BelowOne
 
 Weights = Literal["default", "xavier"]  # not called `init`: model.init is the file to start from
 

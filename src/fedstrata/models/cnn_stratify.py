@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count
 from fedstrata.models.architecture import Architecture
 from fedstrata.models.shapes import image, signal
-from fedstrata.options import Count
 
 WIDTHS = (32, 64, 128, 256)
 LEAST = 2 ** len(WIDTHS)  # every block halves a side

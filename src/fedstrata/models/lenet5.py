@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Natural
 from fedstrata.models.architecture import Architecture
-from fedstrata.options import Natural
 
 
 @dataclass(frozen=True)

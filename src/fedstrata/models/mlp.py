@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from fedstrata.core.options import Count
 from fedstrata.models.architecture import Architecture
-from fedstrata.options import Count
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count
 from fedstrata.models.architecture import Architecture
 from fedstrata.models.shapes import image
-from fedstrata.options import Count
 
 
 class Residual(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 
 def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 Adjacency = Literal["added or removed", "replaced"]
 MOST = 1 << 40  # rounds; no budget is asked about more

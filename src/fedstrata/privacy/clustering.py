@@ -28,11 +28,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
+from fedstrata.methods.selectors.clusters import Rule, elbow, most_clusters, overlap
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
 from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.select.clusters import Rule, elbow, most_clusters, overlap
 
 Task = Literal["move", "look", "tell"]
 SumOf = Callable[[Mapping[int, np.ndarray]], np.ndarray]  # what clients contribute -> its sum, and nothing else

@@ -15,7 +15,7 @@ from hashlib import sha256
 
 from cryptography.exceptions import InvalidSignature
 
-from fedstrata.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError
 from fedstrata.privacy.identity import Identity, Roll
 
 MAGIC = b"fedstrata"

@@ -17,8 +17,8 @@ from math import expm1, isfinite
 
 import numpy as np
 
-from fedstrata.errors import RequestError
-from fedstrata.rng import Rng
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Rng
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 Entropy = Callable[[int], bytes]  # so many secret bytes: `os.urandom`, or in a simulation a seeded stream
 

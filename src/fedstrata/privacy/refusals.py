@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fedstrata.combine.size import Size
-from fedstrata.combine.uniform import Uniform
-from fedstrata.drive.rounds import Rounds
-from fedstrata.errors import RequestError
-from fedstrata.experiment import Experiment
-from fedstrata.federation import Federation
-from fedstrata.plan import Plan, per_round
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import RequestError
+from fedstrata.core.plan import Plan, per_round
+from fedstrata.data.federation import Federation
+from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.uniform import Uniform
+from fedstrata.methods.drivers.rounds import Rounds
+from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
-from fedstrata.select.flips import Flips
 
 
 def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from itertools import count
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Streams
 from fedstrata.privacy.agreement import derived
 from fedstrata.privacy.frames import JOB, SERVER
 from fedstrata.privacy.identity import Entropy, Identity, Roll
-from fedstrata.rng import Streams
 
 MOST = 100_000  # clients that are given keys
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedstrata.experiment import Experiment
-from fedstrata.plan import Plan
-from fedstrata.privacy.arranged import shy
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.plan import Plan
+from fedstrata.privacy.setup import shy
 
 NAMED_BY_MODEL = (
     "Placeholders hide labels only from who has no labelled examples: whoever holds a trained model and one public "

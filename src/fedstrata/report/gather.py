@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.errors import RequestError
-from fedstrata.report.trail import Trail
+from fedstrata.core.errors import RequestError
+from fedstrata.report.run_data import Trail
 
 
 @dataclass

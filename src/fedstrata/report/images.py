@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from plotly.offline import get_plotlyjs
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.report.document import embedded, figure_of
 from fedstrata.report.figures import Shown
 from fedstrata.report.figures.style import template

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import Gathered
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 
 def outcome(gathered: Gathered) -> str:

@@ -15,7 +15,7 @@ from fedstrata.report.figures.curves import AXES, grouped
 from fedstrata.report.gather import Gathered
 from fedstrata.report.html_tables import compared, cut, folded, html
 from fedstrata.report.outcome import outcome
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 IN_FULL = 4  # most runs all of whose own figures are drawn: the file stays under 6 MB
 BRIEFLY = 12  # most runs of which at least the method's own figures and the faults, which are small, are

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.report.figures.clients import MANY
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import Gathered
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 OUTCOME = ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time")
 BY_ROUND = (

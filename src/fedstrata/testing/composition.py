@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from fedstrata import registry
-from fedstrata.errors import RequestError
-from fedstrata.loop import scored
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.server.loop import scored
 from fedstrata.testing.worlds import play, work_of
 
 STAGES = {  # as in an experiment -> in the registry

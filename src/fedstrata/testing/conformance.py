@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.clientside import Sampler
-from fedstrata.errors import RequestError
-from fedstrata.experiment import make
-from fedstrata.messages import Report, Sums, weighted_sum
+from fedstrata.client.network import Network, find_head
+from fedstrata.config.experiment import make
+from fedstrata.core.client_parts import Sampler
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Report, Sums, weighted_sum
+from fedstrata.core.part import Part
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Combiner, Driver, LabelSchedule, Selector, ServerPart
+from fedstrata.data.partitions.base import Labelled, Partition
 from fedstrata.models.architecture import Architecture
-from fedstrata.network import Network, find_head
-from fedstrata.part import Part
-from fedstrata.partition import Labelled, Partition
-from fedstrata.rng import Streams
-from fedstrata.serverside import Combiner, Driver, LabelSchedule, Selector, ServerPart
+from fedstrata.runs.session import Work
 from fedstrata.testing.sites import Sites
 from fedstrata.testing.worlds import alike, play, same, work_of
-from fedstrata.work import Work
 
 
 def check_selector(selector: Selector) -> None:

@@ -8,13 +8,13 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedstrata.clientside import Client, Local, LocalPart, Optimizer
-from fedstrata.lane import Lane
-from fedstrata.messages import Report, Task, Tensors, prefixed
-from fedstrata.serverside import ServerPart
+from fedstrata.client.trainer import Lane
+from fedstrata.core.client_parts import Client, Local, LocalPart, Optimizer
+from fedstrata.core.messages import Report, Task, Tensors, prefixed
+from fedstrata.core.server_parts import ServerPart
+from fedstrata.runs.session import Work
 from fedstrata.testing.conformance import check_part, check_run
 from fedstrata.testing.worlds import work_of
-from fedstrata.work import Work
 
 # Operations whose result lies on the host, or whose output's shape depends on data.
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "bincount")

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.clientside import Local
-from fedstrata.federation import Federation
-from fedstrata.lane import Lane
-from fedstrata.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
-from fedstrata.rendezvous import in_lockstep
-from fedstrata.serverside import Step
-from fedstrata.site import Site
-from fedstrata.space import Space
-from fedstrata.wire import pack_task, unpack_report
+from fedstrata.client.all_reduce import in_lockstep
+from fedstrata.client.site_client import Site
+from fedstrata.client.trainer import Lane
+from fedstrata.core.client_parts import Local
+from fedstrata.core.flat_model import Space
+from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.core.server_parts import Step
+from fedstrata.core.wire import pack_task, unpack_report
+from fedstrata.data.federation import Federation
 
 
 class Sites:

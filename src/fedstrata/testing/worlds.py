@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata import tree
+from fedstrata.core import tree
+from fedstrata.core.server_parts import Engine, Outcome, Scores
+from fedstrata.core.threads import one_thread
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.in_process import InProcess
-from fedstrata.federation import Federation
-from fedstrata.loop import State, play_round
-from fedstrata.runs import Checkpoints
-from fedstrata.serverside import Engine, Outcome, Scores
-from fedstrata.threads import one_thread
-from fedstrata.training import described
-from fedstrata.work import Work
+from fedstrata.runs.folder import Checkpoints
+from fedstrata.runs.session import Work
+from fedstrata.runs.training import described
+from fedstrata.server.loop import State, play_round
 
 TINY: Mapping[str, Any] = {
     "model.hidden": (5,),

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedstrata.errors import RequestError
-from fedstrata.partition import Labelled
-from fedstrata.rng import Rng
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Labelled
 
 
 def classes_of(train: Labelled, test: Labelled) -> int:

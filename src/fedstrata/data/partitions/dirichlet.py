@@ -17,11 +17,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count, Natural, Positive
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dealing import by_owner, classes_of, cut, dealt, domains_of, interleaved, shuffled
-from fedstrata.errors import RequestError
-from fedstrata.options import Count, Natural, Positive
-from fedstrata.partition import Deal, Labelled, Partition
-from fedstrata.rng import Rng
 
 
 @dataclass(frozen=True)

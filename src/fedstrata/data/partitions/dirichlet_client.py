@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count, NonNegative, Positive
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dealing import apportioned, classes_of, dealt, dealt_alike, shuffled
-from fedstrata.errors import RequestError
-from fedstrata.options import Count, NonNegative, Positive
-from fedstrata.partition import Deal, Labelled, Partition
-from fedstrata.rng import Rng
 
 
 @dataclass(frozen=True)

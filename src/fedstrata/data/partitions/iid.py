@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstrata.partition import Deal, Labelled, Partition
-from fedstrata.rng import Rng
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
 
 
 @dataclass(frozen=True)

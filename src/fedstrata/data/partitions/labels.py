@@ -12,11 +12,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dealing import classes_of, dealt, domains_of, evenly, interleaved, named, shuffled
-from fedstrata.errors import RequestError
-from fedstrata.options import Count
-from fedstrata.partition import Deal, Labelled, Partition
-from fedstrata.rng import Rng
 
 Unowned = Literal["error", "drop", "round-robin"]
 

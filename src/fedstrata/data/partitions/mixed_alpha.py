@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count, Positive
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dealing import classes_of, dealt, shuffled
 from fedstrata.data.partitions.dirichlet import draw_shares, drawn
-from fedstrata.errors import RequestError
-from fedstrata.options import Count, Positive
-from fedstrata.partition import Deal, Labelled, Partition
-from fedstrata.rng import Rng
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata import options
+from fedstrata.core import options
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dealing import by_owner, domains_of, named
-from fedstrata.errors import RequestError
-from fedstrata.partition import Deal, Labelled, Partition
-from fedstrata.rng import Rng
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedstrata.core.options import Count, Natural, Positive
+from fedstrata.core.rng import Rng
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dealing import dealt
 from fedstrata.data.partitions.dirichlet import draw_shares, drawn, refuse_too_few
-from fedstrata.options import Count, Natural, Positive
-from fedstrata.partition import Deal, Labelled, Partition
-from fedstrata.rng import Rng
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.clientside import Local
-from fedstrata.federation import Federation
+from fedstrata.core.client_parts import Local
+from fedstrata.data.federation import Federation
 
 SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
 PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions

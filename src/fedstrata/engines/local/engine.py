@@ -14,22 +14,22 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedstrata.clientside import Local
-from fedstrata.engines.local.bench import Answer
+from fedstrata.client.all_reduce import Add
+from fedstrata.core.client_parts import Local
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, weighted_sum
+from fedstrata.core.options import Count
+from fedstrata.core.part import Part
+from fedstrata.core.server_parts import Step
+from fedstrata.core.threads import cores
+from fedstrata.core.transfer import home
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
+from fedstrata.engines.local.gpu import OnGpu, lanes_on_gpu
 from fedstrata.engines.local.groups import worth_grouping
 from fedstrata.engines.local.in_process import InProcess
-from fedstrata.engines.local.on_gpu import OnGpu, lanes_on_gpu
 from fedstrata.engines.local.processes import Processes, why_not
-from fedstrata.errors import RequestError
-from fedstrata.federation import Federation
-from fedstrata.messages import Report, Sums, Tag, Task, Tensors, read, weighted_sum
-from fedstrata.options import Count
-from fedstrata.part import Part
-from fedstrata.rendezvous import Add
-from fedstrata.serverside import Step
-from fedstrata.threads import cores
-from fedstrata.transfer import home
+from fedstrata.engines.local.worker import Answer
 
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 

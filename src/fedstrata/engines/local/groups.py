@@ -11,8 +11,8 @@ from math import ceil
 import numpy as np
 from torch import nn
 
-from fedstrata.engines.local.bench import SEATS
-from fedstrata.messages import Task
+from fedstrata.core.messages import Task
+from fedstrata.engines.local.worker import SEATS
 
 TINY = 2e6  # multiplications of a batch below which a step's cost is mostly its overhead, on a core
 TINY_ON_GPU = 5e6

@@ -14,18 +14,18 @@ from functools import cached_property, partial
 import numpy as np
 from torch import Tensor
 
-from fedstrata.clientside import Client, Local
-from fedstrata.course import Batches
-from fedstrata.engines.local.bench import Answer, Bench, Visiting
+from fedstrata.client.all_reduce import Add, in_lockstep
+from fedstrata.client.batches import Batches
+from fedstrata.core.batch_norm import By, Meeting
+from fedstrata.core.client_parts import Client, Local
+from fedstrata.core.messages import Task, Tensors
+from fedstrata.core.rng import torch_seeded
+from fedstrata.core.server_parts import Step
+from fedstrata.core.threads import cores, one_thread, spare, threads
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import products_a_sample
 from fedstrata.engines.local.groups import grouped
-from fedstrata.federation import Federation
-from fedstrata.messages import Task, Tensors
-from fedstrata.norms import By, Meeting
-from fedstrata.rendezvous import Add, in_lockstep
-from fedstrata.rng import torch_seeded
-from fedstrata.serverside import Step
-from fedstrata.threads import cores, one_thread, spare, threads
+from fedstrata.engines.local.worker import Answer, Bench, Visiting
 
 WORTH_THREADS = 1e7  # multiplications of a batch above which sharing them among cores pays
 

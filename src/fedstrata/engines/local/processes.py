@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.clientside import Local
-from fedstrata.engines.local.bench import Answer
-from fedstrata.engines.local.exchange import Arrays, Place, Region, unnamed
+from fedstrata.core.client_parts import Local
+from fedstrata.core.errors import ClientError, FedstrataError
+from fedstrata.core.messages import Task, Tensors
+from fedstrata.core.records import revised
+from fedstrata.core.threads import cores
+from fedstrata.data.federation import Federation
 from fedstrata.engines.local.groups import grouped
-from fedstrata.errors import ClientError, FedstrataError
-from fedstrata.federation import Federation
-from fedstrata.messages import Task, Tensors
-from fedstrata.revised import revised
-from fedstrata.threads import cores
+from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
+from fedstrata.engines.local.worker import Answer
 
 DEATHS = 3  # of lanes in a row, without an answer in between, after which a run gives up
 
@@ -164,7 +164,7 @@ class Processes:
         ours, theirs = socket.socketpair()
         files = [theirs.fileno(), self._data.fileno(), self._model.fileno(), mail.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedstrata.engines.local.worker", *map(str, files)],
+            [sys.executable, "-P", "-m", "fedstrata.engines.local.worker_process", *map(str, files)],
             pass_fds=files,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,

@@ -1,68 +1,90 @@
-"""A lane's own process: reads groups of tasks from a socket, visits clients, answers."""
+"""Where visits are made in one process: a lane, and a flock beside it for clients that are trained at once."""
 
 from __future__ import annotations
 
-import pickle
-import signal
-import sys
-import traceback
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from fedstrata.clientside import Client, Local
-from fedstrata.engines.local.bench import Answer, Bench
-from fedstrata.engines.local.exchange import Place, Region
-from fedstrata.engines.local.processes import as_numpy, as_tensors
-from fedstrata.revised import revised
-from fedstrata.split import Split
+from fedstrata.client.trainer import Lane
+from fedstrata.client.vmapped import Flock
+from fedstrata.core.batch_norm import Meeting
+from fedstrata.core.client_parts import Client, Local
+from fedstrata.core.messages import Report, Task, Tensors
+from fedstrata.engines.local.traced_step import Tracer
 
-
-def main(socket: int, data: int, model: int, mail: int) -> None:
-    """Serve until the other side hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then hangs up
-    torch.set_num_threads(1)
-    line, shared, received, sent = Connection(socket), Region(data), Region(model), Region(mail)
-    path, plan, layout, classes = pickle.loads(line.recv_bytes())
-    sys.path[:] = path
-    local: Local = pickle.loads(plan)
-    arrays = {name: shared.view(place) for name, place in layout.items()}
-    split, labels, speeds = Split(arrays["rows"], arrays["starts"]), arrays["y"], arrays["speeds"]
-    remarks: list[str] = []
-    samples = torch.from_numpy(arrays["x"]), torch.from_numpy(labels)
-    bench = Bench(local, *samples, int(split.sizes.max()), float(speeds.max()), give_up=remarks.append)
-    line.send_bytes(pickle.dumps(("ready", [], [])))
-    while True:
-        try:
-            down, work = pickle.loads(line.recv_bytes())
-        except (EOFError, ConnectionError):
-            return
-        try:
-            brought = as_tensors({name: received.view(place) for name, place in down.items()})
-            group = []
-            for _, task, kept, moved in work:
-                rows = split[task.client] if moved is None else moved
-                client = Client(task.client, rows, labels[rows], classes, float(speeds[task.client]))
-                group.append((client, revised(task, down=brought), as_tensors(sent.take(kept))))
-            answer: Any = ("done", _written(sent, work, bench.visits(group)), list(remarks))
-            remarks.clear()
-        except Exception as error:
-            answer = ("error", getattr(error, "client", work[0][1].client), traceback.format_exc())
-        line.send_bytes(pickle.dumps(answer))
+SEATS = 64  # most clients that are trained at once
+Visiting = tuple[Client, Task, Tensors]  # who, what, and the client's own state
+Answer = tuple[Report, Tensors | None]  # new state: None where it did not change
 
 
-def _written(mail: Region, work: list[Any], answers: list[Answer]) -> list[Any]:
-    """Put tensors into the mail, and give what the message says."""
-    told, end = [], 0
-    for (i, *_), (report, new) in zip(work, answers, strict=True):
-        placed: list[dict[str, Place] | None] = []
-        for tensors in (report.summed, report.shown, new):
-            layout, end = mail.put(as_numpy(tensors or {}), end)
-            placed.append(None if tensors is None else layout)
-        told.append((i, revised(report.read(), summed={}, shown={}), *placed))
-    return told
+class Bench:
+    """Makes visits one after another, or those of a group at once; `give_up` hears why that is not possible."""
+
+    def __init__(
+        self,
+        local: Local,
+        x: Tensor,
+        y: Tensor,
+        largest: int,
+        fastest: float = 1.0,
+        device: str = "cpu",
+        pad: bool = False,
+        give_up: Callable[[str], None] = lambda _: None,
+    ):
+        self._made_of = local, x, y, largest, device
+        self._fastest, self._give_up, self._able = fastest, give_up, True
+        self.record: Callable[[Flock], Callable[[int], None]] | None = None  # how an engine has steps replayed
+        self.lane = Lane(*self._made_of, pad=pad, fastest=fastest)
+
+    def visits(self, group: Sequence[Visiting]) -> list[Answer]:
+        """Make the visits of a group."""
+        return self.begin(group)()
+
+    def begin(self, group: Sequence[Visiting]) -> Callable[[], list[Answer]]:
+        """Submit the work of a group, and give a function that collects the answers."""
+        if len(group) == 1:
+            with _named(group[0][1]):
+                collect = self.lane.begin(*group[0])
+            return lambda: [_answer(*collect(), group[0][2])]
+        if self._able:
+            try:
+                made = self.flock.visit(*map(list, zip(*group, strict=True)))
+                return lambda: [_answer(*visit, old) for visit, (_, _, old) in zip(made, group, strict=True)]
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever cannot be mapped over clients; one by one, the right one is named
+                self._able = False
+                self._give_up(f"clients are trained one by one: {str(error).strip().splitlines()[0]}")
+        answers = [self.visit(*one) for one in group]
+        return lambda: answers
+
+    def visit(self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None) -> Answer:
+        """Make one visit."""
+        with _named(task):
+            return _answer(*self.lane.visit(client, task, keep, meeting), keep)
+
+    @cached_property
+    def flock(self) -> Flock:
+        """Seats, made when they are first needed; batches of different clients are of one width."""
+        padded = self.lane if self.lane.pad else Lane(*self._made_of, pad=True, fastest=self._fastest)
+        flock = Flock(padded, SEATS)
+        flock.recorder = Tracer(flock, self._give_up) if self.record is None else self.record(flock)
+        return flock
 
 
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+@contextmanager
+def _named(task: Task) -> Iterator[None]:
+    """Say whose visit it was that failed."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while client {task.client} did {task.kind!r} in round {task.round + 1}")
+        raise
+
+
+def _answer(report: Report, new: Tensors, old: Tensors) -> Answer:
+    return report, None if new is old or not new else new

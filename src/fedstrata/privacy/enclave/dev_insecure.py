@@ -15,7 +15,7 @@ from hashlib import sha384
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy.enclave.attestation import Evidence, Policy, of_kind, require
 from fedstrata.privacy.frames import join, split
 

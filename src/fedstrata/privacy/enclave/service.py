@@ -28,24 +28,24 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.errors import FedstrataError
-from fedstrata.judge import Judge
+from fedstrata.core.client_info import Roster
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.flat_model import Space
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Scores, View
+from fedstrata.methods.selectors.flips import Fairness
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import derived
 from fedstrata.privacy.enclave import dev_insecure, sev_snp
-from fedstrata.privacy.enclave.asking import FEEDBACK, SELECT, Request
 from fedstrata.privacy.enclave.attestation import Attester
 from fedstrata.privacy.enclave.channel import Desk, Job
-from fedstrata.privacy.enclave.scoring import judge_of, pack_scores, unpack_model
-from fedstrata.privacy.enclave.terms import Terms
+from fedstrata.privacy.enclave.evaluation import judge_of, pack_scores, unpack_model
+from fedstrata.privacy.enclave.policy import Terms
+from fedstrata.privacy.enclave.requests import FEEDBACK, SELECT, Request
 from fedstrata.privacy.frames import RefusedError, join, split
 from fedstrata.privacy.identity import Entropy, Roll
 from fedstrata.privacy.masks import stream
-from fedstrata.rng import Streams
-from fedstrata.roster import Roster
-from fedstrata.select.flips import Fairness
-from fedstrata.serverside import Scores, View
-from fedstrata.space import Space
+from fedstrata.server.evaluator import Judge
 
 SECRET = 32  # bytes that each client adds to what its noise is drawn from
 NOWHERE = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0))

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy.enclave import der
 from fedstrata.privacy.enclave.attestation import CHIP, REPORT_DATA, Evidence, Policy, Tcb, of_kind, refused, require
 from fedstrata.privacy.frames import join, split

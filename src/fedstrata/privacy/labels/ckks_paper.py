@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import Entropy, Identity, Roll

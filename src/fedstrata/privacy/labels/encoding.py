@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 
 Label = bool | int | float | str | bytes
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.errors import RequestError, unknown_name
+from fedstrata.core.errors import RequestError, unknown_name
+from fedstrata.core.rng import Rng
 from fedstrata.privacy.frames import SERVER, RefusedError
 from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.labels import ckks_paper, plain, prf
 from fedstrata.privacy.labels.parties import Client, Server
 from fedstrata.privacy.labels.served import remaining
-from fedstrata.rng import Rng
 
 Note = Callable[..., None]
 Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Rng
 from fedstrata.privacy.frames import JOB, MAGIC, SERVER, Frame, Inbox, RefusedError
 from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.labels.encoding import encoded
 from fedstrata.privacy.labels.served import Served
-from fedstrata.rng import Rng
 
 Fields = tuple[bytes, ...]
 Asks = tuple[str, Mapping[int, Fields]]  # a step, and what is asked of whom

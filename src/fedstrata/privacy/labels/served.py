@@ -25,10 +25,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from fedstrata.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.rng import Rng
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.rng import Rng
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedstrata.errors import FedstrataError, RequestError
+from fedstrata.core.errors import FedstrataError, RequestError
 
 CHUNK = 1 << 14  # numbers that are worked on at once: they stay in the cache
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 from hmac import compare_digest, digest
 from typing import Any
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement, unwrapped, wrapped
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, join, opened

@@ -35,7 +35,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from fedstrata.errors import RequestError, UnsummableError
+from fedstrata.core.errors import RequestError, UnsummableError
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import derived, transcript_of
 from fedstrata.privacy.frames import RefusedError, join

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import Entropy, Identity, Roll
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from fedstrata.errors import UnsummableError
+from fedstrata.core.errors import UnsummableError
 from fedstrata.privacy.identity import Entropy
 
 PRIME = 2**257 - 93

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement
 from fedstrata.privacy.frames import SERVER, Frame, Inbox, RefusedError, join

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from fedstrata.report.figures import clients, curves, faults, labels, methods
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 SECTIONS = {"curves": "Curves", "labels": "Labels", "clients": "Clients", "method": "The method", "faults": "Faults"}
 

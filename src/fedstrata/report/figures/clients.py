@@ -24,7 +24,7 @@ from fedstrata.report.figures.style import (
     plain,
     thinned,
 )
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 MANY = 10_000  # clients beyond which a matrix of them is not made
 

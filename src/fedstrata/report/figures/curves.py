@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from fedstrata.errors import RequestError
+from fedstrata.core.errors import RequestError
 from fedstrata.report.figures.bands import add_band
 from fedstrata.report.figures.style import POINTS, figure, line_style, plain, thinned
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 AXES = {  # what a curve can be drawn against; lines carry all of these in `meta`, so that a page can change its mind
     "rounds": "round",

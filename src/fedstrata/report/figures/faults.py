@@ -7,9 +7,9 @@ from collections import defaultdict
 import numpy as np
 import plotly.graph_objects as go
 
-from fedstrata.faults import FAULTS
+from fedstrata.core.events import FAULTS
 from fedstrata.report.figures.style import LINES, bins, figure, plain
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 BARS = 100
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from fedstrata.report.figures.curves import grouped
 from fedstrata.report.figures.style import APART, ROUNDS, binned, bins, figure, heat_map, line_style, plain
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 

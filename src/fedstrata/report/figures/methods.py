@@ -17,7 +17,7 @@ from fedstrata.report.figures.style import (
     heat_map,
     template,
 )
-from fedstrata.report.trail import Trail
+from fedstrata.report.run_data import Trail
 
 
 def clusters(trail: Trail) -> go.Figure | None:

@@ -1,0 +1,143 @@
+"""Any torch module as a network with a known head, and dropout that draws from the client's own stream."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstrata.core.counter_rng import Clock
+from fedstrata.core.errors import RequestError
+
+
+class Network(nn.Module):
+    """A module whose forward pass also gives the features: what goes into its head."""
+
+    def __init__(self, module: nn.Module, head: str, half: bool = False):
+        super().__init__()
+        self.module, self._head, self._half = module, head, half
+        self._features: Tensor | None = None
+        self._channels_last: bool | None = None  # whether the module takes images so; None: not tried yet
+        self.head.register_forward_pre_hook(self._remember)
+
+    @property
+    def head(self) -> nn.Module:
+        """The last layer."""
+        return self.module.get_submodule(self._head)
+
+    def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        self._features = args[0].flatten(1)
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """Give images as convolutions on a CPU like them best."""
+        if x.is_cuda or x.ndim != 4:
+            return x
+        if self._channels_last is None:
+            self._channels_last = self._takes(x[:1].contiguous(memory_format=torch.channels_last))
+        return x.contiguous(memory_format=torch.channels_last) if self._channels_last else x
+
+    def _takes(self, x: Tensor) -> bool:
+        """Try: a module that flattens with `view` wants its images as they come."""
+        if not any(isinstance(layer, nn.Conv2d) for layer in self.modules()):
+            return False
+        training = self.training
+        try:
+            with torch.no_grad():
+                self.eval()(x)
+        except RuntimeError:
+            return False
+        finally:
+            self.train(training)
+        return True
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Give features and logits."""
+        if self._half:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                logits = self.module(x).float()
+        else:
+            logits = self.module(x)
+        assert self._features is not None
+        features, self._features = self._features, None
+        return features.to(logits.dtype), logits
+
+
+def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = None) -> str:
+    """Give the name of the last layer, and check that the module answers with one number a class.
+
+    A layer called `head` is taken at its word; otherwise it is the last layer run whose output has one
+    column a class. `model.head` names it where that guess is wrong.
+    """
+    seen: list[tuple[str, Tensor]] = []
+    hooks = [
+        layer.register_forward_hook(lambda _m, _a, out, name=name: seen.append((name, out)))
+        for name, layer in module.named_modules()
+        if any(True for _ in layer.parameters(recurse=False))
+    ]
+    was_training = module.training
+    try:
+        with torch.no_grad():
+            out = module.eval()(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        hint = "" if x.is_floating_point() else "; the samples are whole numbers: convert them to float"
+        raise RequestError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}{hint}") from error
+    finally:
+        module.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != classes:
+        found = f"outputs of shape {tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise RequestError(
+            f"the model gives {found} but the data has {classes} classes: it must give one tensor of {classes} numbers "
+            f"a sample, so its last layer must have {classes} outputs"
+        )
+    names = [name for name, _ in module.named_modules()]
+    if named is not None and named not in names:
+        raise RequestError(f'model.head = "{named}" is not a layer of the model; layers: {", ".join(names[1:])}')
+    if named is not None and named not in [name for name, _ in seen]:
+        raise RequestError(f'model.head = "{named}" has no weights, or the model does not run it')
+    if named is not None:
+        return named
+    candidates = [name for name, t in seen if isinstance(t, Tensor) and t.shape[1:] == (classes,)]
+    if "head" in names and "head" in [name for name, _ in seen]:
+        return "head"
+    if not candidates:
+        raise RequestError("the model's last layer could not be found; name it with model.head")
+    return candidates[-1]
+
+
+def projected(head: nn.Module, width: int, classes: int) -> nn.Module:
+    """Put a projection of two layers before the last one, as MOON's authors do."""
+    if not isinstance(head, nn.Linear):
+        raise RequestError(f"model.projection needs a model that ends in a linear layer, not in {type(head).__name__}")
+    inputs = head.in_features
+    first, second = nn.Linear(inputs, inputs), nn.Linear(inputs, width)
+    return nn.Sequential(OrderedDict(first=first, relu=nn.ReLU(), second=second, last=nn.Linear(width, classes)))
+
+
+class KeyedDropout(nn.Module):
+    """Dropout that draws its bits from the visit's clock."""
+
+    def __init__(self, p: float, channels: bool, clock: Clock):
+        super().__init__()
+        self.p, self.channels, self.clock = p, channels, clock
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop elements, or whole channels, and scale up what is left."""
+        if not self.training or self.p == 0.0:
+            return x
+        shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.channels else x.shape
+        return x * (self.clock.uniform(*shape) >= self.p).to(x.dtype) / max(1.0 - self.p, 1e-12)
+
+
+def key_dropout(module: nn.Module, clock: Clock) -> bool:
+    """Replace every dropout layer of a module by one that draws from the visit's clock; say whether there was any."""
+    found = False
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+                parent._modules[name] = KeyedDropout(child.p, not isinstance(child, nn.Dropout), clock)
+                found = True
+    return found

@@ -1,0 +1,314 @@
+"""A lane: one resident model replica that visits one client after another.
+
+`Lane.step` is the whole local step of a composed method, over static buffers: eager engines call it, a capturing
+engine records it once and replays it. Its only argument is the batch width, which the host knows beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.client.batches import RING, Batches, Course, Ring
+from fedstrata.client.local_step import common, copies, fill, finish, move, objective, observe, report
+from fedstrata.client.network import Network, key_dropout
+from fedstrata.client.probe import Look, under
+from fedstrata.core.batch_norm import Meeting, Norms, Tally
+from fedstrata.core.client_parts import Buffers, Client, Gradient, Local, Order, Visit
+from fedstrata.core.counter_rng import Clock, sample_keys
+from fedstrata.core.flat_model import Space
+from fedstrata.core.messages import Report, Task, Tensors
+from fedstrata.core.records import revised
+from fedstrata.core.rng import torch_seeded
+from fedstrata.core.server_parts import Step
+from fedstrata.core.transfer import give
+
+
+class Lane:
+    """The client side of a plan, built once and reused for every client.
+
+    `pad` fills every batch up to the ring's width with samples of weight 0, as capture needs, and lets batch norms
+    leave them out; eager lanes take each batch at its own width.
+    """
+
+    def __init__(
+        self,
+        local: Local,
+        x: Tensor,
+        y: Tensor,
+        largest: int,
+        device: str = "cpu",
+        pad: bool = False,
+        fastest: float = 1.0,
+    ):
+        self.local, self.pad = local, pad
+        module = local.build().to(device, local.dtype)
+        self.space = space = Space.of(module, local.head)
+        width = local.sampler.width(local.batch_size, max(largest, 1), fastest)
+
+        def zeros(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.zeros(shape, dtype=dtype or local.dtype, device=device)
+
+        self.buf = buf = Buffers(
+            x=x.to(device, local.dtype) if x.is_floating_point() else x.to(device),
+            y=y.to(device),
+            w=zeros(space.P),
+            g=zeros(space.P),
+            b=zeros(space.Q),
+            w0=zeros(space.P),
+            b0=zeros(space.Q),
+            index=zeros(RING, width, dtype=torch.int64),
+            weight=zeros(RING, width),
+            keys=zeros(RING, width, dtype=torch.int64),
+            rate=zeros(RING),
+            t=zeros(1, dtype=torch.int64),
+            loss=zeros(),
+            head=space.head,
+            at=lambda params, buffers, x: under(self.network, self.space, params, buffers, x),
+        )
+        self.own = {
+            name: {slot: zeros(*s.shape, dtype=s.dtype) for slot, s in part.lane(space).items()}
+            for name, part in local.chain.items()
+        }
+        self._first_buffers = space.flatten(dict(module.named_buffers()), local.dtype, params=False).buffers.to(device)
+        space.bind(module, buf.w, buf.b, buf.g)
+        self.clock = Clock(buf.keys[0])
+        self.draws = key_dropout(module, self.clock) or bool(local.inputs.crop or local.inputs.flip)
+        self.network = Network(module, local.head, local.half)
+        self._params = [p for p in module.parameters() if p.requires_grad]
+        self._gradients = [p.of(buf.g) for p in space.params]
+        self.norms, self.tally = Norms.of(module), Tally()
+        self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+        self.recorder: Callable[[int], None] | None = None  # an engine may replay steps instead of taking them
+
+    # ---- a visit, on the host -------------------------------------------------------------------------------
+
+    def visit(
+        self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None
+    ) -> tuple[Report, Tensors]:
+        """Do one task for one client: its report, and its state if the server accepts the report.
+
+        Clients of a step that is taken together meet while they compute: see `norms.py`.
+        """
+        return self.begin(client, task, keep, meeting)()
+
+    def begin(
+        self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None
+    ) -> Callable[[], tuple[Report, Tensors]]:
+        """Submit the work of a visit, and give a function that collects what it gave."""
+        visit = self.visiting(client, task, keep, meeting)
+        self.load(task.down)
+        where = {"round": task.round, "step": task.turn, "client": client.id}
+        # Whatever a user's module draws for itself is tied to the visit too, not to the lane's past.
+        # Clients that meet run side by side, and share torch's one generator: their engine seeds it for all.
+        seed = self.local.streams.torch_seed("module", **where)
+        with torch_seeded(seed) if meeting is None else nullcontext():
+            if task.kind == "train":
+                return partial(self._end, self._train(self.course(visit), meeting), meeting)
+            done = self.local.programs[task.kind](visit)
+            told = report(visit, done, looked=self.look.work), {**keep, **copies(done.keep)} if done.keep else keep
+            return partial(self._end, lambda: told, meeting)
+
+    def _end(self, collect: Callable[[], tuple[Report, Tensors]], meeting: Meeting | None) -> tuple[Report, Tensors]:
+        told, new = collect()
+        if meeting is not None:
+            told = revised(told, nbytes=told.nbytes + meeting.up, received=meeting.down)
+        return told, new
+
+    def visiting(self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None) -> Visit:
+        """Give what a client's parts may look at."""
+        local = self.local
+        where = {"round": task.round, "step": task.turn, "client": client.id}
+        sees = "params" in task.down
+        self.look = look = Look(self.network, self.space, local.inputs, self.buf, client)
+        return Visit(
+            client=client,
+            task=task,
+            keep=keep,
+            down=task.down,
+            epochs=int(task.config.get("epochs", local.epochs)),  # type: ignore[arg-type]
+            batch_size=local.batch_size,
+            rate=local.rate.at(task.round, task.part),
+            rng=lambda purpose, **other: local.streams(purpose, **(where | other)),
+            peek=look.peek if sees else _no_model,
+            gradient=partial(self._gradient, client, self._key(task, client.id), meeting) if sees else _no_model,
+            spread=look.variance if sees else _no_model,
+            rounds=local.rounds,
+        )
+
+    def joint_keys(self, step: Step, tasks: Sequence[Task]) -> np.ndarray | None:
+        """Give every sample of a joint step the key it would have in its own visit."""
+        joint = step.joint
+        assert joint is not None
+        runs = joint.runs
+        if not self.draws:
+            return None
+        nth = np.arange(int(runs.sum())) - np.repeat(np.cumsum(runs) - runs, runs)  # of each sample inside its visit
+        visits = [(turn, tasks[who]) for turn, who in zip(joint.turns.tolist(), joint.who.tolist(), strict=True)]
+        own = [self._key(revised(task, turn=turn), task.client) for turn, task in visits]
+        keys = np.repeat(np.array(own, dtype=np.uint64), runs)
+        steps, places = (nth, np.zeros_like(nth)) if step.kind == "train" else (np.zeros_like(nth), nth)
+        return sample_keys(keys, steps, places)
+
+    def jointly(self, task: Task, batches: Batches) -> Report:
+        """Train on batches of anybody's samples, as one machine that holds them all would."""
+        everything = np.arange(len(self.buf.y))
+        client = Client(-1, everything, everything[:0], 0)
+        self.load(task.down)
+        self.norms.tally = self.tally
+        with torch_seeded(self.local.streams.torch_seed("module", round=task.round, step=task.turn)):
+            visit = self.visiting(client, task, {})
+            report, _ = self._train(Course(visit, Order((), 1), batches))()
+        self.norms.tally = None
+        up, down = self.tally.of_a_batch if len(batches) else (0, 0)
+        return revised(report, nbytes=up, received=down)
+
+    def course(self, visit: Visit) -> Course:
+        """Let the sampler plan a visit's batches."""
+        order = self.local.sampler.plan(visit)
+        positions, sizes = self._cut(order)
+        rates, keys = np.full(len(sizes), visit.rate), None
+        if self.draws:
+            step = np.repeat(np.arange(len(sizes)), sizes)
+            place = np.arange(len(step)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            keys = sample_keys(self._key(visit.task, visit.client.id), step, place)
+        return Course(visit, order, Batches(visit.client.rows[positions], sizes, rates, keys))
+
+    def _train(self, course: Course, meeting: Meeting | None = None) -> Callable[[], tuple[Report, Tensors]]:
+        course = fill(self.local, self.space, self.own, self.buf, course)
+        self._run(course, meeting)
+        look = self.look
+        return lambda: finish(self.local, self.own, self.buf, course, common(self.space, self.buf), look.work)
+
+    def _gradient(self, client: Client, key: int, meeting: Meeting | None, positions: np.ndarray) -> Gradient:
+        """Give the gradient of a sum of losses under the received model."""
+        self._start()
+        keys = sample_keys(key, 0, np.arange(len(positions)))
+        self._fill_ring(Batches(client.rows[positions], np.array([len(positions)]), np.zeros(1), keys))
+        self.buf.weight.ceil_()  # every sample counts whole
+        self.norms.meeting = meeting
+        self.norms.train(meeting is not None or len(positions) > 1)
+        self.backward(self.width(len(positions)))
+        self.norms.meeting = None
+        self.look.work += len(positions)
+        return Gradient(self.buf.g.clone(), self.buf.loss / max(len(positions), 1))
+
+    def _key(self, task: Task, client: int) -> int:
+        """Give what a visit's random bits are made of, if the model or its inputs draw any."""
+        where = {"round": task.round, "step": task.turn, "client": client}
+        return self.local.streams.torch_seed("dropout", **where) if self.draws else 0
+
+    def _cut(self, order: Order) -> tuple[np.ndarray, np.ndarray]:
+        """Cut every epoch into batches: positions one after another, and the size of each batch."""
+        size, taken, sizes = order.batch_size, [], []
+        for epoch in order.epochs:
+            full, rest = divmod(len(epoch), size)
+            if self.norms and full and rest == 1:  # one sample has no variance: leave it out
+                rest = 0
+            taken.append(epoch[: full * size + rest])
+            sizes += [size] * full + [rest] * (rest > 0)
+        return np.concatenate([np.zeros(0, dtype=np.int64), *taken]), np.array(sizes, dtype=np.int64)
+
+    def load(self, down: Tensors) -> None:
+        """Start from the received model."""
+        if "params" in down:
+            self.buf.w0.copy_(down["params"])
+            self.buf.w.copy_(down["params"])
+        buffers = down.get("buffers", self._first_buffers)
+        self.buf.b0.copy_(buffers)
+        self.buf.b.copy_(buffers)
+        for counter, start in self._counters:
+            counter.copy_(start)
+
+    def _start(self) -> None:
+        self.buf.t.zero_()
+        self.buf.loss.zero_()
+        if self.norms or not self.network.training:
+            self.network.train()
+
+    def _run(self, course: Course, meeting: Meeting | None) -> None:
+        self._start()
+        self.norms.meeting = meeting
+        for start in range(0, len(course.batches), RING):
+            self._fill_ring(course.batches, start)
+            for size in course.batches.sizes[start : start + RING].tolist():
+                normal = size > 1 or not self.norms  # a batch norm does something else with one sample
+                self.norms.train(normal or self.norms.meeting is not None)
+                alone = normal and self.norms.meeting is None
+                step = self.recorder if alone and self.recorder is not None else self.step
+                step(self.width(size))
+                self.norms.meeting = None  # local models go separate ways after their first step
+        self.norms.meeting = None
+
+    def width(self, size: int) -> int:
+        """Give the width of a batch: padded, it is one of a few."""
+        return min(1 << (size - 1).bit_length(), self.buf.index.shape[1]) if self.pad else size
+
+    @property
+    def state(self) -> list[Tensor]:
+        """All that a step changes."""
+        buf, counters = self.buf, [counter for counter, _ in self._counters]
+        return [
+            buf.w,
+            buf.g,
+            buf.b,
+            buf.t,
+            buf.loss,
+            *counters,
+            *(t for own in self.own.values() for t in own.values()),
+        ]
+
+    def _fill_ring(self, batches: Batches, start: int = 0) -> None:
+        ring = Ring.of([batches], start, self.buf.index.shape[1])
+        for name in ("index", "weight", "rate", *(("keys",) if self.draws else ())):
+            values = getattr(ring, name)[0]
+            give(values, getattr(self.buf, name)[: len(values)])
+
+    def named(self, params: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
+        """Give tensors of the network by name, out of flat vectors."""
+        named = {} if params is None else {f"module.{p.name}": p.of(params) for p in self.space.params}
+        return named | ({} if buffers is None else {f"module.{p.name}": p.of(buffers) for p in self.space.buffers})
+
+    # ---- the local step: captured once, replayed for every batch of every client -----------------------------
+
+    def step(self, width: int) -> None:
+        """Take one step on the next batch of the ring."""
+        buf = self.buf
+        self.backward(width)
+        with torch.no_grad():
+            move(self.local.chain, self.own, buf, buf.rate.index_select(0, buf.t % RING))
+            buf.t.add_(1)
+
+    def backward(self, width: int) -> None:
+        """Compute the gradient of the next batch of the ring."""
+        buf, parts = self.buf, self.local.chain
+        slot = buf.t % RING
+        rows = buf.index.index_select(0, slot)[0, :width]
+        weight = buf.weight.index_select(0, slot)[0, :width]
+        if self.draws:
+            self.clock.keys, self.clock.uses = buf.keys.index_select(0, slot)[0, :width], 0
+        if self.pad and self.norms:
+            self.norms.mask = (weight > 0).to(weight.dtype)
+        x = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype)
+        if self.norms.tally is not None:
+            self.norms.tally.batches += 1
+        x = self.network.laid_out(self.local.inputs.augmented(x, self.clock))
+        y = buf.y.index_select(0, rows)
+
+        loss, batch = objective(parts, self.own, buf, x, y, weight, *self.network(x))
+        # Cheaper than `backward`, which adds to a gradient that must have been set to zero before.
+        gradients = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
+
+        with torch.no_grad():
+            torch._foreach_copy_(self._gradients, gradients)
+            observe(parts, self.own, buf, batch)
+
+
+def _no_model(*_: object) -> Any:
+    raise ValueError("this step sends no model to look with; use Step(model=True)")

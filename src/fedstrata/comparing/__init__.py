@@ -1,5 +1,0 @@
-"""Paired comparisons: every method on the same partition, first model and draws, over several seeds."""
-
-from fedstrata.comparing.comparison import Comparison, compare, prepare, reopen
-
-__all__ = ["Comparison", "compare", "prepare", "reopen"]

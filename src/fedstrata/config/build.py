@@ -1,0 +1,254 @@
+"""From an experiment to a plan: parts built from their tables, composed and checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedstrata.client.network import find_head, projected
+from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
+from fedstrata.core import registry
+from fedstrata.core.client_parts import Local, LocalPart, Optimizer
+from fedstrata.core.errors import RequestError
+from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.inputs import Inputs
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import Streams, torch_seeded
+from fedstrata.core.server_parts import BY_CHOICE, Driver, ServerPart, ServerSide
+from fedstrata.data.devices import Devices, read_trace
+from fedstrata.data.drift import Drift, Stream
+from fedstrata.data.federation import Federation
+from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.lr_schedules import Scheduled
+from fedstrata.methods.optimizers.at_server import AtServer, Carried
+from fedstrata.methods.server_steps.sgd import Sgd
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+def federation_of(experiment: Experiment) -> Federation:
+    """Load the data set and deal it out."""
+    data = experiment.data
+    if data.name == GIVEN:
+        raise RequestError(
+            'data.name = "given": this run\'s data came from Python; pass `federation` to `train` or `resume`'
+        )
+    arrays = _named("datasets", data, "data").load()
+    mean, std = arrays.mean, arrays.std
+    federation = Federation.from_arrays(
+        arrays.x,
+        arrays.y,
+        data.clients,
+        partition=make("partitions", data.partition or {}, "data.partition"),
+        test=arrays.test,
+        groups=arrays.groups,
+        inputs=Inputs(scale=255.0 if arrays.x.dtype == np.uint8 else 1.0, mean=mean, std=std),
+        proxy=data.proxy,
+        seed=experiment.train.seed,
+        name=data.name,
+    )
+    noises = [make("noises", noise, f"data.noise.{i}") for i, noise in enumerate(data.noise or [])]
+    federation = federation.with_noise(noises, experiment.train.seed)
+    drift = Drift(**data.drift.model_dump()) if data.drift else None
+    stream = Stream(**data.stream.model_dump()) if data.stream else None
+    return federation.moving(drift, stream, experiment.train.seed)
+
+
+def assemble(experiment: Experiment, federation: Federation, module: nn.Module | None = None) -> Plan:
+    """Build every part and check that they fit together and fit the data."""
+    method, train = experiment.method, experiment.train
+    streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
+    driver = make("drivers", method.driver, "method.driver")
+    schedule = make("schedules", method.schedule, "method.schedule")
+    sampler = make("samplers", method.sample, "method.sample")
+    if schedule.sampler is not None:
+        driver = driver.following(schedule)
+        if federation.moves is not None and schedule.rounds_per_epoch > 1:
+            raise RequestError(
+                f"method.schedule.rounds_per_epoch = {schedule.rounds_per_epoch}: where data drift or stream, "
+                "an epoch is one round, because what a client holds changes in between; use 1"
+            )
+    select = make("selectors", method.select, "method.select")
+    corrections = _corrections(method.correct)
+    combine = make("combiners", method.combine, "method.combine")
+    server = make("servers", method.combine["server"], "method.combine.server")
+    optimizer = make("optimizers", train.optimizer or {}, "train.optimizer")
+    rate = Scheduled(train.lr, make("rates", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
+    servers = _half_at_server(driver, optimizer, rate)
+    servers |= {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}}
+    system = _devices(experiment, len(federation))
+    at_server: list[ServerSide] = [driver, select, combine, system, *servers.values()]
+    build = _builder(experiment.model, federation, streams, module)
+    inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
+    sample = inputs(federation.train.x[:2], dtype)
+    network = build().to(dtype)
+    head = find_head(network, sample, len(federation.classes), experiment.model.head)
+    if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
+        raise RequestError("train.batch_size = 1 does not fit a model with batch norm: one sample has no variance")
+    local = Local(
+        build=build,
+        head=head,
+        inputs=inputs,
+        sampler=schedule.sampler or sampler,
+        parts=_with_meters(corrections, optimizer, at_server),
+        optimizer=optimizer,
+        programs={
+            kind: program
+            for part in [*at_server, schedule.sampler or sampler]
+            for kind, program in part.programs.items()
+        },
+        epochs=train.epochs,
+        batch_size=train.batch_size,
+        rate=rate,
+        streams=streams,
+        dtype=dtype,
+        rounds=train.rounds,
+        half=experiment.engine.precision == "bf16",
+    )
+    plan = Plan(
+        driver=driver,
+        select=select,
+        combine=combine,
+        servers=servers,
+        system=system,
+        local=local,
+        space=Space.of(network, head),
+        rounds=train.rounds,
+        clients_per_round=train.clients_per_round,
+        sampler_asked=sampler,
+    )
+    plan.check()
+    return replace(plan, apart=_apart(experiment, plan))
+
+
+def _devices(experiment: Experiment, clients: int) -> Devices:
+    asked = experiment.system
+    if asked.availability.kind == "trace":
+        if asked.availability.trace is None:
+            raise RequestError('system.availability.kind = "trace" needs system.availability.trace: a file')
+        read_trace(asked.availability.trace, clients)
+    return Devices(
+        seconds_per_sample=asked.seconds_per_sample,
+        deadline=asked.deadline,
+        wait_for=asked.wait_for,
+        over_select=asked.over_select,
+        rate=asked.stragglers.rate,
+        mode=asked.stragglers.mode,
+        availability=asked.availability.kind,
+        available_rate=asked.availability.rate,
+        period=asked.availability.period,
+        trace=asked.availability.trace,
+    )
+
+
+def _half_at_server(driver: Driver, optimizer: Optimizer, rate: Scheduled) -> dict[str, ServerPart]:
+    """Give the server's half of an optimizer whose steps are taken there, or whose memory travels."""
+    if driver.steps_at_server:
+        return {"optimizer": AtServer(optimizer, rate)}
+    return {"optimizer": Carried(optimizer)} if optimizer.state == "carried" else {}
+
+
+def _apart(experiment: Experiment, plan: Plan) -> str | None:
+    """Say why many visits cannot be executed as one, or None."""
+    asked = experiment.engine.execution
+    if experiment.method.schedule["kind"] == "none":
+        return "nothing is scheduled"
+    if asked == "messages":
+        return BY_CHOICE
+    reasons = [
+        (plan.combine != Size(), f"{type(plan.combine).__name__} weighs what each client sends"),
+        (
+            plan.servers["server"] != Sgd(),
+            f"the server step {type(plan.servers['server']).__name__} acts on every step",
+        ),
+        (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each visit"),
+        (not plan.system.reliable, "reports may be lost on the way"),
+        (experiment.privacy.aggregate == "masked", "what clients send is summed under masks, step by step"),
+    ]
+    reason = next((why for holds, why in reasons if holds), None)
+    if asked == "fused" and reason is not None:
+        raise RequestError(f'engine.execution = "fused" does not fit this plan: {reason}; use "auto" or "messages"')
+    return reason
+
+
+def initial_model(plan: Plan, init: str | None) -> Model:
+    """Give the model of round 0: drawn from the seed, or read from a file."""
+    module = plan.local.build()
+    named: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
+    if init is not None:
+        try:
+            given = load_file(Path(init))
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f'model.init = "{init}" cannot be read: {error}') from None
+        for place in (*plan.space.params, *plan.space.buffers):
+            if place.name not in given or tuple(given[place.name].shape) != place.shape:
+                found = tuple(given[place.name].shape) if place.name in given else "nothing"
+                raise RequestError(
+                    f'model.init = "{init}": {place.name} needs shape {place.shape}, the file has {found}'
+                )
+        named |= given
+    return plan.space.flatten(named, plan.local.dtype)
+
+
+def _named(stage: str, section: Data | ModelChoice, key: str) -> Any:
+    return registry.build(stage, section.name, section.model_extra or {}, key)
+
+
+def _corrections(specs: Any) -> dict[str, LocalPart]:
+    """Build corrections under unique names, which scope their tensors."""
+    parts: dict[str, LocalPart] = {}
+    for i, spec in enumerate(specs):
+        name = str(spec["kind"]).rpartition(":")[2]
+        parts[name if name not in parts else f"{name}-{i}"] = make("corrections", spec, f"method.correct.{i}")
+    return parts
+
+
+def _with_meters(
+    corrections: dict[str, LocalPart], optimizer: Optimizer, at_server: Sequence[ServerSide]
+) -> dict[str, LocalPart]:
+    """Add what other stages want measured, under its name or its class's; the same meter twice is one meter."""
+    parts, beside = dict(corrections), [*corrections.values(), optimizer]
+    for meter in [meter for part in at_server for meter in part.meters(beside)]:
+        name = getattr(meter, "name", type(meter).__name__)
+        if parts.setdefault(name, meter) != meter:
+            raise RequestError(f"two stages want {name} with different options; they do not fit together")
+    return parts
+
+
+def _builder(choice: ModelChoice, federation: Federation, streams: Streams, module: nn.Module | None) -> Any:
+    """Give a function that builds the network, always with the same first weights."""
+    if choice.projection and (module is not None or choice.name == GIVEN):
+        raise RequestError("model.projection is for models by name; put one into your own before its last layer")
+    if module is not None:
+        return partial(copy.deepcopy, copy.deepcopy(module))
+    if choice.name == GIVEN:
+        raise RequestError(
+            'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
+        )
+    return network_builder(choice, tuple(federation.train.x.shape[1:]), len(federation.classes), streams)
+
+
+def network_builder(
+    choice: ModelChoice, shape: tuple[int, ...], classes: int, streams: Streams
+) -> Callable[[], nn.Module]:
+    """Do the same for a model by name, wherever the samples are."""
+    seed = streams.torch_seed("model")
+    return partial(_seeded, _named("models", choice, "model"), shape, classes, seed, choice.projection)
+
+
+def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int) -> nn.Module:
+    with torch_seeded(seed):
+        module: nn.Module = architecture.build(shape, classes)
+        if projection:
+            module.head = projected(module.get_submodule("head"), projection, classes)
+        return module

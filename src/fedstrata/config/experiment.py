@@ -1,0 +1,409 @@
+"""One validated description of a run: TOML in, defaults and `--set` merged, TOML out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, PlainValidator
+
+from fedstrata.config import tables
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import AtLeastOne, Count, Fraction, Natural, NonNegative, Positive, Share
+
+GIVEN = "given"  # data or model handed over from Python
+
+Spec = Any  # a part by name, `"size"`, or with options, `{kind = "size", ...}`; checked when it is completed
+
+
+def _per_round(value: Any) -> Any:
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if count or value == "all" or (isinstance(value, float) and 0 < value <= 1):
+        return value
+    raise ValueError('a count such as 20, a fraction such as 0.2, or "all"')
+
+
+PerRound = Annotated[int | float | str, PlainValidator(_per_round)]
+
+
+class Section(BaseModel):
+    """A table of the experiment file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DriftChoice(Section):
+    """Label mixes that change: at each given round a share of the clients pass their samples on among themselves."""
+
+    at: list[Count] = []
+    share: Fraction = 0.5
+
+
+class StreamChoice(Section):
+    """Samples that arrive over time."""
+
+    start: Fraction = 0.2
+    until: Count = 50
+    window: Natural = 0
+
+
+class Data(Section):
+    """Which samples, and who holds them. Further keys are options of the data set."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "digits"
+    clients: Count | None = None  # 20, unless the partition counts them itself
+    partition: Spec = None
+    proxy: Natural = 0  # training samples that the server holds, for methods that rank models
+    noise: Any = None  # wrong labels, disturbed features: {labels = 0.3}, or a list of parts
+    drift: DriftChoice | None = None
+    stream: StreamChoice | None = None
+    fingerprint: str | None = None  # hash of data that was given from Python
+
+
+class ModelChoice(Section):
+    """Which network. Further keys are options of the model."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "mlp"
+    init: str | None = None  # a model.safetensors to start from
+    head: str | None = None  # name of the last layer, where it cannot be found
+    projection: Natural = 0  # width of a projection of two layers that is put before the last one, as in MOON
+
+
+class Method(Section):
+    """A recipe; the stages override its parts."""
+
+    name: str = "fedavg"
+    schedule: Spec = None
+    driver: Spec = None
+    select: Spec = None
+    sample: Spec = None
+    correct: Any = None  # a list of parts
+    combine: Spec = None
+
+
+class Stop(Section):
+    """When to end before the last round."""
+
+    target: Fraction | None = None  # accuracy reached
+    patience: Count | None = None  # evaluations without a better accuracy
+    vote: Fraction | None = (
+        None  # with this share of the clients at `target` on their own test data, not the global one
+    )
+    bytes: Count | None = None  # budgets, of which the round that spends one is the last: bytes in all directions,
+    client_updates: Count | None = None  # visits that trained,
+    time: Positive | None = None  # and virtual seconds
+
+
+class Evaluate(Section):
+    """When to evaluate, and how many clients enter the per-client metrics."""
+
+    every: Count = 1
+    clients: Count = 1000
+
+
+class Augment(Section):
+    """Random changes of images in training."""
+
+    crop: Natural = 0  # pixels of padding, out of which a window of the old size is cut
+    flip: bool = False  # left and right
+
+
+class Train(Section):
+    """How the model is trained, whatever the method."""
+
+    rounds: Count = 50
+    clients_per_round: PerRound = 0.5
+    epochs: Count = 2
+    batch_size: Count = 16
+    lr: Positive = 0.1
+    optimizer: Spec = None
+    lr_schedule: Spec = None
+    stop: Stop = Stop()
+    evaluate: Evaluate = Evaluate()
+    augment: Augment = Augment()
+    seed: Natural = 0
+
+
+class Lateness(Section):
+    """Reports that come too late: a share of the selected clients, after they did the work."""
+
+    rate: Fraction = 0.0
+    mode: Literal["uniform", "slowest", "sticky", "partial"] = "uniform"
+
+
+class Speed(Section):
+    """How fast devices are: as the data say, drawn, or in five tiers."""
+
+    kind: Literal["given", "lognormal", "tiers"] = "given"
+    sigma: NonNegative = 0.5
+
+
+class Bandwidth(Section):
+    """Bytes a second, and how far clients differ."""
+
+    mean: NonNegative = 0.0  # 0: messages take no time
+    sigma: NonNegative = 0.0
+
+
+class Availability(Section):
+    """Who can be asked in a round."""
+
+    kind: Literal["always", "independent", "labels", "trace"] = "always"
+    rate: Fraction = 1.0
+    period: Count = 20
+    trace: str | None = None
+
+
+class SystemChoice(Section):
+    """Devices and network."""
+
+    speed: Speed = Speed()
+    bandwidth: Bandwidth = Bandwidth()
+    seconds_per_sample: NonNegative = 0.001
+    availability: Availability = Availability()
+    deadline: NonNegative = 0.0
+    wait_for: Fraction = 1.0
+    over_select: AtLeastOne = 1.0
+    stragglers: Lateness = Lateness()
+
+
+class FixedPoint(Section):
+    """How numbers are written where sums are masked: whole words, some bits of them behind the point."""
+
+    bits: Literal[32, 64] = 32
+    fraction: Natural = 20
+
+
+class Differential(Section):
+    """Whole clients are hidden: every update is clipped, and noise of `noise` times `clip` is added."""
+
+    clip: Positive = 1.0
+    noise: NonNegative = 0.0
+    where: Literal["server", "local"] = "server"  # who adds it: the server to a sum, or every client
+    delta: Share | None = None  # None: a tenth of 1 / clients
+    budget: Positive | None = None  # epsilon at which the run stops
+
+
+class EnclaveChoice(Section):
+    """What parties insist on before they tell an enclave anything."""
+
+    attestation: Literal["dev-insecure", "sev-snp"] = "sev-snp"
+    allow_insecure: bool = False
+    measurement: str | None = None
+    minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)
+    vmpl: Natural = 0
+    certificates: str = "."
+    noise: Fraction = 0.0
+
+
+class Privacy(Section):
+    """Who may see what."""
+
+    labels: Literal["none", "prf", "ckks-paper"] = "none"
+    clustering: Literal["server", "enclave", "masked"] = "server"
+    histogram_epsilon: Positive | None = None
+    aggregate: Literal["open", "masked"] = "open"
+    encoding: FixedPoint = FixedPoint()
+    dp: Differential | None = None
+    enclave: EnclaveChoice = EnclaveChoice()
+
+
+class EngineChoice(Section):
+    """Where and how visits are executed."""
+
+    kind: str = "local"
+    lanes: Count | Literal["auto"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    execution: Literal["auto", "fused", "messages"] = "auto"  # of methods whose clients compute one batch together
+    client_state: Literal["memory", "disk"] = "memory"  # where what clients keep lies between their visits
+    together: Literal["auto", "always", "never"] = "auto"  # whether tiny clients are trained many at once
+    record: bool = True  # whether a GPU replays recorded steps
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Options of the engine itself."""
+        own = ("lanes", "device", "precision", "client_state", "together", "record")
+        return {name: getattr(self, name) for name in own}
+
+
+class Experiment(Section):
+    """A whole run, as the user describes it."""
+
+    data: Data = Data()
+    model: ModelChoice = ModelChoice()
+    method: Method = Method()
+    train: Train = Train()
+    system: SystemChoice = SystemChoice()
+    privacy: Privacy = Privacy()
+    engine: EngineChoice = EngineChoice()
+
+    @classmethod
+    def of(cls, source: Mapping[str, Any] | str | Path | Experiment | None = None, **overrides: Any) -> Experiment:
+        """Read a mapping or a TOML file, put dotted overrides on top, check everything and write every option out."""
+        table = source.dump() if isinstance(source, Experiment) else tables.read(source)
+        if "method.name" in overrides:
+            _forget_recipe(table, overrides["method.name"])
+        for key, value in overrides.items():
+            tables.put(table, key, value)
+        _refuse_unknown(cls, table, "")
+        _suggest_training(table)
+        data = table.get("data", {})
+        if "fingerprint" in data and data.get("name") != GIVEN:
+            raise RequestError("data.fingerprint is written by the run; it cannot be set")
+        checked: Experiment = registry.validated(cls, table, "")
+        return checked._resolved()
+
+    def _resolved(self) -> Experiment:
+        recipe = registry.find("methods", self.method.name, "method.name").stages
+        stages: dict[str, Any] = {}
+        for stage, kinds in METHOD_STAGES.items():
+            key, default, asked = f"method.{stage}", recipe.get(stage, DEFAULTS[stage]), getattr(self.method, stage)
+            if stage == "correct":
+                specs = tables.merged_list(default, asked, key)
+                stages[stage] = [complete(kinds, s, f"{key}.{i}") for i, s in enumerate(specs)]
+            else:
+                stages[stage] = complete(kinds, tables.merged(default, asked, key), key)
+        train = {
+            key: complete(stage, tables.merged(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}")
+            for key, stage in (("optimizer", "optimizers"), ("lr_schedule", "rates"))
+        }
+        if self.train.stop.vote is not None and self.train.stop.target is None:
+            raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
+        registry.build("engines", self.engine.kind, self.engine.place, "engine")
+        return self.model_copy(
+            update={
+                "data": _complete_named("datasets", self.data, "data"),
+                "model": _complete_named("models", self.model, "model"),
+                "method": Method(name=self.method.name, **stages),
+                "train": self.train.model_copy(update=train),
+            }
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Give plain tables; what is not set is left out."""
+        table: dict[str, Any] = tables.without_none(self.model_dump(mode="json"))
+        return table
+
+    def to_toml(self) -> str:
+        """Write the experiment file."""
+        return tomli_w.dumps(self.dump())
+
+
+METHOD_STAGES = {
+    "schedule": "schedules",
+    "driver": "drivers",
+    "select": "selectors",
+    "sample": "samplers",
+    "correct": "corrections",
+    "combine": "combiners",
+}
+DEFAULTS: dict[str, Any] = {
+    "schedule": {"kind": "none"},
+    "driver": {"kind": "rounds"},
+    "select": {"kind": "random"},
+    "sample": {"kind": "shuffle"},
+    "correct": [],
+    "combine": {"kind": "size", "server": {"kind": "sgd"}},
+    "optimizer": {"kind": "sgd"},
+    "lr_schedule": {"kind": "constant"},
+    "partition": {"kind": "dirichlet-class", "alpha": 0.1},
+}
+
+
+def make(stage: str, spec: Mapping[str, Any], key: str) -> Any:
+    """Build the part that a table describes."""
+    if "kind" not in spec:
+        raise RequestError(f"{key}.kind is required; allowed: {', '.join(sorted(registry.names(stage)))}")
+    beside = ("kind", "server") if stage == "combiners" else ("kind",)
+    options = {k: v for k, v in spec.items() if k not in beside}
+    return registry.build(stage, str(spec["kind"]), options, key)
+
+
+def complete(stage: str, spec: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Check a part's table and write its name and all its options out."""
+    part = make(stage, spec, key)
+    full = {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
+    if stage == "combiners":
+        server = tables.spec(spec.get("server", "sgd"), f"{key}.server")
+        full["server"] = complete("servers", server, f"{key}.server")
+    return full
+
+
+def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
+    """Do the same for the tables that have a name instead of a kind, with options beside their own keys."""
+    options, own = section.model_extra or {}, {name: getattr(section, name) for name in type(section).model_fields}
+    given = section.name == GIVEN
+    known = set() if given else registry.options(stage, section.name, f"{key}.name")
+    for option in options:
+        if option not in known:
+            raise registry.unknown_option(f"{key}.{option}", option, known | set(own))
+    if given:
+        return section
+    if "partition" in own:
+        partition = tables.merged(DEFAULTS["partition"], own["partition"], f"{key}.partition")
+        own["partition"] = complete("partitions", partition, f"{key}.partition")
+        counts_itself = registry.find("partitions", own["partition"]["kind"], f"{key}.partition").counts_clients
+        own["clients"] = own["clients"] or (None if counts_itself else 20)
+        noises = tables.merged_list([], _noises(own["noise"]), f"{key}.noise")
+        own["noise"] = [complete("noises", noise, f"{key}.noise.{i}") for i, noise in enumerate(noises)]
+    return type(section)(**own, **dataclasses.asdict(registry.build(stage, section.name, options, key)))
+
+
+def _noises(noise: Any) -> Any:
+    """Read the short form: `{labels = 0.3, features = 0.1}`."""
+    if noise is None or not isinstance(noise, Mapping):
+        return noise
+    short = {"labels": ("label-noise", "rate"), "features": ("feature-noise", "sigma")}
+    if strange := [key for key in noise if key not in short]:
+        raise registry.unknown_option(f"data.noise.{strange[0]}", strange[0], set(short))
+    return [{"kind": kind, option: noise[key]} for key, (kind, option) in short.items() if noise.get(key)]
+
+
+def _suggest_training(table: dict[str, Any]) -> None:
+    """Put the training settings that a method suggests where the user set nothing."""
+    method = table.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else None
+    if isinstance(name, str):
+        train = table.setdefault("train", {})
+        for key, value in registry.find("methods", name, "method.name").train.items():
+            if isinstance(train, dict):
+                part = isinstance(value, Mapping) and train.get(key) is not None
+                train[key] = tables.merged(value, train[key], f"train.{key}") if part else train.get(key, value)
+
+
+def _forget_recipe(table: dict[str, Any], name: Any) -> None:
+    """Another method brings its own parts: leave out the stages that only spell the old method's recipe out."""
+    method = table.get("method")
+    if not isinstance(method, dict) or method.get("name", name) == name:
+        return
+    old = Experiment.of({"method": {"name": method["name"]}}).dump()
+    for stage in METHOD_STAGES:
+        if method.get(stage) == old["method"][stage]:
+            del method[stage]
+    suggested = [registry.find("methods", known, "method.name").train for known in (method["name"], name)]
+    train = table.get("train", {})
+    for key in {**suggested[0], **suggested[1]}:
+        if train.get(key) == old["train"].get(key):
+            train.pop(key, None)
+
+
+def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str) -> None:
+    fields = section.model_fields
+    for key, value in table.items():
+        if key not in fields:
+            if section.model_config.get("extra") == "forbid":
+                raise registry.unknown_option(f"{prefix}{key}", key, set(fields))
+            continue
+        hint = fields[key].annotation
+        for kind in (hint, *get_args(hint)) if value is not None or not get_args(hint) else ():
+            if isinstance(kind, type) and issubclass(kind, Section):
+                if not isinstance(value, Mapping):
+                    raise RequestError(f"{prefix}{key} = {value!r} must be a table")
+                _refuse_unknown(kind, value, f"{prefix}{key}.")

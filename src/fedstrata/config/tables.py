@@ -1,0 +1,129 @@
+"""Nested tables, as TOML has them: reading, dotted keys, and one table put over another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.part import Part
+
+
+def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
+    """Give tables of one's own: from a file, a mapping that may hold part objects, or nothing."""
+    if source is None:
+        return {}
+    if isinstance(source, Mapping):
+        table: dict[str, Any] = plain(source)
+        return table
+    try:
+        text = Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{source} cannot be read: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        where = str(error).replace("at end of document", f"at line {len(text.splitlines())}, the end of the document")
+        raise RequestError(f"{source} is not valid TOML: {where}") from None
+
+
+def plain(value: Any) -> Any:
+    """Copy tables and lists; a part object becomes a table that names it by its import path."""
+    if isinstance(value, type) and issubclass(value, Part):
+        raise RequestError(f"{value.__name__} is a class; give an object of it: {value.__name__}()")
+    if isinstance(value, Part) and not dataclasses.is_dataclass(value):
+        raise RequestError(f"{type(value).__name__} must be a frozen dataclass")
+    if isinstance(value, Part):
+        path = f"{type(value).__module__}:{type(value).__qualname__}"
+        return {"kind": path, **dataclasses.asdict(value)}  # type: ignore[call-overload]
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(v) for v in value]
+    return value
+
+
+def without_none(value: Any) -> Any:
+    """Leave out what is not set: TOML has no word for it."""
+    if isinstance(value, dict):
+        return {k: without_none(v) for k, v in value.items() if v is not None}
+    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """Read `a.b=value`; the value is TOML, or plain text where that fails."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RequestError(f'--set "{text}" must look like train.rounds=10')
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def put(table: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key inside nested tables; a part that was named plainly becomes a table for its options."""
+    *path, last = key.split(".")
+    at: Any = table
+    for name in path:
+        place = _place(at, name, key)
+        if isinstance(at, dict):
+            at.setdefault(name, {})
+        if isinstance(at[place], str):
+            at[place] = {"kind": at[place]}
+        at = at[place]
+        if not isinstance(at, dict | list):
+            raise RequestError(f"{key} cannot be set: {name} is not a table")
+    at[_place(at, last, key)] = plain(value)
+
+
+def _place(at: dict[str, Any] | list[Any], name: str, key: str) -> Any:
+    if isinstance(at, dict):
+        return name
+    if not name.isdigit() or int(name) >= len(at):
+        raise RequestError(f"{key} cannot be set: {name} is not a place in a list of {len(at)}, counted from 0")
+    return int(name)
+
+
+def spec(value: Any, key: str) -> dict[str, Any]:
+    """Give a part's table; a plain name is short for `{kind = name}`."""
+    if isinstance(value, str):
+        return {"kind": value}
+    if not isinstance(value, Mapping):
+        raise RequestError(
+            f"{key} = {json.dumps(value, default=str)} is not valid; allowed: a name, or a table with kind and options"
+        )
+    return dict(value)
+
+
+def merged(base: Any, override: Any, key: str) -> dict[str, Any]:
+    """Put an override on a recipe's part: the same kind keeps its other options, another kind replaces it.
+
+    What replaces a combiner keeps the recipe's server, unless it names one.
+    """
+    ours, theirs = spec(base, key), spec({} if override is None else override, key)
+    same = theirs.get("kind", ours.get("kind")) == ours.get("kind")
+    result = {**ours, **theirs} if same else theirs
+    if "server" in ours:
+        result["server"] = merged(ours["server"], theirs.get("server"), f"{key}.server")
+    return result
+
+
+def merged_list(base: Sequence[Any], override: Any, key: str) -> list[dict[str, Any]]:
+    """Do the same for a list; a table of places, as dotted keys make it, changes single elements."""
+    if override is None:
+        return [spec(part, f"{key}.{i}") for i, part in enumerate(base)]
+    if isinstance(override, Mapping) and all(place.isdigit() for place in override):
+        changed = [override.get(str(i)) for i in range(len(base))]
+        if strange := [place for place in override if int(place) >= len(base)]:
+            raise RequestError(f"{key}.{strange[0]}: the method has {len(base)} parts there, counted from 0")
+        return [merged(part, change, f"{key}.{i}") for i, (part, change) in enumerate(zip(base, changed, strict=True))]
+    if isinstance(override, str) or not isinstance(override, Sequence):
+        raise RequestError(
+            f'{key} = {json.dumps(override, default=str)} is not valid; allowed: a list, such as [{{ kind = "prox" }}]'
+        )
+    return [spec(part, f"{key}.{i}") for i, part in enumerate(override)]

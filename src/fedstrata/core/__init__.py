@@ -1,0 +1,1 @@
+"""What everything else speaks: messages, parts, plans, random streams, registry, errors."""

@@ -1,0 +1,109 @@
+"""What the server may know of its clients: only what its parts declared they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.flat_model import Model
+from fedstrata.core.index import Split
+
+
+@dataclass(frozen=True)
+class World:
+    """What is true of clients that live on this machine, whether or not the server may know it."""
+
+    samples: Split
+    labels: np.ndarray  # of every training sample
+    classes: int
+    speeds: np.ndarray | None = None  # relative device capacity; None: all alike
+    bandwidths: np.ndarray | None = None  # bytes a second; None: without limit
+
+    @cached_property
+    def stock(self) -> np.ndarray:
+        """Label counts of every client, [N, C]."""
+        return self.samples.counts(self.labels, self.classes)
+
+    @cached_property
+    def mix(self) -> np.ndarray:
+        """Share of each label over all clients."""
+        counts = np.bincount(self.labels[self.samples.rows], minlength=self.classes)
+        mix: np.ndarray = counts / max(counts.sum(), 1)
+        return mix
+
+    def counts(self, clients: Sequence[int]) -> np.ndarray:
+        """Label counts of some clients together, [C], at the cost of their own samples only."""
+        own = [self.labels[self.samples[client]] for client in clients]
+        return np.bincount(np.concatenate(own), minlength=self.classes) if own else np.zeros(self.classes)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What the server knows of its clients. Fields a part did not declare in `needs` cannot be read."""
+
+    clients: int
+    classes: int
+    holders: np.ndarray  # ids of clients with data
+    key: np.ndarray  # seeded tie-break
+    _known: dict[str, np.ndarray | None] = field(default_factory=dict)
+    world: World | None = None  # what is true of clients that live here; for engines and devices, not for methods
+    later: Callable[[int], Roster] | None = None  # where data move: what is known in a round
+    proxy: Callable[[Model], float] | None = None  # a model's loss on samples that the server holds, if it holds any
+    setup: int | None = None  # bytes it took to tell, where that was not done in plain numbers
+    clusters: np.ndarray | None = None  # of every client, found without label counts being told; -1: it has no data
+
+    def at(self, round: int) -> Roster:
+        """Give what is known in a round."""
+        return self if self.later is None else replace(self.later(round), proxy=self.proxy, clusters=self.clusters)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training samples of every client."""
+        return self._get("sizes")
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Which labels each client holds, [N, C]."""
+        return self._get("labels")
+
+    @property
+    def totals(self) -> np.ndarray:
+        """How many samples of each label all clients hold together, [C]."""
+        return self._get("totals")
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Label counts of every client, [N, C]."""
+        return self._get("counts")
+
+    @property
+    def speeds(self) -> np.ndarray:
+        """Relative device capacity of every client."""
+        return self._get("speeds")
+
+    @property
+    def setup_bytes(self) -> int:
+        """What it cost the clients to tell: 4 bytes a label held or a label count, 8 a size or speed."""
+        if self.setup is not None:
+            return self.setup
+        told = {name: a.size for name, a in self._known.items() if a is not None}
+        if "labels" in told:
+            told["labels"] = int(self.labels.sum())
+        if "totals" in told:
+            told["totals"] *= self.clients  # everybody's counts, though only their sum is read
+        return sum(numbers * (4 if name in ("labels", "totals", "counts") else 8) for name, numbers in told.items())
+
+    def behind_messages(self) -> Roster:
+        """Give the same for clients that live elsewhere: nobody can answer in their place."""
+        later = self.later
+        return replace(self, world=None, later=None if later is None else lambda round: later(round).behind_messages())
+
+    def _get(self, name: str) -> np.ndarray:
+        value = self._known.get(name)
+        if value is None:
+            raise RequestError(f'a part reads roster.{name} without declaring it: add "{name}" to its `needs`')
+        return value

@@ -1,0 +1,58 @@
+"""From stored samples to what a network sees: scaled, normalised and, in training, augmented, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedstrata.core.counter_rng import Clock
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Images stay uint8 until here. Normalisation is by channel; augmentation draws from the visit's own stream."""
+
+    scale: float = 1.0  # 255 for images
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    crop: int = 0  # pixels of padding, out of which a window of the old size is cut
+    flip: bool = False  # left and right, every other image
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Scale and normalise; whole numbers that are not pixels (tokens) stay as they are."""
+        if not x.is_floating_point() and x.dtype != torch.uint8:
+            return x
+        x = x.to(dtype)
+        if self.scale != 1.0:
+            x = x / self.scale
+        if self.mean is None or self.std is None:
+            return x
+        by_channel = (1, -1, *(1,) * (x.ndim - 2))
+        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(by_channel)
+        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(by_channel)
+        return (x - mean) / std
+
+    def augmented(self, x: Tensor, clock: Clock) -> Tensor:
+        """Shift and flip each image of a batch by chance; the same operations whatever the chance says.
+
+        The border that a shift lets in is 0 after normalisation: the mean colour, not black.
+        """
+        if not (self.crop or self.flip) or x.ndim != 4:
+            return x
+        count, _, height, width = x.shape
+        dy, dx = (self._offsets(count, clock) for _ in range(2))
+        columns = torch.arange(width, device=x.device).expand(count, width)
+        if self.flip:
+            turned = (clock.uniform(count) < 0.5).view(-1, 1)
+            columns = torch.where(turned, width - 1 - columns, columns)
+        rows = torch.arange(height, device=x.device) + dy.view(-1, 1)
+        columns = columns + dx.view(-1, 1)
+        wide = pad(x, (self.crop,) * 4)
+        image = torch.arange(count, device=x.device)
+        return wide[image.view(-1, 1, 1), :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
+
+    def _offsets(self, count: int, clock: Clock) -> Tensor:
+        return (clock.uniform(count) * (2 * self.crop + 1)).long()

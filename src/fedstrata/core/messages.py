@@ -1,0 +1,170 @@
+"""What crosses the border between server and client, with its size in bytes.
+
+Sizes are declared by the messages themselves, never measured on a wire, so that an engine which sends
+nothing (one process, fused steps) accounts for the same traffic as real sites do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.records import revised
+
+Value = float | int | str | bool | tuple[int, ...] | tuple[float, ...]
+Tensors = Mapping[str, Tensor]
+Tag = tuple[int, int]  # (round, step)
+Fragment = tuple[int, int]  # (i, n): the i-th of n equal parts of a round
+WHOLE: Fragment = (0, 1)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor declared before it exists: sizes lane buffers, client state and messages."""
+
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype | None = None  # None: the run's float type
+
+
+@dataclass(frozen=True)
+class Task:
+    """Server to client: run one program."""
+
+    client: int
+    round: int
+    step: int  # exchanges before this one in the round
+    kind: str = "train"
+    turn: int = 0  # those of the same kind: keys random draws, so that a probe never shifts what training draws
+    part: Fragment = WHOLE  # where in the round this is: moves learning rates
+    config: Mapping[str, Value] = field(default_factory=dict)
+    down: Tensors = field(default_factory=dict)  # "params", "buffers", broadcasts; shared by the step
+    accepted: Tag | None = None  # this client's last report that counted: its state starts from there
+    durable: Tag | None = None  # the same as of the last checkpoint: a site keeps that version too
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors and of the numbers in `config`; the envelope is free."""
+        return tensor_bytes(self.down) + value_bytes(self.config)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Client to server, split by who may read what.
+
+    The open envelope (samples, steps, loss, drift) comes with every report and is not charged; `meta` holds
+    what parts add to it. A number may stay a 0-d tensor until the engine reads all of a step at once.
+    """
+
+    client: int
+    samples: int
+    steps: int = 0
+    loss: float | Tensor = 0.0  # mean cross-entropy over the samples trained on
+    drift: float | Tensor = 0.0  # length of the update
+    meta: Mapping[str, Value | Tensor] = field(default_factory=dict)
+    summed: Tensors = field(default_factory=dict)  # reaches the server only inside Sums
+    shown: Tensors = field(default_factory=dict)  # open tensors; refused under masked aggregation
+    finite: bool | Tensor = True  # whether everything in this report is
+    nbytes: int = 0  # of the whole report, declared by the client
+    received: int = 0  # bytes this client got during the visit, beside the task
+    work: float = 0.0  # samples that went through the model, forward and back
+    seconds: float = 0.0  # from asking to having it, on the virtual clock
+
+    def read(self, known: Mapping[int, Any] | None = None) -> Report:
+        """Read every number that is still a tensor; `known` holds what some of them are, by identity."""
+
+        def value(v: Any) -> Any:
+            return v if not isinstance(v, Tensor) else v.item() if known is None else known[id(v)]
+
+        return revised(
+            self,
+            loss=float(value(self.loss)),
+            drift=float(value(self.drift)),
+            finite=bool(value(self.finite)),
+            meta={k: value(v) for k, v in self.meta.items()},
+        )
+
+    @property
+    def unread(self) -> list[Tensor]:
+        """Numbers that are still tensors."""
+        return [v for v in (self.loss, self.drift, self.finite, *self.meta.values()) if isinstance(v, Tensor)]
+
+    def to(self, device: str) -> Report:
+        """Move the tensors."""
+        summed = {k: v.to(device) for k, v in self.summed.items()}
+        return revised(self, summed=summed, shown={k: v.to(device) for k, v in self.shown.items()})
+
+    def open(self) -> Report:
+        """Leave out what the server must not see."""
+        return revised(self, summed={})
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the server learns of the summed tensors: `total[name]` is the sum of weight_k * summed_k[name]."""
+
+    total: Tensors
+    weight: float
+    count: int
+    reports: Sequence[Report] = ()  # open halves of the reports that were summed
+    shares: Mapping[int, float] = field(default_factory=dict)  # weight of each client, where there are any
+    joint: bool = False  # many steps were played as one: this is the outcome of all of them
+
+    def mean(self, name: str) -> Tensor:
+        """Give the weighted mean over the clients that arrived."""
+        return self.total[name] / self.weight
+
+    def scoped(self, part: str) -> Sums:
+        """Show a part its own tensors under its own names, beside the common ones."""
+        return revised(self, total=scoped(self.total, part))
+
+
+def read(reports: Sequence[Report]) -> list[Report]:
+    """Read what is still a tensor in all of them at once: on a GPU, every single look waits for the device."""
+    tensors = [t for report in reports for t in report.unread]
+    if not tensors or not tensors[0].is_cuda:
+        return [report.read() for report in reports]
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    known: dict[int, Any] = {}
+    for own in alike.values():
+        known |= zip(map(id, own), torch.stack(own).tolist(), strict=True)
+
+    return [report.read(known) for report in reports]
+
+
+def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) -> Sums:
+    """Add reports up in the order of `weights`, so that no timing changes a bit."""
+    total: dict[str, Tensor] = {}
+    for client, weight in weights.items():
+        for name, tensor in reports[client].summed.items():
+            if name in total:
+                total[name].add_(tensor, alpha=weight)
+            else:
+                total[name] = tensor * weight
+    return Sums(total, float(sum(weights.values())), len(weights), shares=dict(weights))
+
+
+def scoped(tensors: Tensors, part: str) -> dict[str, Tensor]:
+    """Keep common names and a part's own; `part/name` becomes `name`, other parts' names disappear."""
+    own = {k.removeprefix(f"{part}/"): v for k, v in tensors.items() if k.startswith(f"{part}/")}
+    return {k: v for k, v in tensors.items() if "/" not in k} | own
+
+
+def prefixed(tensors: Tensors, part: str) -> dict[str, Tensor]:
+    """Undo `scoped` for what a part gives back."""
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def tensor_bytes(tensors: Tensors) -> int:
+    """Give the bytes that the tensors take on a wire."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def value_bytes(values: Mapping[str, object]) -> int:
+    """Charge 8 bytes for each number, and a text by its length."""
+    return sum(len(v) * (1 if isinstance(v, str) else 8) if isinstance(v, str | tuple) else 8 for v in values.values())

@@ -1,0 +1,22 @@
+"""What every part of a plan has in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from fedstrata.core.plan import Plan
+
+
+class Part:
+    """One swappable piece of a stage: a frozen dataclass of options, without state.
+
+    The first line of the class docstring is what `fedstrata list` shows; `paper` says where the idea is from.
+    State that lives through a run is made by `init` and handed back to every call.
+    """
+
+    paper: ClassVar[str] = ""
+
+    def conflicts(self, plan: Plan) -> str | None:
+        """Say why this part cannot work in the given plan, or None."""
+        return None

@@ -1,0 +1,221 @@
+"""Names of parts: built-in, from other packages, or by import path.
+
+Each stage package lists its parts in a table `PARTS` of name -> "module:Class". Other packages add theirs
+through the entry-point group `fedstrata.parts`, with names such as `selectors.newest`. Any importable class
+also has a name already: its path, `my_package.my_module:Newest`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from fedstrata.core.errors import RequestError, unknown_name
+
+STAGES = {  # stage -> the package that lists its parts, and the class they derive from
+    "schedules": ("fedstrata.methods.schedules", "fedstrata.core.server_parts:LabelSchedule"),
+    "drivers": ("fedstrata.methods.drivers", "fedstrata.core.server_parts:Driver"),
+    "selectors": ("fedstrata.methods.selectors", "fedstrata.core.server_parts:Selector"),
+    "samplers": ("fedstrata.methods.samplers", "fedstrata.core.client_parts:Sampler"),
+    "corrections": ("fedstrata.methods.corrections", "fedstrata.core.client_parts:LocalPart"),
+    "optimizers": ("fedstrata.methods.optimizers", "fedstrata.core.client_parts:Optimizer"),
+    "combiners": ("fedstrata.methods.combiners", "fedstrata.core.server_parts:Combiner"),
+    "servers": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerPart"),
+    "rates": ("fedstrata.methods.lr_schedules", "fedstrata.methods.lr_schedules:Schedule"),
+    "partitions": ("fedstrata.data.partitions", "fedstrata.data.partitions.base:Partition"),
+    "noises": ("fedstrata.data.noise", "fedstrata.data.noise:Noise"),
+    "datasets": ("fedstrata.data.sets", "fedstrata.data.sets.base:DataSet"),
+    "models": ("fedstrata.models", "fedstrata.models.architecture:Architecture"),
+    "engines": ("fedstrata.engines", "fedstrata.core.part:Part"),
+    "methods": ("fedstrata.methods.recipes", "fedstrata.methods.recipes:Recipe"),
+}
+
+
+@cache
+def names(stage: str) -> dict[str, str]:
+    """Give the parts of a stage: name -> "module:attribute"."""
+    table: dict[str, str] = dict(import_module(STAGES[stage][0]).PARTS)
+    for entry in entry_points(group="fedstrata.parts"):
+        kind, _, name = entry.name.partition(".")
+        if kind == stage and name in table:
+            raise RequestError(f"the package behind {entry.value} calls a part of {stage} {name}: that name is taken")
+        if kind == stage:
+            table[name] = entry.value
+    return table
+
+
+def find(stage: str, name: str, key: str) -> Any:
+    """Give the class (or recipe) behind a name; `key` is where the user wrote it."""
+    if ":" not in name:
+        table = names(stage)
+        if name not in table:
+            raise unknown_name(key, name, table)
+        name = table[name]
+    part, base = _imported(name, key), _imported(STAGES[stage][1], key)
+    fits = (
+        issubclass(part, base) and dataclasses.is_dataclass(part) if isinstance(part, type) else isinstance(part, base)
+    )
+    if not fits:
+        raise RequestError(f'{key} = "{name}" does not fit: {base.__name__} expected, as a frozen dataclass')
+    return part
+
+
+def _imported(path: str, key: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise RequestError(f'{key} = "{path}" cannot be imported: {error}') from error
+
+
+def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
+    """Make a part from its name and options, checked against the types of its fields."""
+    known = options(stage, name, f"{key}.kind")
+    for option in given:
+        if option not in known:
+            raise unknown_option(f"{key}.{option}", option, known)
+    return validated(find(stage, name, f"{key}.kind"), given, key)
+
+
+def options(stage: str, name: str, key: str) -> set[str]:
+    """Give the names of a part's options."""
+    return {f.name for f in dataclasses.fields(find(stage, name, key)) if f.init}
+
+
+def name_of(stage: str, part: type) -> str:
+    """Give the name a class is known by in a stage, or its import path."""
+    path = f"{part.__module__}:{part.__qualname__}"
+    return next((name for name, target in names(stage).items() if target == path), path)
+
+
+def describe(stage: str, name: str) -> dict[str, Any]:
+    """Say what `fedstrata list` shows of a part."""
+    part = find(stage, name, stage)
+    doc = inspect.getdoc(part) or ""
+    options = {} if not isinstance(part, type) else {f.name: _option(part, f) for f in dataclasses.fields(part)}
+    return {
+        "name": name,
+        "summary": getattr(part, "summary", "") or doc.split("\n")[0],
+        "paper": getattr(part, "paper", ""),
+        "options": getattr(part, "stages", None) or options,
+    }
+
+
+def _option(part: type, field: dataclasses.Field[Any]) -> dict[str, Any]:
+    kind = _said(get_type_hints(part, include_extras=True)[field.name])
+    return {"type": kind} | ({"default": field.default} if field.default is not dataclasses.MISSING else {})
+
+
+def _said(hint: Any) -> str:
+    """Put a type into words; the types of `options.py` bring their own."""
+    if named := [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, str)]:
+        return str(named[0])
+    inner = [a for a in get_args(hint) if a is not Ellipsis]
+    if get_origin(hint) is Literal:
+        return " or ".join(json.dumps(a) for a in inner)
+    if get_origin(hint) is tuple:
+        return f"a list, each {_said(inner[0])}"
+    if inner:
+        return " or ".join(map(_said, inner))
+    return {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "nothing"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )
+
+
+# ---- validation ------------------------------------------------------------------------------------------------
+
+
+def validated(kind: Any, value: Mapping[str, Any], key: str) -> Any:
+    """Check a table against a dataclass or pydantic model.
+
+    Values go through JSON so that a list fits a tuple while text never passes for a number.
+    """
+    text = json.dumps(value, default=_as_json)
+    try:
+        return _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise explained(error, json.loads(text), key) from None
+
+
+def _as_json(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else str(value)  # numbers of numpy and torch
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__pydantic_config__"):
+        with_config(ConfigDict(extra="forbid"))(cast(type, kind))
+    return TypeAdapter(kind)
+
+
+def explained(error: ValidationError, value: Any, key: str) -> RequestError:
+    """Turn the first validation error into the key, the value and what is allowed.
+
+    A field that takes several types has an error for each; together they say what is allowed.
+    """
+    errors = error.errors(include_url=False)
+    path, found = _locate(errors[0]["loc"], value)
+    allowed = [_allowed(e) for e in errors if _locate(e["loc"], value)[0] == path]
+    where = ".".join(filter(None, [key, *path]))
+    if errors[0]["type"] == "missing":
+        return RequestError(f"{where} is required")
+    return RequestError(
+        f"{where} = {json.dumps(found, default=str)} is not valid; allowed: {' or '.join(dict.fromkeys(allowed))}"
+    )
+
+
+def _locate(loc: tuple[int | str, ...], value: Any) -> tuple[list[str], Any]:
+    """Follow a location as far as it names keys of the value; the rest names types that were tried."""
+    path: list[str] = []
+    for step in loc:
+        inside = isinstance(value, Mapping) and step in value
+        if not inside and not (isinstance(value, list | tuple) and isinstance(step, int)):
+            if isinstance(value, Mapping) and not path:
+                path.append(str(step))
+            break
+        path.append(str(step))
+        value = value[step]
+    return path, value
+
+
+def _allowed(error: Any) -> str:
+    context = error.get("ctx", {})
+    bounds = {
+        "greater_than": ("gt", ">"),
+        "greater_than_equal": ("ge", ">="),
+        "less_than": ("lt", "<"),
+        "less_than_equal": ("le", "<="),
+    }
+    if error["type"] in bounds:
+        name, sign = bounds[error["type"]]
+        return f"a number {sign} {context[name]}"
+    if error["type"] == "literal_error":
+        return str(context["expected"]).replace("'", '"')
+    words = {
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "tuple_type": "a list",
+        "list_type": "a list",
+        "dict_type": "a table",
+    }
+    return words.get(error["type"]) or str(error["msg"].removeprefix("Input should be ").removeprefix("Value error, "))
+
+
+def unknown_option(key: str, option: str, known: set[str]) -> RequestError:
+    """Refuse a key that does not exist, and say which one was probably meant."""
+    if not known:
+        return RequestError(f"{key} is not an option; there are none here")
+    hint = str(unknown_name(key, option, known)).split(" is unknown", 1)[1]
+    return RequestError(f"{key} is not an option{hint}")

@@ -1,0 +1,56 @@
+"""Folders of images: CLASS/image or CLIENT/CLASS/image, optionally under train/ and test/."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from fedstrata.core.errors import RequestError
+from fedstrata.data.files import Files
+from fedstrata.data.formats.images import Picture, pictures, read_images
+
+GREY = {"1", "L", "LA"}
+
+Listed = tuple[list[Picture], np.ndarray, np.ndarray | None]  # images, classes, clients
+
+
+def list_folder(path: Path) -> tuple[Listed, Listed | None]:
+    """List the images of a folder, and apart from them those of its test set if it has one; none is read."""
+    found = pictures(Files(path))
+    if not found:
+        raise RequestError(f"{path} holds no images; expected CLASS/image.png or CLIENT/CLASS/image.png")
+    split = {part: [p for p in found if p.name.startswith(f"{part}/")] for part in ("train", "test")}
+    parts = list(split.values()) if all(split.values()) and sum(map(len, split.values())) == len(found) else [found]
+    listed = [(part, *_owners(path, part, above=len(parts) - 1)) for part in parts]
+    return listed[0], listed[1] if len(listed) > 1 else None
+
+
+def read_folder(*parts: list[Picture], size: int | None = None) -> list[np.ndarray]:
+    """Read lists of images as uint8 [n, channels, height, width], all of one size or scaled to it."""
+    return read_images(*parts, size=size, channels=_channels([picture for part in parts for picture in part]))
+
+
+def _channels(found: list[Picture]) -> int:
+    """Give 1 if all images are grey, otherwise 3. Files are read whole, but no image is decoded."""
+    for picture in found:
+        try:
+            with Image.open(io.BytesIO(picture.files.read(picture.name))) as image:
+                if image.mode not in GREY:
+                    return 3
+        except (OSError, UnidentifiedImageError) as error:
+            raise RequestError(f"{picture.name} cannot be read as an image: {error}") from None
+    return 1
+
+
+def _owners(path: Path, part: list[Picture], above: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read classes, and clients if there are any, off the folders below the first `above` ones."""
+    folders = [p.name.split("/")[above:-1] for p in part]
+    if len(depths := {len(f) for f in folders}) > 1 or not depths <= {1, 2}:
+        deepest = max(map(len, folders))
+        odd = next((p.name for p, f in zip(part, folders, strict=True) if len(f) != deepest), part[0].name)
+        raise RequestError(f"{path} must hold CLASS/image.png or CLIENT/CLASS/image.png throughout; {odd} is elsewhere")
+    clients = np.array([f[0] for f in folders]) if depths == {2} else None
+    return np.array([f[-1] for f in folders]), clients

@@ -1,0 +1,65 @@
+"""Dealing samples out to clients: the base of every partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.part import Part
+from fedstrata.core.rng import Rng
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a partition sees of samples: the class of each, and its group (domain, subject, writer) if it has one."""
+
+    labels: np.ndarray
+    groups: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Positions of train and test samples, one array a client. Samples in no array are left out."""
+
+    train: Sequence[np.ndarray]
+    test: Sequence[np.ndarray]
+    notes: Sequence[str] = ()  # what had to be done to fulfil the request; becomes an event
+
+
+class Partition(Part):
+    """How samples are dealt out to clients. Always ends, accounts for every sample, refuses the impossible."""
+
+    counts_clients: ClassVar[bool] = False  # True: says itself how many clients there are, where none are asked for
+    needs_groups: ClassVar[bool] = False  # True: deals by domain, subject or writer
+
+    def deal(self, train: Labelled, test: Labelled, clients: int | None, rng: Rng) -> Deal:
+        """Deal both sets out by the same rule, so that a client is tested on what it trains on."""
+        if clients is not None and clients < 1:
+            raise RequestError(f"data.clients = {clients} must be at least 1")
+        if clients is not None and clients > len(train):
+            raise RequestError(f"data.clients = {clients} but there are only {len(train)} training samples")
+        if clients is None and not self.counts_clients:
+            raise RequestError(f"{type(self).__name__} needs data.clients: among how many to deal the samples out")
+        if self.needs_groups and train.groups is None:
+            raise RequestError(f"{type(self).__name__} deals by group, but the data has no groups (domains, subjects)")
+        return self.split(train, test, clients or 0, rng)
+
+    def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
+        """Deal the samples out, to a possible number of clients; 0 where the partition counts them itself."""
+        raise NotImplementedError
+
+
+def hold_out(rows: np.ndarray, labels: np.ndarray, fraction: float, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Split rows into train and test, the same fraction of every label."""
+    if not 0.0 <= fraction < 1.0:
+        raise RequestError(f"test = {fraction} must be a fraction from 0 to below 1")
+    by_label = [rng.permutation(rows[labels[rows] == label]) for label in np.unique(labels[rows])]
+    held = np.sort(np.concatenate([rows[:0], *(r[: round(fraction * len(r))] for r in by_label)]))
+    return np.setdiff1d(rows, held), held

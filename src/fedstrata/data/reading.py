@@ -1,0 +1,167 @@
+"""Samples and labels from whatever the user holds: arrays, tensors, torch data sets."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.core.errors import RequestError
+from fedstrata.data.partitions.base import Labelled
+
+Label = int | str
+CHUNK = 1 << 24  # numbers looked at together
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples shared by all clients: features, class indices 0..C-1, and a group each (domain, subject) if any."""
+
+    x: Tensor
+    y: Tensor
+    groups: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def labelled(self, rows: np.ndarray) -> Labelled:
+        """Give what a partition sees of some rows."""
+        return Labelled(self.y.numpy()[rows], None if self.groups is None else self.groups[rows])
+
+
+def read_samples(
+    x: Any, y: Any, groups: Any = None, *, classes: tuple[Label, ...] | None = None
+) -> tuple[Samples, tuple[Label, ...]]:
+    """Read features and labels, and refuse what cannot be trained on."""
+    features = read_features(x)
+    codes, names = class_codes(y, classes)
+    if len(features) != len(codes):
+        raise RequestError(f"{len(features)} samples but {len(codes)} labels")
+    if features.is_floating_point():
+        some = max(1, CHUNK // max(features[:1].numel(), 1))  # not the whole set at once
+        sound = [features[i : i + some].flatten(1).isfinite().all(1) for i in range(0, len(features), some)]
+        bad = (~torch.cat(sound)).nonzero().flatten().tolist() if sound else []
+        if len(bad):
+            raise RequestError(f"{len(bad)} samples hold NaN or infinite features, the first at row {bad[0]}")
+    of = None if groups is None else np.asarray(groups)
+    if of is not None and len(of) != len(codes):
+        raise RequestError(f"{len(codes)} samples but {len(of)} groups")
+    return Samples(features, torch.from_numpy(codes), of), names
+
+
+def read_features(x: Any) -> Tensor:
+    """Read samples as one tensor, [n, ...]."""
+    if isinstance(x, Tensor):
+        tensor = x.detach().cpu()
+        tensor = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    else:
+        try:
+            array = np.ascontiguousarray(x)
+        except ValueError as error:
+            raise RequestError(f"samples must all have the same shape: {error}") from None
+        if array.dtype.kind not in "biuf":
+            raise RequestError(f"features must be numbers, not {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        tensor = _shared(array)
+    if tensor.is_complex():
+        raise RequestError("features must be real numbers")
+    if tensor.ndim < 2:
+        raise RequestError(f"samples must be arrays themselves, [n, ...]; got shape {tuple(tensor.shape)}")
+    return tensor
+
+
+def _shared(array: np.ndarray) -> Tensor:
+    """Give a tensor over the same memory; nothing ever writes to it, so read-only arrays (mapped files) are fine."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(array)
+
+
+def read_labels(labels: Any) -> np.ndarray:
+    """Read labels as whole numbers or as text; a missing one is refused."""
+    if isinstance(labels, Tensor):
+        y = labels.detach().cpu().numpy()
+    elif isinstance(labels, np.ndarray):
+        y = labels
+    else:  # not np.asarray, which would turn a missing label beside text into the text "nan"
+        y = np.empty(len(labels), dtype=object)
+        y[:] = [v.item() if isinstance(v, Tensor | np.generic) else v for v in labels]
+    if y.ndim != 1:
+        raise RequestError(f"labels must be one-dimensional, one a sample; got shape {y.shape}")
+    if y.dtype.kind == "f":
+        missing = np.flatnonzero(np.isnan(y))
+    else:
+        missing = np.flatnonzero([_is_missing(v) for v in y] if y.dtype.kind in "OU" else [])
+    if len(missing):
+        raise RequestError(f"{len(missing)} labels are missing, the first at row {missing[0]}; drop those rows")
+    if y.dtype.kind == "U" or (y.dtype.kind == "O" and any(isinstance(v, str) for v in y)):
+        return np.array([str(v) for v in y])
+    try:
+        numbers = y.astype(np.float64)
+    except (TypeError, ValueError):
+        raise RequestError(f"labels must be text or whole numbers, not {type(y[0]).__name__}") from None
+    if (broken := ~np.isfinite(numbers) | (numbers != np.round(numbers))).any():
+        raise RequestError(f"labels must be classes, got the number {numbers[broken][0]}")
+    return y.astype(np.int64)
+
+
+def _is_missing(label: Any) -> bool:
+    return label is None or label == "" or (isinstance(label, float) and math.isnan(label))
+
+
+def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[np.ndarray, tuple[Label, ...]]:
+    """Map labels to 0..C-1. Strings and gaps are fine: the classes give the map back."""
+    found, codes = np.unique(read_labels(labels), return_inverse=True)
+    names: tuple[Label, ...] = tuple(found.tolist())
+    if classes is None:
+        return codes.astype(np.int64), names
+    if strange := [n for n in names if n not in classes]:
+        raise RequestError(f"the test labels {strange} do not occur in the training data")
+    return np.array([classes.index(n) for n in names], dtype=np.int64)[codes], classes
+
+
+def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:
+    """Read a pair (x, y) or a torch Dataset of pairs."""
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return read_features(data[0]), read_labels(data[1])
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, tuple | list | dict):
+        raise RequestError(
+            f"a data set must be a pair (x, y) or a torch Dataset with a length, not {type(data).__name__}"
+        )
+    items = [data[i] for i in range(len(data))]
+    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
+        raise RequestError("every item of a data set must be a pair (sample, label)")
+    if not items:
+        return torch.zeros(0, 0), np.zeros(0, dtype=np.int64)
+    x = [torch.as_tensor(np.asarray(a)) for a, _ in items]
+    if len({tuple(t.shape) for t in x}) > 1:
+        raise RequestError(f"samples must all have the same shape; there are {sorted({tuple(t.shape) for t in x})}")
+    return read_features(torch.stack(x)), read_labels([b for _, b in items])
+
+
+def joined(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
+    """Join one data set a client into shared arrays, with the rows of each."""
+    if isinstance(data_sets, dict):
+        raise RequestError("give the clients' data sets as a list")
+    pairs = []
+    for client, data in enumerate(data_sets):
+        try:
+            pairs.append(read_dataset(data))
+        except RequestError as error:
+            raise RequestError(f"client {client}: {error}") from None
+    held = [(x, y) for x, y in pairs if len(y)]
+    if not held:
+        raise RequestError("no client has any samples")
+    if len(shapes := {tuple(x.shape[1:]) for x, _ in held}) > 1:
+        raise RequestError(f"clients hold samples of different shapes: {sorted(shapes)}")
+    if len({y.dtype.kind for _, y in held}) > 1:
+        raise RequestError("some clients name their labels by text, others by number; use one of them")
+    stops = np.cumsum([len(y) for _, y in pairs])
+    rows = [np.arange(stop - len(y), stop) for stop, (_, y) in zip(stops, pairs, strict=True)]
+    return torch.cat([x for x, _ in held]), np.concatenate([y for _, y in held]), rows

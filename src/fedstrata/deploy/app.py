@@ -1,0 +1,87 @@
+"""A SuperNode that runs fedstrata's own app and no other.
+
+Flower sends sites the app that they run, so whoever runs the server, or gets at it, could run any program at every
+site. Our app holds no program: it points into the package that is installed at the site. Anything else is ignored here,
+with a line in the log. Flower looks for messages every three seconds; while a run is on, a site looks more often.
+
+`python -m fedstrata.deploy.app OPTIONS` is `flower-supernode OPTIONS` with that check.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import tomllib
+import zipfile
+from importlib import import_module
+from importlib.metadata import entry_points
+from io import BytesIO
+from types import SimpleNamespace
+from typing import Any
+
+COMPONENTS = {
+    "serverapp": "fedstrata.remote.flower.server_app:app",
+    "clientapp": "fedstrata.remote.flower.client_app:app",
+}
+FILES = [".info/CONTENT", "pyproject.toml"]
+LONGEST = 1 << 16  # bytes
+SOON = 0.3  # seconds between two looks for messages
+BUSY = 60.0  # seconds after a message in which the next one is likely
+
+
+def foreign(bundle: bytes) -> str | None:
+    """Say what makes an app (a zip archive) another one than ours; None for ours."""
+    try:
+        with zipfile.ZipFile(BytesIO(bundle)) as archive:
+            if sorted(archive.namelist()) != FILES:
+                return "it holds other files"
+            if archive.getinfo("pyproject.toml").file_size > LONGEST:
+                return "its description is too long"
+            told = tomllib.loads(archive.read("pyproject.toml").decode())
+        if told["tool"]["flwr"]["app"]["components"] != COMPONENTS:
+            return "it points to other code"
+        return "it wants packages installed" if told["project"].get("dependencies") else None
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        return "it cannot be read"
+
+
+def eager(node: Any) -> None:
+    """Let a SuperNode's loop look for messages often, for a while after each one."""
+    pull, latest = node._pull_and_store_message, float("-inf")
+
+    def pulled(*args: Any, **about: Any) -> Any:
+        nonlocal latest
+        run = pull(*args, **about)
+        latest = latest if run is None else time.monotonic()
+        return run
+
+    def sleep(seconds: float) -> None:
+        time.sleep(min(seconds, SOON) if time.monotonic() < latest + BUSY else seconds)
+
+    node._pull_and_store_message, node.time = pulled, SimpleNamespace(sleep=sleep)
+
+
+def main() -> None:
+    """Run Flower's own command with a look at every app that it gets."""
+    connection, runs = (import_module(name) for name in ("flwr.supernode.fleet_http_connection", "flwr.supercore.run"))
+    try:
+        read, ignored = connection.fab_from_proto, runs.RunNotRunningException
+        eager(import_module("flwr.supernode.start_client_internal"))
+    except AttributeError as error:
+        sys.exit(f"this version of Flower is not known to fedstrata: {error}")
+
+    def checked(told: Any) -> Any:
+        app = read(told)
+        if (why := foreign(app.content)) is not None:
+            print(f"refused: the server sent an app that is not fedstrata's: {why}", file=sys.stderr, flush=True)
+            raise ignored
+        return app
+
+    connection.fab_from_proto = checked  # type: ignore[attr-defined]
+    (command,) = entry_points(group="console_scripts", name="flower-supernode")
+    sys.argv[0] = "flower-supernode"
+    command.load()()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A lane's own process: reads groups of tasks from a socket, visits clients, answers."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from fedstrata.core.client_parts import Client, Local
+from fedstrata.core.index import Split
+from fedstrata.core.records import revised
+from fedstrata.engines.local.processes import as_numpy, as_tensors
+from fedstrata.engines.local.shared_memory import Place, Region
+from fedstrata.engines.local.worker import Answer, Bench
+
+
+def main(socket: int, data: int, model: int, mail: int) -> None:
+    """Serve until the other side hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then hangs up
+    torch.set_num_threads(1)
+    line, shared, received, sent = Connection(socket), Region(data), Region(model), Region(mail)
+    path, plan, layout, classes = pickle.loads(line.recv_bytes())
+    sys.path[:] = path
+    local: Local = pickle.loads(plan)
+    arrays = {name: shared.view(place) for name, place in layout.items()}
+    split, labels, speeds = Split(arrays["rows"], arrays["starts"]), arrays["y"], arrays["speeds"]
+    remarks: list[str] = []
+    samples = torch.from_numpy(arrays["x"]), torch.from_numpy(labels)
+    bench = Bench(local, *samples, int(split.sizes.max()), float(speeds.max()), give_up=remarks.append)
+    line.send_bytes(pickle.dumps(("ready", [], [])))
+    while True:
+        try:
+            down, work = pickle.loads(line.recv_bytes())
+        except (EOFError, ConnectionError):
+            return
+        try:
+            brought = as_tensors({name: received.view(place) for name, place in down.items()})
+            group = []
+            for _, task, kept, moved in work:
+                rows = split[task.client] if moved is None else moved
+                client = Client(task.client, rows, labels[rows], classes, float(speeds[task.client]))
+                group.append((client, revised(task, down=brought), as_tensors(sent.take(kept))))
+            answer: Any = ("done", _written(sent, work, bench.visits(group)), list(remarks))
+            remarks.clear()
+        except Exception as error:
+            answer = ("error", getattr(error, "client", work[0][1].client), traceback.format_exc())
+        line.send_bytes(pickle.dumps(answer))
+
+
+def _written(mail: Region, work: list[Any], answers: list[Answer]) -> list[Any]:
+    """Put tensors into the mail, and give what the message says."""
+    told, end = [], 0
+    for (i, *_), (report, new) in zip(work, answers, strict=True):
+        placed: list[dict[str, Place] | None] = []
+        for tensors in (report.summed, report.shown, new):
+            layout, end = mail.put(as_numpy(tensors or {}), end)
+            placed.append(None if tensors is None else layout)
+        told.append((i, revised(report.read(), summed={}, shown={}), *placed))
+    return told
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""Real sites: the same plan over requests and replies, whatever carries them."""

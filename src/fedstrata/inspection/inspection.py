@@ -1,0 +1,213 @@
+"""One look at a federation, or at a table of label counts: measures and advice."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import RequestError
+from fedstrata.core.index import Split
+from fedstrata.core.plan import per_round
+from fedstrata.data.federation import Federation
+from fedstrata.data.reading import Samples
+from fedstrata.inspection.advice import Advice, Tried, advise
+from fedstrata.inspection.contents import contents
+from fedstrata.inspection.count_file import read_counts
+from fedstrata.inspection.domains import domains
+from fedstrata.inspection.label_table import LabelTable
+from fedstrata.inspection.measures import Measures, Reading, readings
+from fedstrata.inspection.rules import Facts
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+Source = Mapping[str, Any] | str | Path | Experiment | None
+WIDE = 784  # features of samples that are not known, so that a model outweighs the numbers beside it
+LISTED = 1000  # most clients whose counts are written out
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """How skewed a federation is, and which recipes fit."""
+
+    name: str
+    table: LabelTable
+    measures: Measures
+    advice: list[Advice]
+    refused: Mapping[str, str]  # recipes that would fit the data, but not this experiment
+    baseline: Tried  # FedAvg
+    k: int  # clients of a round
+    from_samples: bool  # False: only counts are known
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        m, fits = self.measures, ", ".join(advice.recipe for advice in self.advice) or "nothing in particular"
+        return (
+            f"Inspection({self.name}: {m.clients} clients, {m.samples} samples, {m.labels} labels, "
+            f"EMD {m.emd_mean:.2f}, alpha {m.alpha_class:.2g}; fits: {fits})"
+        )
+
+    @property
+    def readings(self) -> list[Reading]:
+        """Every measure in words."""
+        return readings(self.measures, self.from_samples)
+
+    def plot_labels(self) -> Figure:
+        """Show who holds which labels."""
+        from fedstrata.inspection.figures import labels  # noqa: PLC0415  slow to import
+
+        return labels(self.table)
+
+    def plot_skew(self) -> Figure:
+        """Show how clients differ in size, labels and distance to the global mix."""
+        from fedstrata.inspection.figures import skew  # noqa: PLC0415
+
+        return skew(self.table)
+
+    def html(self) -> str:
+        """Give a page that needs nothing beside itself."""
+        from fedstrata.inspection.page import page  # noqa: PLC0415
+
+        return page(self)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give everything as plain tables."""
+        counts = self.table.counts.tolist() if len(self.table) <= LISTED else None
+        return {
+            "data": self.name,
+            "from_samples": self.from_samples,
+            "clients_per_round": self.k,
+            "measures": asdict(self.measures),
+            "meanings": {reading.name: reading.meaning for reading in self.readings},
+            "labels": list(self.table.labels),
+            "counts": counts,  # None where there are too many clients to write out
+            "baseline": asdict(self.baseline),
+            "advice": [asdict(advice) for advice in self.advice],
+            "refused": dict(self.refused),
+            "notes": list(self.notes),
+        }
+
+
+def inspect(
+    experiment: Source = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    counts: Any = None,
+) -> Inspection:
+    """Look at data before training.
+
+    Parameters
+    ----------
+    experiment, overrides, federation, model
+        As for `train`: what would be trained on, and how a round would be set up.
+    counts
+        Instead of data, a table [clients, labels] of label counts, or a CSV file of them. Labels may be placeholders.
+        What needs the samples is then not measured.
+    """
+    given = dict(overrides or {})
+    _check(given, federation, counts)
+    first = Experiment.of(experiment, **given)
+
+    def described(method: str, settings: Mapping[str, Any]) -> Experiment:
+        return Experiment.of(experiment, **{**given, "method.name": method, **settings})
+
+    known: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    if counts is not None:
+        command = _command("EXPERIMENT.toml", given)
+        from_file = isinstance(counts, str | Path)
+        table, name = (read_counts(counts), str(counts)) if from_file else (LabelTable.of(_array(counts)), "counts")
+        federation = _standing_for(table)
+    else:
+        command = _command(experiment, given) if federation is None else _call(given, model is not None)
+        whole = federation_of(first) if federation is None else federation
+        notes = whole.notes if whole.moves is None else (*whole.notes, "data move; this is the first round")
+        federation = whole.at(0)
+        table, name = LabelTable.of(federation.counts, federation.classes), federation.name
+        known = {"contents": contents(federation), "domains": domains(federation, first.train.seed)}
+    k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
+    measures = Measures.of(table, k, **known, seed=first.train.seed)
+    short = float((table.sizes < first.train.batch_size).mean())
+    facts = Facts(measures, k, first.train.epochs, short)
+    baseline, advice, refused = advise(facts, described, federation, model, command)
+    return Inspection(name, table, measures, advice, refused, baseline, k, bool(known), notes)
+
+
+def _check(overrides: Mapping[str, Any], federation: Any, counts: Any) -> None:
+    """Refuse to be told twice what the data are."""
+    if federation is not None and counts is not None:
+        raise RequestError("give a federation or counts, not both")
+    if federation is not None and not isinstance(federation, Federation):
+        raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
+    what = "federation was" if federation is not None else "counts were"
+    if (federation is not None or counts is not None) and (
+        told := [key for key in overrides if key.startswith("data.")]
+    ):
+        raise RequestError(f"{told[0]} cannot be set: the {what} given")
+
+
+def _array(counts: Any) -> np.ndarray:
+    try:
+        return np.asarray(counts)
+    except ValueError as error:
+        raise RequestError(f"counts must be a table [clients, labels]: {error}") from None
+
+
+def _standing_for(table: LabelTable) -> Federation:
+    """Give a federation with these label counts and samples that are all the same, to rehearse plans on."""
+    labels = np.repeat(np.tile(np.arange(len(table.labels)), len(table)), table.counts.reshape(-1))
+    x = torch.zeros(1, WIDE).expand(len(labels), WIDE)  # takes no memory
+    split = Split.sized(np.arange(len(labels)), table.sizes)
+    train = Samples(x, torch.from_numpy(labels))
+    return Federation(train, replace(train, x=x[:0], y=train.y[:0]), split, Split.nothing(len(table)), table.labels)
+
+
+def _command(source: Source, overrides: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any]], str]:
+    """Give a function that writes the shell command which runs a recipe."""
+    if isinstance(source, Mapping | Experiment):
+        return _call(overrides, False, "experiment, ")
+
+    def command(method: str, settings: Mapping[str, Any]) -> str:
+        sets = {**overrides, "method.name": method, **settings}
+        words = ["fedstrata", "run", *([] if source is None else [str(source)])]
+        return shlex.join([*words, *(w for key, value in sets.items() for w in ("--set", f"{key}={_toml(value)}"))])
+
+    return command
+
+
+def _call(overrides: Mapping[str, Any], model: bool, before: str = "") -> Callable[[str, Mapping[str, Any]], str]:
+    """Give a function that writes the same as a call from Python."""
+
+    def call(method: str, settings: Mapping[str, Any]) -> str:
+        sets = {key: value for key, value in {**overrides, **settings}.items() if key != "method.name"}
+        more = [f"overrides={sets!r}"] if sets else []
+        more += [] if before else ["federation=federation", *(["model=model"] if model else [])]
+        return f"fedstrata.train({before}{', '.join([f'method={method!r}', *more])})"
+
+    return call
+
+
+def _toml(value: Any) -> str:
+    """Write a value as `--set` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_quoted(v) for v in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_quoted(v)}" for key, v in value.items()) + "}"
+    return str(value)
+
+
+def _quoted(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else _toml(value)

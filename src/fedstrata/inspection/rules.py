@@ -1,0 +1,185 @@
+"""Which recipe fits which data: the rules, in the order in which their advice is given.
+
+A rule looks at measures and at how a round is set up, and either says why its recipe fits or says nothing. Thresholds
+stand here and in docs/inspect.md. They follow the settings in which the papers report gains, and what is measured
+here; none of them is a promise, which is why every advice comes with the command that compares it with FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedstrata.inspection.measures import Measures
+
+EVEN = 5.0  # equivalent alpha of dirichlet-class from which on labels are spread evenly
+FEW = 0.35  # share of all labels: clients with fewer effective ones hold few labels
+MISSING = 0.1  # share of all labels that a client lacks on average
+UNEQUAL = 0.4  # Gini of the sizes
+MIXED = 0.5  # spread of the effective labels, as a share of all
+WRONG = 0.01  # share of wrong or conflicting labels
+BALANCED = 0.5  # share of a round's distance to the global mix that FLIPS must take away
+UNBALANCED = 0.01  # nats: rounds that are nearer to the global mix than this need no help
+DIFFERENT = 0.5  # groups that a probe tells apart, and that clients hold apart
+ENOUGH = 10  # clients a round, of which Terraform can leave at least five to train again
+SMALL = 0.25  # share of the clients with less than a batch
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rules look at."""
+
+    measures: Measures
+    k: int  # clients of a round
+    epochs: int
+    short: float  # share of the clients whose samples do not fill a batch
+
+    @property
+    def even(self) -> bool:
+        """Whether labels are spread as evenly as in an IID partition, or nearly so."""
+        return self.measures.alpha_class >= EVEN
+
+    @property
+    def few(self) -> bool:
+        """Whether clients hold few labels each."""
+        m = self.measures
+        return m.effective_labels_mean <= max(1.5, FEW * m.labels)
+
+
+Why = Callable[[Facts], str | None]
+Settings = Callable[[Facts], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a recipe fits; of several recipes, the first that goes with the model and the privacy that are asked for."""
+
+    recipes: tuple[str, ...]
+    when: str  # in words, as in docs/inspect.md
+    why: Why
+    mind: str  # what else to know
+    settings: Settings = field(default=lambda _: {})
+
+
+def _noisy(facts: Facts) -> str | None:
+    m = facts.measures
+    if (m.wrong_labels or 0.0) >= WRONG:
+        return f"{m.wrong_labels:.0%} of the labels are wrong"
+    if (m.conflicting_labels or 0.0) >= WRONG:
+        return f"{m.conflicting_labels:.0%} of the samples occur with different labels, so some labels are wrong"
+    return None
+
+
+def _few(facts: Facts) -> str | None:
+    m = facts.measures
+    return f"clients hold {m.effective_labels_mean:.1f} of {m.labels} labels in effect" if facts.few else None
+
+
+def _clusters(facts: Facts) -> str | None:
+    balance = facts.measures.round_balance
+    if balance is None or facts.even or balance.random < UNBALANCED or balance.gain < BALANCED:
+        return None
+    return (
+        f"{facts.k} of {facts.measures.clients} clients train in a round, and taking them from {balance.clusters} "
+        f"clusters of label mixes brings a round's labels {balance.gain:.0%} nearer to those of all"
+    )
+
+
+def _hard(facts: Facts) -> str | None:
+    m = facts.measures
+    if facts.k < ENOUGH:
+        return None
+    if m.domains is not None and min(m.domains.told_apart, m.domains.held_apart) >= DIFFERENT:
+        return f"samples of the {m.domains.number} groups look different, and clients hold different groups"
+    if not facts.even and m.effective_labels_spread >= MIXED * m.labels:
+        return "some clients hold nearly all labels and others nearly one: the latter are harder"
+    return None
+
+
+def _moderate(facts: Facts) -> str | None:
+    if not (facts.even or facts.few):
+        return f"the skew is moderate, like dirichlet-class with alpha = {facts.measures.alpha_class:.2g}"
+    if not facts.even and facts.short >= SMALL:
+        return f"{facts.short:.0%} of the clients hold less than a batch, and their steps are unstable"
+    return None
+
+
+def _missing(facts: Facts) -> str | None:
+    m = facts.measures
+    if facts.even or m.missing_labels_mean < MISSING * m.labels or m.effective_labels_mean < 1.5:
+        return None
+    return f"a client lacks {m.missing_labels_mean:.1f} of {m.labels} labels on average, and unlearns them"
+
+
+def _unequal(facts: Facts) -> str | None:
+    m = facts.measures
+    if facts.even or m.size_gini < UNEQUAL:
+        return None
+    return f"clients hold {m.smallest} to {m.largest} samples, so that they take very different numbers of steps"
+
+
+def _even(facts: Facts) -> str | None:
+    return "labels are spread evenly: there is no skew to repair" if facts.even else None
+
+
+RULES = (
+    Rule(
+        ("fedbss",),
+        "1 % of the labels are wrong, or of the samples occur with different labels",
+        _noisy,
+        "It ranks samples by loss after a quarter of the rounds, a forward pass a round; with one local epoch it is "
+        "FedAvg, so it needs several.",
+        lambda facts: {"train.epochs": 5} if facts.epochs < 3 else {},
+    ),
+    Rule(
+        ("stratify-batch", "stratify-single"),
+        "clients hold at most 35 % of the labels in effect",
+        _few,
+        "Every label comes in its turn, whoever holds it, so accuracy hardly depends on the partition. A round is a "
+        "pass over all data, and models travel with every batch: compare at equal bytes, not at equal rounds.",
+    ),
+    Rule(
+        ("flips",),
+        "FLIPS, replayed on the counts with a cluster a label, halves the distance of a round's labels to those of all",
+        _clusters,
+        "Balanced rounds are what it gives; where it balanced them less than here, it was no gain on digits. The "
+        "number of clusters is set: where it is left to the elbow, rounds are often less balanced than random ones.",
+        lambda facts: (
+            {}
+            if facts.measures.round_balance is None
+            else {"method.select.clusters": facts.measures.round_balance.clusters}
+        ),
+    ),
+    Rule(
+        ("terraform",),
+        "10 clients train in a round, and some hold nearly all labels and others few (a spread of half of the labels "
+        "between the tenths), or clients hold different groups that look different",
+        _hard,
+        "Hard clients train several times in a round: give the others as many client updates when you compare.",
+    ),
+    Rule(
+        ("fedpbs",),
+        "the skew is between few labels and even, or a quarter of the clients hold less than a batch",
+        _moderate,
+        "Only clients whose losses vary much are held back. The differences its paper reports are small.",
+    ),
+    Rule(
+        ("fedrs", "fedlc"),
+        "clients lack a tenth of the labels on average, and hold more than one",
+        _missing,
+        "It costs nothing beside FedAvg, and is no sure gain: other papers' tables have it below FedAvg.",
+    ),
+    Rule(
+        ("fednova",),
+        "the Gini coefficient of the sizes is at least 0.4, and labels are not spread evenly",
+        _unequal,
+        "It takes out that clients with more samples pull harder, not the skew itself.",
+    ),
+    Rule(
+        ("fedavg",),
+        "labels are spread evenly: the equivalent alpha of dirichlet-class is at least 5",
+        _even,
+        "Everything else costs more, or solves a problem that is not there.",
+    ),
+)

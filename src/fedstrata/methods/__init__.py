@@ -1,0 +1,1 @@
+"""The stages of a round, one method a file, and the recipes that name them."""

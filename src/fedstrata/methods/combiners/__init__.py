@@ -1,0 +1,15 @@
+"""Combiners: how updates become one."""
+
+PARTS = {
+    "size": "fedstrata.methods.combiners.size:Size",
+    "uniform": "fedstrata.methods.combiners.uniform:Uniform",
+    "soft": "fedstrata.methods.combiners.soft:Soft",
+    "inverse-probability": "fedstrata.methods.combiners.inverse_probability:InverseProbability",
+    "fednova": "fedstrata.methods.combiners.fednova:FedNova",
+    "fedcda": "fedstrata.methods.combiners.fedcda:FedCda",
+    "inco": "fedstrata.methods.combiners.inco:InCo",
+    "fedga-greedy": "fedstrata.methods.combiners.fedga_greedy:FedGaGreedy",
+    "median": "fedstrata.methods.combiners.robust:Median",
+    "trimmed-mean": "fedstrata.methods.combiners.robust:TrimmedMean",
+    "norm-clip": "fedstrata.methods.combiners.robust:NormClip",
+}

@@ -1,0 +1,96 @@
+"""Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021 (FedDyn).
+
+Client: minimise f(v) - <g_k, v> + a/2 ||v - w||^2, then g_k <- g_k - a Delta_k. Server: h <- h - (a/N) sum_S Delta_k,
+w <- mean_S w_k - h / a. The mean is the configured combiner's; the paper's, and the recipe's, is plain.
+The authors' code divides a by N n_k / n at each client (`scale_alpha`) and clips gradients at 10: the recipe adds
+`clip`. It also evaluates mean_S w_k: `evaluate = "mean"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
+from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.messages import Slot, Sums, Tensors
+from fedstrata.core.options import Positive
+from fedstrata.core.server_parts import ServerPart, View
+
+
+@dataclass
+class Drift:
+    """The server's side of the regularizer."""
+
+    h: Tensor
+    mean: Tensor  # the plain mean of the clients' models
+    samples: Tensor  # of a client on average, where alpha is scaled
+
+
+@dataclass(frozen=True)
+class FedDyn(LocalPart, ServerPart):
+    """A linear term learned at each client makes local optima agree with the global one."""
+
+    paper: ClassVar[str] = "Acar et al., ICLR 2021"
+
+    alpha: Positive = 0.01
+    scale_alpha: bool = False  # smaller where a client has more samples
+    evaluate: Literal["next", "mean"] = "next"  # the model to go on with, or the mean of the clients'
+    frozen: bool = False  # keep g_k and h at zero: a proximal term, for tests and ablations
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Sizes, to scale alpha."""
+        return frozenset({"sizes"}) if self.scale_alpha else frozenset()
+
+    # ---- client half
+
+    def lane(self, space: Space) -> Mapping[str, Slot]:
+        """Hold g_k and this client's alpha."""
+        return {"g": Slot((space.P,)), "alpha": Slot()}
+
+    def keep(self, space: Space) -> Mapping[str, Slot]:
+        """Keep g_k, zero at first."""
+        return {"g": Slot((space.P,))}
+
+    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+        """Set both."""
+        own["g"].copy_(visit.keep["g"])
+        own["alpha"].fill_(self.alpha)
+        if self.scale_alpha:
+            own["alpha"].mul_(visit.down["samples"].to(own["alpha"]) / visit.client.samples)
+
+    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+        """Add a (w - w0) - g_k."""
+        buf.g.add_(own["alpha"] * (buf.w - buf.w0)).sub_(own["g"])
+
+    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+        """Keep g_k - a Delta_k."""
+        return Done() if self.frozen else Done(keep={"g": own["g"] - own["alpha"] * (buf.w - buf.w0)})
+
+    # ---- server half
+
+    def init(self, view: View, model: Model) -> Drift:
+        """Start at zero."""
+        samples = float(view.roster.sizes.mean()) if self.scale_alpha else 1.0
+        return Drift(torch.zeros_like(model.params), model.params, torch.tensor(samples, dtype=torch.float64))
+
+    def broadcast(self, state: Drift) -> Tensors:
+        """Tell the mean number of samples, where alpha is scaled by it."""
+        return {"samples": state.samples} if self.scale_alpha else {}
+
+    def step(self, state: Drift, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+        """Move h, and the model by -h / a."""
+        state.mean = proposal.params
+        if not self.frozen:
+            taking_part = sums.count / view.roster.clients
+            state.h = state.h - self.alpha * taking_part * sums.total["update"]
+        return Model(proposal.params - state.h / self.alpha, proposal.buffers)
+
+    def scored(self, state: Drift, model: Model) -> Model:
+        """Evaluate the mean of the clients' models, if asked for."""
+        return Model(state.mean, model.buffers) if self.evaluate == "mean" else model

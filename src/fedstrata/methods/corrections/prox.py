@@ -1,0 +1,116 @@
+"""Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 (FedProx); FedPBS, arXiv 2603.13909.
+
+Adds mu/2 ||w - w0||^2 to the local loss: a pull of mu (w - w0) back to the received model. Norm statistics
+are left alone. FedProx pulls always.
+
+FedPBS (Algorithm 4) pulls where a client is unstable: its batch is smaller than B_th, or its samples' losses vary by
+more than V_th under the received model. `v_th = "quantile"` takes V_th from what clients told in the last round; before
+that only the batch counts. With `adaptive`, each client has its own mu_q = mu V_q / median V, within a factor of 4
+(Eq. 12-14 write mu_q and say no more). Section 4 of the paper asks for the variance of gradients instead: `gate`.
+Eq. 12 lacks the factor 1/2 that its own gradient, Eq. 13, needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.core.client_parts import Buffers, Done, LocalPart, Of, Visit
+from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.messages import Slot, Sums, Tensors
+from fedstrata.core.options import Fraction, Natural, NonNegative
+from fedstrata.core.server_parts import ServerPart, View
+from fedstrata.methods.variance import Variance
+
+
+@dataclass
+class Told:
+    """What clients' variances were in the last round."""
+
+    v_th: Tensor  # infinite before anybody told
+    median: Tensor  # NaN likewise
+
+
+f64 = partial(torch.tensor, dtype=torch.float64)  # a threshold that was rounded down would flag who is at it
+
+
+@dataclass(frozen=True)
+class Prox(LocalPart, ServerPart):
+    """A proximal term keeps the local model near the one received: always, or where a client is unstable."""
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020; FedPBS, arXiv 2603.13909"
+
+    mu: NonNegative = 0.01
+    when: Literal["always", "unstable"] = "always"
+    adaptive: bool = False  # mu in proportion to a client's variance
+    gate: Of = "loss"  # of what the variance is
+    v_th: NonNegative | Literal["quantile"] = "quantile"  # above it a client is unstable
+    quantile: Fraction = 0.5
+    b_th: Natural = 0  # smallest batch of a stable client; 0: train.batch_size
+
+    @property
+    def looks(self) -> bool:
+        """Whether variances are needed."""
+        return self.when == "unstable" or self.adaptive
+
+    # ---- client half
+
+    def lane(self, space: Space) -> Mapping[str, Slot]:
+        """Hold mu in a buffer, so that it may differ between clients."""
+        return {"mu": Slot()}
+
+    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+        """Set mu."""
+        own["mu"].fill_(self.mu_of(visit) if self.looks else self.mu)
+
+    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+        """Add mu (w - w0)."""
+        buf.g.add_(own["mu"] * (buf.w - buf.w0))
+
+    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+        """Tell mu, where it differs between clients."""
+        return Done(meta={"mu": self.mu_of(visit)}) if self.looks else Done()
+
+    def mu_of(self, visit: Visit) -> float:
+        """Give this client's mu: none, where it is stable."""
+        v, (told, median) = visit.variance(self.gate), visit.down["told"].tolist()
+        v_th = told if self.v_th == "quantile" else self.v_th
+        stable = visit.planned >= (self.b_th or visit.batch_size) and v <= v_th
+        if self.when == "unstable" and stable:
+            return 0.0
+        if self.adaptive and median > 0:
+            return float(self.mu * np.clip(v / median, 0.25, 4.0))
+        return self.mu
+
+    # ---- server half
+
+    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+        """Clients tell their variance."""
+        return (Variance(self.gate),) if self.looks else ()
+
+    @property
+    def reads(self) -> str | None:
+        """Read variances where they are asked for."""
+        return "how much each client's samples vary" if self.looks else None
+
+    def init(self, view: View, model: Model) -> Told | None:
+        """Know nothing."""
+        return Told(f64(torch.inf), f64(torch.nan)) if self.looks else None
+
+    def broadcast(self, state: Told | None) -> Tensors:
+        """Send threshold and median with the model."""
+        return {} if state is None else {"told": torch.stack([state.v_th, state.median])}
+
+    def step(self, state: Told | None, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+        """Find the next round's threshold; the proposal stays as it is."""
+        told = [] if state is None else [Variance(self.gate).read(r) for r in sums.reports]
+        known = [v for v in told if np.isfinite(v)]
+        if state is not None and known:
+            state.v_th, state.median = (f64(float(np.quantile(known, q))) for q in (self.quantile, 0.5))
+        return proposal

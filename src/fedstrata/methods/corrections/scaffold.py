@@ -1,0 +1,99 @@
+"""Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
+
+Client step: w <- w - eta (g - c_k + c). After tau steps: c_k' = c_k - c - Delta_k / (tau eta). Server:
+c <- c + |S|/N mean_S(c_k' - c_k). The mean is the configured combiner's; the paper's, and the recipe's, is plain.
+Where the step size changes, tau eta is the sum of step sizes. With momentum or Adam, Delta_k is not the mean gradient:
+`gradients = "raw"` adds the gradients up as they come, before any correction that stands after this one in the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
+from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.messages import Slot, Sums, Tensors
+from fedstrata.core.plan import Plan
+from fedstrata.core.server_parts import ServerPart, View
+from fedstrata.methods.optimizers.sgd import Sgd
+
+
+@dataclass
+class Control:
+    """The server's control variate."""
+
+    c: Tensor
+
+
+@dataclass(frozen=True)
+class Scaffold(LocalPart, ServerPart):
+    """Control variates at server and clients cancel the drift of local steps."""
+
+    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+
+    gradients: Literal["update", "raw"] = "update"  # read the mean gradient off the update, or add gradients up
+    frozen: bool = False  # keep all controls at zero: plain local steps, for tests and ablations
+
+    def conflicts(self, plan: Plan) -> str | None:
+        """Refuse optimizers under which Delta / (tau eta) is not the mean gradient."""
+        plain = isinstance(plan.local.optimizer, Sgd) and plan.local.optimizer.momentum == 0
+        if self.gradients == "update" and not plain:
+            return 'its controls read the mean gradient off the update; use sgd without momentum, or gradients = "raw"'
+        return None
+
+    # ---- client half
+
+    def lane(self, space: Space) -> Mapping[str, Slot]:
+        """Hold the correction c - c_k, and the sum of gradients where they are added up."""
+        slots = {"shift": Slot((space.P,))}
+        return slots | ({"sum": Slot((space.P,))} if self.gradients == "raw" else {})
+
+    def keep(self, space: Space) -> Mapping[str, Slot]:
+        """Keep c_k, zero at first."""
+        return {"c": Slot((space.P,))}
+
+    def up(self, space: Space) -> Mapping[str, Slot]:
+        """Send c_k' - c_k."""
+        return {"dc": Slot((space.P,))}
+
+    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+        """Set the correction."""
+        own["shift"].copy_(visit.down["c"] - visit.keep["c"])
+        if self.gradients == "raw":
+            own["sum"].zero_()
+
+    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+        """Add c - c_k."""
+        if self.gradients == "raw":
+            own["sum"].add_(buf.g)
+        buf.g.add_(own["shift"])
+
+    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+        """Compute the new control; a client that could not move keeps its old one."""
+        if self.frozen or visit.rate_sum == 0:
+            return Done(summed={"dc": torch.zeros_like(buf.w)})
+        if self.gradients == "raw":
+            dc = own["sum"] / visit.steps - visit.keep["c"].to(buf.w)
+        else:
+            dc = (buf.w0 - buf.w) / visit.rate_sum - visit.down["c"].to(buf.w)
+        return Done(summed={"dc": dc}, keep={"c": visit.keep["c"].to(buf.w) + dc})
+
+    # ---- server half
+
+    def init(self, view: View, model: Model) -> Control:
+        """Start at zero."""
+        return Control(torch.zeros_like(model.params))
+
+    def broadcast(self, state: Control) -> Tensors:
+        """Send c with the model."""
+        return {"c": state.c}
+
+    def step(self, state: Control, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+        """Move c; the proposal stays as it is."""
+        state.c = state.c + sums.count / view.roster.clients * sums.mean("dc")
+        return proposal

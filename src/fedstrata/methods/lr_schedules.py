@@ -1,0 +1,91 @@
+"""Learning-rate schedules: a factor on `train.lr` by round, or by part of a round where one has many steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedstrata.core.messages import WHOLE, Fragment
+from fedstrata.core.options import Count, Fraction, Natural, Positive
+from fedstrata.core.part import Part
+
+PARTS = {
+    "constant": "fedstrata.methods.lr_schedules:Constant",
+    "step": "fedstrata.methods.lr_schedules:StepDecay",
+    "cosine": "fedstrata.methods.lr_schedules:Cosine",
+    "one-cycle": "fedstrata.methods.lr_schedules:OneCycle",
+}
+
+
+class Schedule(Part):
+    """A factor on the base rate, by share of the run."""
+
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
+        """Give the factor at a time, counted in rounds from 0; `unit` is the time between two steps of the schedule."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A base rate under a schedule: the `Rate` of a run."""
+
+    base: float
+    schedule: Schedule
+    rounds: int
+
+    def at(self, round: int, part: Fragment = WHOLE) -> float:
+        """Give the step size of a round, or of one of its equal parts."""
+        place, parts = part
+        return self.base * self.schedule.factor(round + place / parts, self.rounds, 1 / parts)
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same rate in every round."""
+
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
+        """Give 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """The rate is multiplied by `by` every `every` rounds."""
+
+    every: Count = 10
+    by: Positive = 0.5
+
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
+        """Decay in steps."""
+        return float(self.by ** int(round / self.every + 1e-9))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """The rate falls along half a cosine to the share `floor`, after `warmup` rounds of linear growth."""
+
+    floor: Fraction = 0.0
+    warmup: Natural = 0
+
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
+        """Fall from 1 to the floor."""
+        if round < self.warmup:
+            return (round + unit) / self.warmup
+        share = (round - self.warmup) / max(rounds - self.warmup, 1)
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * share)) / 2
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """The rate climbs linearly from `start` to 1 at the share `peak` of the run, then falls to `end`."""
+
+    peak: Fraction = 0.3
+    start: Fraction = 0.04
+    end: Fraction = 0.01
+
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
+        """Climb, then fall."""
+        share = round / max(rounds - unit, unit)
+        if share <= self.peak and self.peak > 0:
+            return self.start + (1 - self.start) * share / self.peak
+        return 1 + (self.end - 1) * (share - self.peak) / max(1 - self.peak, 1e-12)

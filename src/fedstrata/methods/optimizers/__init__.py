@@ -1,0 +1,6 @@
+"""Optimizers: how weights follow a gradient, at a client or, where a batch spans clients, at the server."""
+
+PARTS = {
+    "sgd": "fedstrata.methods.optimizers.sgd:Sgd",
+    "adam": "fedstrata.methods.optimizers.adam:Adam",
+}

@@ -1,0 +1,41 @@
+"""Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, as torch.optim.Adam computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fedstrata.core.client_parts import Optimizer
+from fedstrata.core.flat_model import Space
+from fedstrata.core.messages import Slot, Tensors
+from fedstrata.core.options import BelowOne, NonNegative, Positive
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam: steps along the first moment of the gradient, scaled by the second."""
+
+    paper: ClassVar[str] = "Kingma and Ba, ICLR 2015"
+
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.999
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+    state: Literal["fresh", "kept", "carried"] = "fresh"
+
+    def slots(self, space: Space) -> Mapping[str, Slot]:
+        """Remember both moments, and the number of steps they are made of."""
+        return {"m": Slot((space.P,)), "v": Slot((space.P,)), "t": Slot((1,))}
+
+    def move(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
+        """Step along the scaled first moment; the powers of beta come from a tensor, not from the host."""
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+        m = own["m"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
+        v = own["v"].mul_(self.beta2).add_(g * g, alpha=1 - self.beta2)
+        t = own["t"].add_(1)
+        m_hat, v_hat = m / (1 - self.beta1**t), v / (1 - self.beta2**t)
+        w.sub_(rate * m_hat / (v_hat.sqrt() + self.eps))

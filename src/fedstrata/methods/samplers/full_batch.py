@@ -1,0 +1,26 @@
+"""McMahan et al., AISTATS 2017: FedSGD, where a client's one step is on all its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedstrata.core.client_parts import Order, Sampler, Visit
+
+
+@dataclass(frozen=True)
+class FullBatch(Sampler):
+    """One step on all samples at once, whatever the epochs and the batch size."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
+        """All samples of the largest client."""
+        return largest
+
+    def plan(self, visit: Visit) -> Order:
+        """Take everything once."""
+        n = visit.client.samples
+        return Order((np.arange(n),), batch_size=n)

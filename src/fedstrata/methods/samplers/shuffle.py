@@ -1,0 +1,46 @@
+"""McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+
+With `batch = "capacity"`, batches as large as a device can take, as FedPBS (arXiv 2603.13909) asks for: B_q = min(n_q,
+max(least, floor(B r_q))), where r_q is the device's speed. The paper gives no rule; this one is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedstrata.core.client_parts import Order, Sampler, Visit
+from fedstrata.core.messages import Value
+from fedstrata.core.options import Count
+
+
+@dataclass(frozen=True)
+class Shuffle(Sampler):
+    """Every epoch passes over all samples in a new random order."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    batch: Literal["fixed", "capacity"] = "fixed"  # train.batch_size, or that times a device's speed
+    least: Count = 8  # smallest batch that a slow device is given
+
+    def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
+        """Give the batch of the fastest device."""
+        return min(largest, self._batch_size(batch_size, fastest))
+
+    def plan(self, visit: Visit) -> Order:
+        """Shuffle what each epoch passes over; each epoch has a stream of its own."""
+        passes, meta = self.passes(visit)
+        shuffled = [
+            positions[visit.rng(f"epoch-{e}").permutation(len(positions))] for e, positions in enumerate(passes)
+        ]
+        return Order(tuple(shuffled), self._batch_size(visit.batch_size, visit.client.speed), meta)
+
+    def passes(self, visit: Visit) -> tuple[Sequence[np.ndarray], Mapping[str, Value]]:
+        """Give the positions of each epoch, in order, and what to report about them."""
+        return [np.arange(visit.client.samples)] * visit.epochs, {}
+
+    def _batch_size(self, nominal: int, speed: float) -> int:
+        return nominal if self.batch == "fixed" else max(self.least, int(nominal * speed + 1e-9))

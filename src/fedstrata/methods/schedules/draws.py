@@ -1,0 +1,40 @@
+"""Random numbers one by one, drawn in blocks: a generator's call costs more than the number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedstrata.core.rng import Rng
+
+BLOCK = 1 << 14
+
+
+class Draws:
+    """Numbers from one stream."""
+
+    def __init__(self, rng: Rng):
+        self._rng = rng
+        self._uniform: list[float] = []
+        self._exponential = np.zeros(0)
+        self._used = 0
+
+    def uniform(self) -> float:
+        """Give a number from [0, 1)."""
+        if not self._uniform:
+            self._uniform = self._rng.random(BLOCK).tolist()
+        return self._uniform.pop()
+
+    def uniforms(self, count: int) -> list[float]:
+        """Give several, as one after another would be."""
+        if count > len(self._uniform):
+            return [self.uniform() for _ in range(count)]
+        numbers = self._uniform[len(self._uniform) - count :]
+        del self._uniform[len(self._uniform) - count :]
+        return numbers[::-1]
+
+    def exponentials(self, count: int) -> np.ndarray:
+        """Give waiting times of mean 1."""
+        if self._used + count > len(self._exponential):
+            self._exponential, self._used = self._rng.standard_exponential(max(BLOCK, count)), 0
+        self._used += count
+        return self._exponential[self._used - count : self._used]

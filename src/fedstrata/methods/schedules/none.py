@@ -1,0 +1,12 @@
+"""No schedule: what a client trains on is its sampler's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedstrata.core.server_parts import LabelSchedule
+
+
+@dataclass(frozen=True)
+class Unscheduled(LabelSchedule):
+    """Labels come as the selected clients hold them."""

@@ -1,0 +1,106 @@
+"""Stratify (arXiv 2504.13462), section III-A: the stratified label schedule.
+
+Label l stands f_l times in the schedule, which is shuffled; clients give one sample an entry. One epoch is one
+schedule played to its end. `hops.py` (single-sample learning) and `batches.py` (batch-data learning) play it.
+
+The paper's words: SLS is `Epoch`; a placeholder is a stratum (a code, with the pass over it); availClients is
+`Supply.available`; what a client refuses is P_notTrain (P_unavail), and with it P_exhaust.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedstrata.core.client_info import Roster
+from fedstrata.core.client_parts import Sampler
+from fedstrata.core.options import Count, Fraction
+from fedstrata.core.rng import Rng
+from fedstrata.core.server_parts import LabelSchedule, View
+from fedstrata.methods.schedules.epoch import Epoch
+from fedstrata.methods.schedules.supply import Supply
+from fedstrata.methods.schedules.take import Take
+
+
+@dataclass(frozen=True)
+class Stratified(LabelSchedule):
+    """Every label as often as its target says, in random order; clients that hold it give one sample an entry."""
+
+    paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
+
+    frequency: Literal["uniform", "capped"] = "uniform"  # the same for every label, or its count up to `cap`
+    cap: Count | None = None  # None: the largest count, one pass over all data
+    each: Count | None = None  # uniform: entries a label; None: a schedule as long as the data
+    length: Count | None = None  # scale the frequencies to this many entries
+    order: Literal["shuffled", "spread"] = "shuffled"  # spread: every stretch of the schedule is nearly balanced
+    strata: Literal["labels", "none"] = "labels"  # none: all samples are one stratum, which is plain random sampling
+    clients: Literal["uniform", "weighted", "remaining"] = "uniform"  # who is asked: any holder, by counts, by stock
+    replacement: bool = False  # True: a client starts over when its samples of a label are used up
+    on_empty: Literal["refill", "drop"] = "refill"  # when everybody's are: start over, or leave the label out
+    chunk: Count = 5  # entries planned ahead in single-sample learning
+    pool: Fraction = 0.25  # share of the holders that a chunk chooses from, and how many at least
+    pool_min: Count = 2
+    rounds_per_epoch: Count = 1  # play an epoch in so many rounds: it is evaluated, saved and resumed by round
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Uniform choice reads who holds which label and how much there is in all; weighted choice, all counts."""
+        return frozenset({"labels", "totals"} if self.clients == "uniform" else {"counts"})
+
+    @property
+    def sampler(self) -> Sampler:
+        """Clients take samples from their own shuffled lists."""
+        return Take(self.strata, self.replacement)
+
+    def totals(self, roster: Roster) -> np.ndarray:
+        """Give the number of samples of each stratum."""
+        totals = roster.totals if self.clients == "uniform" else roster.counts.sum(0)
+        return totals if self.strata == "labels" else totals.sum(keepdims=True)
+
+    def counts(self, table: np.ndarray) -> np.ndarray:
+        """Give what a table of counts by client and label says by client and stratum."""
+        return table if self.strata == "labels" else table.sum(1, keepdims=True)
+
+    def frequencies(self, totals: np.ndarray) -> np.ndarray:
+        """Give f_l: how often each stratum stands in the schedule. One that nobody holds does not."""
+        held = totals > 0
+        if self.frequency == "uniform":
+            each = self.each or ceil(totals.sum() / max(held.sum(), 1))
+            f = np.where(held, each, 0)
+        else:
+            f = np.minimum(totals, self.cap or totals.max(initial=0))
+        return f if self.length is None else scaled(f, self.length)
+
+    def epoch(self, number: int, view: View) -> Epoch:
+        """Draw a schedule and start with everybody who is there."""
+        f = self.frequencies(self.totals(view.roster))
+        known = view.roster.labels if self.clients == "uniform" else view.roster.counts
+        held = self.counts(known)[view.eligible] > 0
+        holders = [view.eligible[held[:, p]].tolist() for p in range(len(f))]
+        strata, places = arranged(f, self.order, view.rng("labels"))
+        return Epoch(number, len(strata), strata, places, Supply.of(holders))
+
+
+def scaled(f: np.ndarray, length: int) -> np.ndarray:
+    """Scale frequencies to a sum, by largest remainders; ties go to the smaller label."""
+    whole, rest = np.divmod(f.astype(np.int64) * length, max(int(f.sum()), 1))  # in whole numbers: ties must be ties
+    whole[np.argsort(-rest, kind="stable")[: length - int(whole.sum())]] += 1
+    return whole
+
+
+def arranged(f: np.ndarray, order: str, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
+    """Give strata in the order of their places in (0, 1), and the places.
+
+    With independent uniform places this is a shuffle, and an entry that comes back later finds a uniformly random
+    position among those still to come by drawing a new place after the present one.
+    """
+    strata: np.ndarray = np.repeat(np.arange(len(f)), f)
+    places = rng.random(len(strata))
+    if order == "spread":  # one place in each of f_l equal intervals
+        nth = np.arange(len(strata)) - np.repeat(np.cumsum(f) - f, f)
+        places = (nth + places) / np.repeat(f, f)
+    by_place = np.argsort(places, kind="stable")
+    return strata[by_place], places[by_place]

@@ -1,0 +1,217 @@
+"""Bhope et al., FLIPS: Federated Learning using Intelligent Participant Selection, 2023.
+
+Clients are clustered by their labels, in the first round. A round takes from the clusters in turn, and from each the
+member that was taken least often; where clients were missing, more are asked, from the clusters that lost them.
+
+Repaired in Algorithm 1: a small cluster that is visited twice gives no client twice and leaves no gap; extras count as
+picks of the client, not of the cluster; the straggler rate is a mean, where line 46 adds up without bound
+(`rate = "literal"`; "reset" counts each round anew). Label vectors are shares, with which the paper's ten clusters
+are found, not counts. Beyond the paper, clients that join or whose labels changed go to the nearest centre.
+
+Where clusters were found without label counts being told (`roster.clusters`), those are taken as they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count
+from fedstrata.core.server_parts import Outcome, Scores, Selector, View
+from fedstrata.methods.selectors.clusters import Rule, find_clusters, nearest
+from fedstrata.methods.selectors.members import Members, fingerprints
+from fedstrata.server.metrics import CLIENTS_LISTED
+
+
+@dataclass
+class Fairness:
+    """Who is in which cluster, how often everybody was picked, and who did not report."""
+
+    centres: np.ndarray  # [k, C]; [0, C] before the first round, and where clusters were found elsewhere
+    cluster: np.ndarray  # of each client; -1: it never had data
+    told: np.ndarray  # fingerprint of the label counts by which each client was clustered
+    picks: np.ndarray  # by client
+    cluster_picks: np.ndarray
+    straggler: np.ndarray  # whether a client's last report is missing
+    selected: int = 0
+    missing: int = 0
+    rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.members: Members | None = None  # found again after a restart, so it is not saved
+
+
+@dataclass(frozen=True)
+class Flips(Selector):
+    """Clusters of clients with similar labels take turns; those that lost clients send more."""
+
+    paper: ClassVar[str] = "Bhope et al., FLIPS, 2023"
+    needs: ClassVar[frozenset[str]] = frozenset({"counts"})
+
+    features: Literal["l1", "counts"] = "l1"  # shares of labels, or their counts
+    clusters: Count | None = None  # None: found by the elbow
+    elbow: Rule = "curvature"
+    repeats: Count = 20  # T
+    over_provision: bool = True
+    rate: Literal["mean", "literal", "reset"] = "mean"
+
+    def init(self, view: View) -> Fairness:
+        """Begin with nobody clustered: that is done in the first round, and not again when a run is resumed."""
+        clients, classes = view.roster.clients, view.roster.classes
+        none = np.zeros(0, dtype=np.int64)
+        state = Fairness(np.zeros((0, classes)), none, none, none, none, none.astype(bool))
+        _grow(state, clients)
+        return state
+
+    def select(self, state: Fairness, view: View) -> list[int]:
+        """Take k clients from the clusters in turn, and extras where clients were missing."""
+        members = self._refreshed(state, view)
+        here = members.only(view.eligible)
+        queue = [(int(state.cluster_picks[c]), members.first(c), c) for c in here.filled()]
+        heapq.heapify(queue)
+        turns: list[int] = []
+        taken = np.zeros(len(state.cluster_picks), dtype=np.int64)
+        while queue and len(turns) < view.k:
+            picks, first, c = heapq.heappop(queue)
+            if taken[c] < here.size(c):  # else its members are all in, and it waits for the next round
+                turns.append(c)
+                taken[c] += 1
+                heapq.heappush(queue, (picks + 1, first, c))
+        least = {c: iter(here.least(c, int(taken[c]), state.picks)) for c in np.flatnonzero(taken).tolist()}
+        chosen = [next(least[c]) for c in turns]
+        state.picks[chosen] += 1
+        state.cluster_picks += taken
+        return chosen + (self._extras(state, view, here, chosen) if self.over_provision else [])
+
+    def feedback(self, state: Fairness, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
+        """Learn who is missing and who is back."""
+        trained = [o for o in outcomes if o.step.combine]
+        missing = sum(len(o.missing) for o in trained)
+        for outcome in trained:
+            state.straggler[list(outcome.missing)] = True
+            state.straggler[[r.client for r in outcome.reports]] = False
+        state.selected += sum(len(o.step.asks) for o in trained)
+        state.missing += missing
+        if self.rate == "mean":
+            state.rate = state.missing / max(state.selected, 1)
+        else:
+            late = state.missing if self.rate == "literal" else missing
+            state.rate = min(1.0, state.rate + late / max(view.k, 1))
+
+    def _extras(self, state: Fairness, view: View, here: Members, chosen: list[int]) -> list[int]:
+        """Go round the clusters that lost clients, most losses first, and take members that do not straggle."""
+        wanted, late = int(state.rate * view.k + 1e-9), np.flatnonzero(state.straggler)
+        late = late[_among(late, view.roster.holders)]  # who left for good is not missed
+        if not wanted or not len(late):
+            return []
+        lost = np.bincount(state.cluster[late], minlength=len(state.cluster_picks))
+        busy = state.straggler.copy()
+        busy[chosen] = True
+        by_losses = sorted(np.flatnonzero(lost).tolist(), key=lambda c: (-lost[c], here.first(c)))
+        queues = [iter(here.least(c, wanted, state.picks, busy)) for c in by_losses]
+        extras: list[int] = []
+        turns = cycle(queues)
+        idle = 0
+        while len(extras) < wanted and idle < len(queues):
+            found = next(next(turns), None)
+            idle = idle + 1 if found is None else 0
+            if found is not None:
+                extras.append(found)
+        state.picks[extras] += 1
+        return extras
+
+    # ---- clusters
+
+    def _refreshed(self, state: Fairness, view: View) -> Members:
+        """Give the members of clusters, found anew where something was told since. Fairness is kept."""
+        roster = view.roster
+        told = roster.counts if roster.clusters is None else roster.clusters
+        if state.members is not None and state.members.told is told:
+            return state.members
+        _grow(state, roster.clients)
+        if roster.clusters is None:
+            self._cluster(state, view)
+        else:
+            _take_over(state, view, roster.clusters)
+        state.members = Members.of(state.cluster, len(state.cluster_picks), roster.holders, roster.key, told)
+        return state.members
+
+    def _cluster(self, state: Fairness, view: View) -> None:
+        """Cluster everybody at first; later, only who joined or whose label counts changed."""
+        counts, ids = view.roster.counts, view.roster.holders
+        told = fingerprints(counts)
+        changed = ids[(state.cluster[ids] < 0) | (state.told[ids] != told[ids])]
+        before = state.cluster[changed]
+        vectors = self._vectors(counts[changed])
+        if not len(state.centres):
+            found = find_clusters(vectors, self.clusters, self.elbow, self.repeats, view.rng("select"), view.note)
+            state.centres = found.centres
+            state.cluster_picks = np.zeros(len(found.centres), dtype=np.int64)
+            curve = {str(k): round(dbi, 6) for k, dbi in found.curve.items()}
+            state.cluster[changed] = nearest(vectors, state.centres)
+            members = {"members": state.cluster.tolist()} if len(state.cluster) <= CLIENTS_LISTED else {}
+            about = {"davies_bouldin": curve, "searched": found.searched} | members
+            view.note("clusters", clusters=len(found.centres), **about)
+        elif len(changed):
+            state.cluster[changed] = nearest(vectors, state.centres)
+            moved = int((state.cluster[changed] != before).sum())
+            view.note("clusters", round=view.round + 1, changed=len(changed), moved=moved)
+            _welcome(state, view, changed[before < 0])
+        state.told[changed] = told[changed]
+
+    def _vectors(self, counts: np.ndarray) -> np.ndarray:
+        if self.features == "counts":
+            return counts.astype(np.float32)
+        shares: np.ndarray = np.divide(counts, counts.sum(1, keepdims=True), dtype=np.float32)
+        return shares
+
+
+def _take_over(state: Fairness, view: View, clusters: np.ndarray) -> None:
+    """Let everybody be in the cluster that was found elsewhere."""
+    ids = view.roster.holders
+    if (clusters[ids] < 0).any():
+        lost = ids[clusters[ids] < 0].tolist()
+        raise RequestError(f"clients {lost[:5]} have data but are in no cluster: cluster again after clients joined")
+    joined = ids[state.cluster[ids] < 0]
+    more = max(int(clusters.max(initial=-1)) + 1 - len(state.cluster_picks), 0)
+    first = not len(state.cluster_picks)
+    state.cluster_picks = np.concatenate([state.cluster_picks, np.zeros(more, dtype=np.int64)])
+    state.cluster[ids] = clusters[ids]
+    if first:
+        view.note("clusters", clusters=more, told="memberships")
+    else:
+        _welcome(state, view, joined)
+
+
+def _among(some: np.ndarray, all: np.ndarray) -> np.ndarray:
+    """Say which of some ids are among all, of which there may be many; those are in order."""
+    at = np.searchsorted(all, some)
+    at[at == len(all)] = 0
+    return all[at] == some if len(all) else np.zeros(len(some), dtype=bool)
+
+
+def _grow(state: Fairness, clients: int) -> None:
+    """Make room for clients that joined; of a client that nobody knew yet there is nothing to say."""
+    more = max(clients - len(state.cluster), 0)
+    state.cluster = np.concatenate([state.cluster, np.full(more, -1)])
+    state.told = np.concatenate([state.told, np.zeros(more, dtype=np.int64)])
+    state.picks = np.concatenate([state.picks, np.zeros(more, dtype=np.int64)])
+    state.straggler = np.concatenate([state.straggler, np.zeros(more, dtype=bool)])
+
+
+def _welcome(state: Fairness, view: View, joined: np.ndarray) -> None:
+    """Let a client that joins begin with as many picks as the least picked of its cluster: it need not catch up."""
+    if not len(joined):
+        return
+    most = np.iinfo(np.int64).max
+    least = np.full(len(state.cluster_picks), most)
+    old = np.setdiff1d(view.roster.holders, joined)
+    np.minimum.at(least, state.cluster[old], state.picks[old])
+    least[least == most] = 0  # nobody else is in the cluster
+    state.picks[joined] = least[state.cluster[joined]]

@@ -1,0 +1,162 @@
+"""Chen and Vikalo, Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID FL, NeurIPS 2024 (HiCS-FL).
+
+The update of the output layer's bias tells how even a client's labels are: the entropy of its softmax, at a small
+temperature, is high where labels are balanced. First everybody trains once, in the order of ids. Then clients are
+clustered (Ward) by the angle between their head updates and by their entropies; clusters are drawn with probability
+prop. to exp(gamma (1 - t/R) mean entropy), and members of a cluster with equal chances, without replacement.
+
+Departures: the authors' code redraws where a cluster has no member left, without end where the others' probabilities
+underflow; here the draw is among those that have some. Its signal, row means of the head's weights, is
+`signal = "wrow"`; its switch to clustered sampling where entropies differ much is `switch_var = 0.1`. Beyond `LIMIT`
+clients the tree is built over a sample of them, which needs `sketch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
+from fedstrata.core.flat_model import Space
+from fedstrata.core.messages import Tensors
+from fedstrata.core.options import Count, Natural, NonNegative, Positive
+from fedstrata.core.plan import Plan
+from fedstrata.core.rng import Rng
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, View
+from fedstrata.methods.selectors.remembered import Remembered, angles, bounded, refuse_beyond, sketched
+from fedstrata.methods.selectors.urns import by_group
+from fedstrata.methods.selectors.ward import On, ward
+
+
+@dataclass(frozen=True)
+class HeadUpdate(LocalPart):
+    """Shows the server how the head moved."""
+
+    shows: ClassVar[bool] = True
+
+    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+        """Show it."""
+        return Done(shown={"head": (buf.w - buf.w0)[buf.head]})
+
+
+@dataclass
+class Heads:
+    """What is known of clients."""
+
+    last: Remembered  # head updates
+    entropy: np.ndarray  # by client; ln C, as of even labels, for those never seen
+    asked: np.ndarray  # by client: whether it ever was
+
+
+@dataclass(frozen=True)
+class Hics(Selector):
+    """Clusters of clients whose labels seem even train first; combine with uniform weights."""
+
+    paper: ClassVar[str] = "Chen and Vikalo, NeurIPS 2024"
+    reads: ClassVar[str] = "every selected client's update of the last layer"
+    LIMIT: ClassVar[int] = 5_000
+
+    clusters: Count = 10  # M
+    gamma: NonNegative = 4.0  # how much even labels are preferred in the first round
+    lam: NonNegative = 10.0  # how much entropies count beside angles
+    temperature: Positive = 0.001
+    signal: Literal["bias", "wrow"] = "bias"
+    switch_var: NonNegative | None = None  # variance of entropies from which urns are drawn from, as in GradClus
+    ward_on: On = "rows"
+    sketch: Natural = 0  # numbers kept of a head update; 0 keeps all
+
+    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+        """Clients show how their heads moved."""
+        return (HeadUpdate(),)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Know sizes where urns are filled."""
+        return frozenset() if self.switch_var is None else frozenset({"sizes"})
+
+    def conflicts(self, plan: Plan) -> str | None:
+        """Refuse a head that gives no signal."""
+        if self.signal == "bias" and plan.space.head_bias.start == plan.space.head_bias.stop:
+            return 'it reads the update of the head\'s bias, and the head has none; use signal = "wrow"'
+        return None
+
+    def init(self, view: View) -> Heads:
+        """Know nothing: every client's labels may be even."""
+        if not self.sketch:
+            instead = "Set method.select.sketch, such as 64: a sample of clients is then compared with all others"
+            refuse_beyond(self.LIMIT, view, "Hics", instead)
+        numbers = self.sketch or view.space.head.stop - view.space.head.start
+        entropy = np.full(view.roster.clients, np.log(view.roster.classes))
+        return Heads(Remembered.nothing(bounded(numbers, view)), entropy, np.zeros(view.roster.clients, dtype=bool))
+
+    def select(self, state: Heads, view: View) -> list[Ask]:
+        """Ask everybody once; then draw clusters, and members of them."""
+        fresh = np.sort(view.eligible[~state.asked[view.eligible]])
+        if view.k >= len(view.eligible):
+            return [Ask(int(i)) for i in view.eligible]
+        if len(fresh) >= view.k:  # the same as: the round is below floor(N / K), where all are available
+            return [Ask(int(i)) for i in fresh[: view.k]]
+        ids = view.eligible[np.argsort(view.roster.key[view.eligible])]
+        heads, entropy = state.last.of(ids), state.entropy[ids]
+        rng, others = view.rng("select"), view.rng("select", step=1)
+
+        def between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            apart: np.ndarray = angles(heads[a], heads[b]) + self.lam * np.abs(entropy[a][:, None] - entropy[b])
+            return apart
+
+        tree = ward(len(ids), between, self.ward_on, self.LIMIT, others)
+        if tree.flat:
+            why = "no two head updates differ"
+            view.note("fallback", what="clusters of similar clients", used="random clients", why=why)
+            return [Ask(int(i)) for i in rng.choice(ids, view.k, replace=False)]
+        if self.switch_var is not None and entropy.var() >= self.switch_var:
+            sizes = view.roster.sizes[ids]
+            groups = tree.within(view.k * sizes.astype(np.int64), int(sizes.sum()))
+            return by_group(groups, ids, sizes, view.k, others).draw(rng)
+        groups = tree.cut(min(self.clusters, len(tree.leaves)))
+        preference = self.gamma * (1 - view.round / view.rounds) * np.array([entropy[g].mean() for g in groups])
+        taken = drawn(preference, np.array([len(g) for g in groups]), view.k, rng)
+        picked = [rng.choice(ids[group], n, replace=False) for group, n in zip(groups, taken.tolist(), strict=True)]
+        return [Ask(int(i)) for i in np.concatenate(picked)]
+
+    def feedback(self, state: Heads, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
+        """Remember head updates and their entropies."""
+        trained = [outcome for outcome in outcomes if outcome.step.combine]
+        for outcome in trained:
+            state.asked[[ask.client for ask in outcome.step.asks]] = True
+        heads = {r.client: r.shown["HeadUpdate/head"].cpu() for outcome in trained for r in outcome.reports}
+        for client, head in heads.items():
+            signal = signal_of(head.numpy().astype(np.float64), view.space, self.signal, view.roster.classes)
+            state.entropy[client] = -(likely(signal / self.temperature) * log_likely(signal / self.temperature)).sum()
+        state.last.keep(sketched(heads, self.sketch, view))
+
+
+def signal_of(head: np.ndarray, space: Space, signal: str, classes: int) -> np.ndarray:
+    """Give one number a class: how its bias moved, or its row of weights on average."""
+    own = space.head_bias if signal == "bias" else space.head_weight
+    moved = head[own.start - space.head.start : own.stop - space.head.start]
+    return np.asarray(moved if signal == "bias" else moved.reshape(classes, -1).mean(1))
+
+
+def log_likely(scores: np.ndarray) -> np.ndarray:
+    """Give the logarithm of the softmax."""
+    shifted = scores - scores.max()
+    logs: np.ndarray = shifted - np.log(np.exp(shifted).sum())
+    return logs
+
+
+def likely(scores: np.ndarray) -> np.ndarray:
+    """Give the softmax."""
+    return np.asarray(np.exp(log_likely(scores)))
+
+
+def drawn(preference: np.ndarray, sizes: np.ndarray, count: int, rng: Rng) -> np.ndarray:
+    """Draw clusters by the softmax of a preference, among those that have a member left; say how often each."""
+    taken = np.zeros(len(sizes), dtype=np.int64)
+    for _ in range(count):
+        free = np.flatnonzero(taken < sizes)
+        taken[rng.choice(free, p=likely(preference[free]))] += 1
+    return taken

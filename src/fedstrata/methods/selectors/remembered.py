@@ -1,0 +1,120 @@
+"""What selectors remember of clients: the last vector that each of them sent, whole or as a sketch.
+
+A sketch adds the numbers of a vector up in a few cells, each with a random sign (Charikar et al., Finding Frequent
+Items in Data Streams, ICALP 2002): a random projection that keeps lengths and angles on average, and whose matrix, one
+cell and one sign a number, takes no more room than the vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.server_parts import View
+
+CHUNK = 8192  # numbers of each vector that are compared at a time
+MEMORY = 4 * 2**30  # most bytes that are kept of all clients' updates
+SAME = 1e-12  # what is nearer than rounding can tell counts as equal, so that ties are ties
+
+
+@dataclass
+class Remembered:
+    """The last vector of every client that was seen."""
+
+    ids: np.ndarray  # in the order in which they were first seen
+    rows: np.ndarray  # [seen, numbers]
+
+    @classmethod
+    def nothing(cls, numbers: int) -> Remembered:
+        """Give the memory before the first round."""
+        return cls(np.zeros(0, dtype=np.int64), np.zeros((0, numbers), dtype=np.float32))
+
+    def keep(self, vectors: dict[int, np.ndarray]) -> None:
+        """Put new vectors in the place of old ones."""
+        at = {client: row for row, client in enumerate(self.ids.tolist())}
+        new = [client for client in vectors if client not in at]
+        if new:
+            self.ids = np.concatenate([self.ids, np.array(new, dtype=np.int64)])
+            self.rows = np.concatenate([self.rows, np.stack([vectors[c] for c in new]).astype(np.float32)])
+        for client in vectors.keys() & at.keys():
+            self.rows[at[client]] = vectors[client]
+
+    def of(self, clients: np.ndarray) -> np.ndarray:
+        """Give the vectors of some clients; zeros for those never seen."""
+        at = {client: row for row, client in enumerate(self.ids.tolist())}
+        vectors = np.zeros((len(clients), self.rows.shape[1]), dtype=self.rows.dtype)
+        here = [(i, at[c]) for i, c in enumerate(clients.tolist()) if c in at]
+        if here:
+            places, rows = np.array(here).T
+            vectors[places] = self.rows[rows]
+        return vectors
+
+
+def bounded(numbers: int, view: View) -> int:
+    """Refuse to keep so many numbers of everybody where that could take too much room."""
+    if (most := 4 * numbers * view.roster.clients) > MEMORY:
+        raise RequestError(
+            f"method.select would keep up to {most / 2**30:.1f} GB of updates, and is limited to "
+            f"{MEMORY / 2**30:.0f} GB; set method.select.sketch, such as 64, to keep so many numbers of each"
+        )
+    return numbers
+
+
+def sketched(vectors: dict[int, Tensor], cells: int, view: View) -> dict[int, np.ndarray]:
+    """Add the numbers of each vector up in so many cells, the same way in every round; with 0, leave them whole."""
+    plain = {client: vector.detach().cpu().numpy() for client, vector in vectors.items()}
+    if not cells or not plain:
+        return plain
+    drawn = view.rng("sketch", round=-1).integers(0, 2 * cells, len(next(iter(plain.values()))))
+    cell, sign = drawn >> 1, 1.0 - 2.0 * (drawn & 1)
+    return {client: np.bincount(cell, sign * vector, cells) for client, vector in plain.items()}
+
+
+def refuse_beyond(limit: int, view: View, who: str, instead: str) -> None:
+    """Refuse more clients than can be compared pair by pair."""
+    if view.roster.clients > limit:
+        raise RequestError(
+            f"{who} compares clients pair by pair, and is limited to {limit:,} of them; here are "
+            f"{view.roster.clients:,}. {instead}"
+        )
+
+
+# ---- distances ---------------------------------------------------------------------------------------------------
+
+
+def angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Give the angle between each row of one and each row of the other; 0 where one has no length."""
+    length = np.outer(np.sqrt(_squares(a)), np.sqrt(_squares(b)))
+    cosine = np.where(length > 0, _products(a, b) / np.where(length > 0, length, 1.0), 1.0)
+    rounded: np.ndarray = np.arccos(np.clip(np.round(cosine, 12), -1.0, 1.0))
+    return rounded
+
+
+def lengths(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Give the Euclidean distance between each row of one and each row of the other."""
+    both = _squares(a)[:, None] + _squares(b)
+    square = both - 2 * _products(a, b)
+    apart: np.ndarray = np.sqrt(np.where(square > SAME * both, square, 0.0))
+    return apart
+
+
+def blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Give the L1 distance between each row of one and each row of the other."""
+    return np.stack([np.abs(b - row).sum(1, dtype=np.float64) for row in a])
+
+
+def _products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Multiply in double precision without copying all numbers to it at once."""
+    total = np.zeros((len(a), len(b)))
+    for start in range(0, a.shape[1], CHUNK):
+        part = slice(start, start + CHUNK)
+        total += a[:, part].astype(np.float64) @ b[:, part].astype(np.float64).T
+    return total
+
+
+def _squares(a: np.ndarray) -> np.ndarray:
+    parts = (a[:, start : start + CHUNK].astype(np.float64) for start in range(0, a.shape[1], CHUNK))
+    return np.asarray(sum(((part**2).sum(1) for part in parts), np.zeros(len(a))))

@@ -1,0 +1,92 @@
+"""Stable update reweighting (SUR), the client ranking of FedBS as the FedPBS paper (arXiv 2603.13909) writes it down.
+
+Asks clients how much their samples' gradients differ under the current model, and trains the k of the smallest
+SUR = importance * variance: the subset of k clients with the least sum. The probe costs a model download each.
+
+The variance is the mean over one batch of ||g_i - mean g||^2 (Eq. 8), in eval mode, where g_i is the exact gradient of
+sample i's cross-entropy with respect to all parameters, or with respect to the last layer alone: a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedstrata.core.client_parts import Done, Of, Program, Visit
+from fedstrata.core.options import Natural
+from fedstrata.core.server_parts import Ask, Outcome, Selector, Step, View
+
+
+def tell(visit: Visit, of: Of) -> Done:
+    """Tell how much the gradients of this client's samples differ."""
+    return Done(meta={"gradient_variance": visit.variance(of)})
+
+
+def smallest(sur: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
+    """Give the positions of the smallest scores, ties by key; what is not a number comes last."""
+    return np.lexsort((keys, np.where(np.isnan(sur), np.inf, sur)))[:count]
+
+
+@dataclass
+class Known:
+    """What clients said last."""
+
+    variance: np.ndarray  # NaN: nothing so far
+
+
+@dataclass(frozen=True)
+class Sur(Selector):
+    """The k clients whose samples' gradients differ least train."""
+
+    paper: ClassVar[str] = "FedPBS, arXiv 2603.13909"
+    reads: ClassVar[str] = "how much the gradients of each asked client's samples vary"
+    programs: ClassVar[Mapping[str, Program]] = MappingProxyType(
+        {
+            "probe-gradient-variance": partial(tell, of="gradient"),
+            "probe-head-variance": partial(tell, of="head-gradient"),
+        }
+    )
+
+    layers: Literal["all", "last"] = "all"  # whose gradients
+    # a_q: all alike, or a client's number of samples. The formula disfavours clients of large importance.
+    importance: Literal["equal", "size"] = "equal"
+    candidates: Natural = 0  # clients drawn at random to be probed; 0 means all
+
+    def numbers(self, kind: str) -> tuple[str, ...]:
+        """What probes tell."""
+        return ("gradient_variance",) if kind in self.programs else ()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Sizes, if they are the importance."""
+        return frozenset({"sizes"}) if self.importance == "size" else frozenset()
+
+    def init(self, view: View) -> Known:
+        """Know nothing."""
+        return Known(np.full(view.roster.clients, np.nan))
+
+    def select(self, state: Known, view: View) -> Generator[Step, Outcome, list[int]]:
+        """Probe, and keep the k smallest scores; who told nothing usable comes after them, by its last answer."""
+        d = min(max(self.candidates or len(view.eligible), view.k), len(view.eligible))
+        drawn = np.sort(view.rng("select").choice(view.eligible, d, replace=False))
+        kind = "probe-gradient-variance" if self.layers == "all" else "probe-head-variance"
+        probe = yield Step(tuple(Ask(int(i)) for i in drawn), kind=kind, combine=False)
+        told = {r.client: float(r.meta["gradient_variance"]) for r in probe.reports}  # type: ignore[arg-type]
+        state.variance[list(told)] = list(told.values())
+        stable = self.ranked(state, view, [client for client, value in told.items() if np.isfinite(value)])
+        if len(stable) < view.k:
+            why = f"only {len(stable)} of {d} probed clients told a finite variance"
+            view.note("fallback", round=view.round + 1, what="sur", used="what clients told before", why=why)
+            stable += self.ranked(state, view, [client for client in drawn.tolist() if client not in stable])
+        return stable[: view.k]
+
+    def ranked(self, state: Known, view: View, clients: list[int]) -> list[int]:
+        """Sort clients by their score, those without one last."""
+        importance = view.roster.sizes[clients] if self.importance == "size" else 1.0
+        places = smallest(importance * state.variance[clients], view.roster.key[clients], len(clients))
+        return [clients[i] for i in places]

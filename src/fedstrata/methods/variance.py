@@ -1,0 +1,32 @@
+"""FedPBS, arXiv 2603.13909: how much a client's samples differ under the model it received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedstrata.core.client_parts import Buffers, Done, LocalPart, Of, Visit
+from fedstrata.core.messages import Report, Tensors
+
+
+@dataclass(frozen=True)
+class Variance(LocalPart):
+    """Tells how much the samples of one batch differ, in their losses or in their gradients (Eq. 8)."""
+
+    of: Of = "loss"
+
+    @property
+    def name(self) -> str:
+        """Under which it is told."""
+        return f"{self.of}-variance".replace("-", "_")
+
+    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+        """Look before training."""
+        visit.variance(self.of)
+
+    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+        """Tell what was seen."""
+        return Done(meta={self.name: visit.variance(self.of)})
+
+    def read(self, report: Report) -> float:
+        """Find it in a report."""
+        return float(report.meta[self.name])  # type: ignore[arg-type]

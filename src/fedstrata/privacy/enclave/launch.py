@@ -1,0 +1,229 @@
+"""The server's side: starts the service, carries bytes between it and the parties, and ends it.
+
+`start` does all of it for a federation on this machine; at real sites, each client makes its own `Party`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.flat_model import Model
+from fedstrata.core.options import Fraction, Natural
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Scores, View
+from fedstrata.data.federation import Federation
+from fedstrata.methods.selectors.flips import Flips
+from fedstrata.privacy.enclave import dev_insecure, sev_snp
+from fedstrata.privacy.enclave.attestation import MEASUREMENT, Policy, Tcb, Verifier
+from fedstrata.privacy.enclave.channel import Job, Party
+from fedstrata.privacy.enclave.evaluation import pack_model, pack_test_set, unpack_scores
+from fedstrata.privacy.enclave.policy import Scoring, Terms
+from fedstrata.privacy.enclave.requests import Request
+from fedstrata.privacy.enclave.selector import InEnclave
+from fedstrata.privacy.enclave.service import SECRET, distribution
+from fedstrata.privacy.frames import JOB, RefusedError, join, split
+from fedstrata.privacy.identity import Entropy, Identity, Roll
+
+Heard = Callable[[bytes], None]
+Relay = Callable[[int, bytes], bytes]  # a party's number and what it sends -> what goes back
+SERVICE = "fedstrata.privacy.enclave.service"
+ENDING = 5.0  # seconds that the service has to end by itself
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The table `privacy.enclave`."""
+
+    attestation: Literal["dev-insecure", "sev-snp"] = "sev-snp"
+    allow_insecure: bool = False  # must be said where the attestation is only software
+    measurement: str | None = None  # of the guest, 96 hexadecimal digits
+    minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)  # boot loader, TEE, SNP, microcode
+    vmpl: Natural = 0
+    certificates: str = "."  # folder with vcek.der, ask.der and ark.der, inside the guest
+    noise: Fraction = 0.0  # chance that a pick is exchanged for another client
+
+    @property
+    def verifier(self) -> Verifier:
+        """What parties check evidence with."""
+        if self.attestation == dev_insecure.KIND:
+            return dev_insecure.DevInsecure(self.allow_insecure)
+        return sev_snp.SevSnp()
+
+    @property
+    def policy(self) -> Policy:
+        """What parties insist on."""
+        if self.measurement is None and self.attestation == dev_insecure.KIND:
+            return Policy(dev_insecure.measured())
+        try:
+            measurement = bytes.fromhex(self.measurement or "")
+        except ValueError:
+            measurement = b""
+        if len(measurement) != MEASUREMENT:
+            raise RequestError(
+                f"privacy.enclave.measurement = {self.measurement!r}: {2 * MEASUREMENT} hexadecimal digits are needed, "
+                "the launch measurement of the guest that is to be trusted; for trying out without such hardware, use "
+                'privacy.enclave.attestation = "dev-insecure" with privacy.enclave.allow_insecure = true'
+            )
+        return Policy(measurement, Tcb(*self.minimum_tcb), vmpl=self.vmpl)
+
+
+class Enclave:
+    """The service's process as the server knows it: opaque bytes in and out, ids and figures out."""
+
+    def __init__(self, job: Job, setting: Setting, heard: Heard = lambda _: None):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", SERVICE, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+                stdin=subprocess.DEVNULL,
+            )
+        self._line, self._heard = Connection(ours.detach()), heard
+        self.asked: list[Request] = []
+        keys = join([job.roll.server, *job.roll.clients])
+        told = [job.id, keys, job.terms, setting.attestation.encode(), setting.certificates.encode()]
+        try:
+            self._exchange(b"begin", *told)
+        except BaseException:
+            self.close()
+            raise
+
+    def relay(self, party: int, data: bytes) -> bytes:
+        """Carry a party's message to the service, and give what goes back."""
+        return self._exchange(b"relay", b"%d" % party, data)
+
+    def ask(self, request: Request) -> list[int]:
+        """Let the service select, or learn."""
+        told = self._exchange(b"ask", request.written())
+        self.asked.append(request)
+        ids: list[int] = np.frombuffer(told, "<i8").tolist()
+        return ids
+
+    def score(self, model: Model, round: int = 0) -> Scores:
+        """Let it score a model."""
+        return unpack_scores(self._exchange(b"score", b"%d" % round, pack_model(model)))
+
+    def close(self) -> None:
+        """End the service, and with it all it was told."""
+        self._line.close()
+        try:
+            self.process.wait(ENDING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _exchange(self, *fields: bytes) -> bytes:
+        """Send a request and wait for the answer; the server hears all of both."""
+        if self._line.closed:
+            raise FedstrataError("the enclave service was closed")
+        data = join(fields)
+        try:
+            self._heard(data)
+            self._line.send_bytes(data)
+            answer = self._line.recv_bytes()
+        except (EOFError, ConnectionError):
+            self.close()
+            raise FedstrataError(f"the enclave service ended with exit code {self.process.returncode}") from None
+        self._heard(answer)
+        how, *told = split(answer)
+        if how == b"done":
+            return told[0]
+        if how == b"failed":
+            self.close()
+            raise FedstrataError(f"the enclave service failed ({told[0].decode()}) and ended; it does not say more")
+        kind = {"RefusedError": RefusedError, "RequestError": RequestError}.get(told[0].decode(), FedstrataError)
+        raise kind(told[1].decode())
+
+
+def tell(relay: Relay, party: Party, message: bytes) -> None:
+    """Carry one party's message: its hello, the offer, and what it gives once it has verified the offer."""
+    receipt = b""
+    for data in party.submit(relay(party.me, party.hello()), message):
+        receipt = relay(party.me, data)
+    party.confirm(receipt)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Stands where a judge does: the test set is inside."""
+
+    enclave: Enclave
+    every: int = 1
+
+    def __call__(self, model: Model, view: View) -> Scores:
+        """Score every n-th round and the last; other rounds have no scores."""
+        last = view.round + 1 == view.rounds
+        return self.score(model, view.round) if last or (view.round + 1) % self.every == 0 else Scores()
+
+    def score(self, model: Model, round: int = 0) -> Scores:
+        """Score a model."""
+        return self.enclave.score(model, round)
+
+
+class Started(NamedTuple):
+    """What a run uses of it; whoever started it must `close` it."""
+
+    select: InEnclave
+    judge: Scorer | None  # where `scoring` was given
+    close: Callable[[], None]
+    enclave: Enclave
+
+
+def start(
+    flips: Flips,
+    federation: Federation,
+    streams: Streams,
+    setting: Setting,
+    rounds: int,
+    *,
+    scoring: Scoring | None = None,
+    every: int = 1,
+    note: Callable[..., Any] = lambda *_, **__: None,
+    heard: Heard = lambda _: None,
+) -> Started:
+    """Start the service, and let every client that has data, and the owner of the test set, verify and tell it.
+
+    What parties draw is seeded, so that a run can be repeated and resumed. `heard` gets all that the server sees.
+    """
+    if federation.moves is not None:
+        raise RequestError(
+            'privacy.clustering = "enclave" does not fit data.drift and data.stream: clients tell their labels once'
+        )
+    verifier, policy = setting.verifier, setting.policy
+    if setting.attestation == dev_insecure.KIND:
+        dev_insecure.permit(setting.allow_insecure, note)
+    else:
+        sev_snp.attester(Path(setting.certificates))  # the service is on this machine: say at once what is missing
+    terms = Terms(len(federation), len(federation.classes), rounds, streams.seed, flips, setting.noise, scoring)
+    draws: list[Entropy] = [streams("enclave", client=party).bytes for party in range(terms.clients + 1)]
+    identities = [Identity.new(draw) for draw in draws]
+    server = Identity.new(os.urandom)
+    job = Job(os.urandom(JOB), Roll.of(server, identities), terms.written())
+    enclave = Enclave(job, setting, heard)
+    try:
+        messages = {int(i): distribution(federation.counts[i], draws[i](SECRET)) for i in _holders(federation)}
+        if scoring is not None:
+            messages[terms.owner] = pack_test_set(federation)
+        for i, message in messages.items():
+            tell(enclave.relay, Party(i, job, identities[i], verifier, policy, draws[i]), message)
+    except BaseException:
+        enclave.close()
+        raise
+    judge = None if scoring is None else Scorer(enclave, every)
+    return Started(InEnclave(enclave), judge, enclave.close, enclave)
+
+
+def _holders(federation: Federation) -> np.ndarray:
+    return np.flatnonzero(federation.train_split.sizes)

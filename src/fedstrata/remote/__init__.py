@@ -1,0 +1,1 @@
+"""The same plan at real sites."""

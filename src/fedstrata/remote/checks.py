@@ -1,0 +1,164 @@
+"""Reports that come from elsewhere are not trusted: what does not fit is refused, with the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import TypeGuard, cast
+
+import torch
+from torch import Tensor
+
+from fedstrata.client.local_step import all_finite
+from fedstrata.core.messages import Report, Task, Tensors, tensor_bytes, value_bytes
+from fedstrata.core.plan import Plan
+from fedstrata.core.records import revised
+from fedstrata.core.wire import unpack, unpack_report
+from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.noise import Noise
+from fedstrata.privacy.protected_engine import NOT_TOLD
+
+HUGE = 1e4  # times the length of the model: no training moves it that far
+MOST = 1e15  # of anything that a report counts
+
+
+def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
+    """Give the shapes of what a training report sums, by name; None where the kind of task decides."""
+    if kind == "gradient":
+        return {"update": (plan.space.P,)}
+    if kind != "train":
+        return None
+    space = plan.space
+    shapes: dict[str, tuple[int, ...]] = {"update": (space.P,)}
+    if space.Q:
+        shapes["buffers"] = (space.Q,)
+    for name, part in plan.local.chain.items():
+        shapes |= {f"{name}/{slot}": tuple(s.shape) for slot, s in part.up(space).items()}
+    return dict(sorted(shapes.items()))
+
+
+def checked(
+    data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False, noise: Noise | None = None
+) -> Report:
+    """Read a report and refuse it where it cannot be one; sizes and finiteness are found out here.
+
+    Where updates are masked, or stay at their site, a report comes without one. Where they are noised, an update that
+    is not finite was replaced at its site, and who had one must not show; under local noise no other number is told.
+    """
+    try:
+        report = unpack_report(data)
+    except Exception as error:  # whatever bytes can do to a reader
+        raise RefusedError(f"its report cannot be read: {type(error).__name__}") from None
+    if type(report.client) is not int or report.client != task.client:
+        raise RefusedError(f"it reports for client {report.client!r:.40}")
+    for name in ("samples", "steps", "nbytes", "received", "work", "seconds"):
+        number = getattr(report, name)
+        kinds = (int,) if name in ("samples", "steps", "nbytes") else (int, float)
+        if not isinstance(number, kinds) or not 0 <= number <= MOST:  # so that NaN is refused, too
+            raise RefusedError(f"its report says {name} = {number!r:.40}")
+    if not _number(report.loss) or not _number(report.drift):
+        raise RefusedError("its report has no numbers for its loss and the length of its update")
+    _check_shapes(report, plan, task, masked)
+    local = noise is not None and noise.local
+    if not local:
+        _check_meta(report, task, plan, finite=noise is None)
+    finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
+    # Of what stays at its site, only the site can say whether it is finite.
+    finite = finite and (noise is not None or (isfinite(report.loss) and bool(report.finite)))
+    update = report.summed.get("update")
+    drift = float(update.norm()) if update is not None and finite else float(report.drift)
+    if drift > HUGE * (1.0 + float(model.norm())):
+        raise RefusedError(f"its update is {drift:.3g} long, which no training gives")
+    size = tensor_bytes(_all(report)) + value_bytes(report.meta)
+    whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
+    if local:
+        report, drift = revised(report, loss=NOT_TOLD, meta={}), NOT_TOLD
+    return revised(report, finite=finite, drift=drift, nbytes=min(max(report.nbytes, size), 2 * whole + 1_000_000))
+
+
+def unlike(reports: Mapping[int, Report]) -> list[int]:
+    """Give the clients whose tensors have other names or shapes than most reports of the step: parts stack them."""
+    forms = {client: frozenset((name, tuple(t.shape)) for name, t in _all(r).items()) for client, r in reports.items()}
+    usual = Counter(forms.values()).most_common(1)
+    return [client for client, form in forms.items() if form != usual[0][0]]
+
+
+def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
+    """Refuse tensors that are not those of a task."""
+    shapes: dict[str, tuple[int, ...]] | None = {} if masked else expected(plan, task.kind)
+    told = {name: tuple(tensor.shape) for name, tensor in report.summed.items()}
+    if (shapes is not None and told != shapes) or told.get("update", (plan.space.P,)) != (plan.space.P,):
+        raise RefusedError("its update has another shape than the model")
+    dtype, chain = plan.local.dtype, plan.local.chain
+    declared = {f"{name}/{slot}": s.dtype for name, part in chain.items() for slot, s in part.up(plan.space).items()}
+    for name, tensor in report.summed.items():
+        if tensor.dtype != (declared.get(name) or dtype):
+            raise RefusedError(f"summed:{name} comes as {tensor.dtype}, and the run is in {dtype}")
+    for name, tensor in report.shown.items():
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != dtype:
+            raise RefusedError(f"shown:{name} comes as {tensor.dtype}, and the run is in {dtype}")
+
+
+def _check_meta(report: Report, task: Task, plan: Plan, finite: bool) -> None:
+    """Refuse what is no plain value, or lacks a number that somebody reads.
+
+    Of the labels that a task names, a client can refuse those and no others.
+    """
+    for name in {name for part in plan.server_side for name in part.numbers(task.kind)}:
+        if not _number(report.meta.get(name)):
+            raise RefusedError(f"its report does not say what {name} is")
+    for name, value in report.meta.items():
+        numbers = value if isinstance(value, tuple) else () if isinstance(value, str) else (value,)
+        if not all(_number(number) and (isfinite(number) or not finite) for number in numbers):
+            raise RefusedError(f"its report says {name:.40} = {value!r:.40}")
+    if (labels := task.config.get("labels")) is not None:
+        refused = report.meta.get("refused")
+        codes = list(refused) if isinstance(refused, tuple) else [None]
+        if any(type(code) is not int for code in codes) or Counter(codes) - Counter(cast(tuple[int, ...], labels)):
+            raise RefusedError("it refuses other labels than it was asked for")
+
+
+def _number(value: object) -> TypeGuard[float]:
+    """Say whether a value is a number that floats can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= MOST)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a site brings to a meeting."""
+
+    what: str
+    values: Tensor
+    count: float
+
+
+def read_meeting(data: Mapping[str, bytes], masked: bool) -> tuple[dict[str, Brought], dict[str, str]]:
+    """Read what sites bring to a meeting, numbers or masked words; give also why some cannot take part in it."""
+    brought, strange = dict[str, Brought](), dict[str, str]()
+    for name, told in data.items():
+        try:
+            header, tensors = unpack(told)
+            brought[name] = Brought(str(header["what"]), tensors["values"], float(header["count"]))
+        except Exception as error:  # whatever bytes can do to a reader
+            strange[name] = f"what it brings to a meeting cannot be read: {type(error).__name__}"
+    kinds = Counter((one.what, one.values.shape, one.values.dtype) for one in brought.values())
+    for name, one in list(brought.items()):
+        if not (one.values.dtype == torch.int64 if masked else one.values.is_floating_point()):
+            strange[name] = "it brings numbers to a meeting of masked words, or words to one of numbers"
+        elif (one.what, one.values.shape, one.values.dtype) != kinds.most_common(1)[0][0]:
+            strange[name] = "it brings something else to a meeting than the others"
+        elif not 0 <= one.count <= MOST or not bool(all_finite(one.values)):
+            strange[name] = "what it brings to a meeting is not finite"
+    return brought, strange
+
+
+def _all(report: Report) -> dict[str, Tensor]:
+    tensors: Mapping[str, Tensors] = {"summed": report.summed, "shown": report.shown}
+    return {f"{half}:{name}": t for half, named in tensors.items() for name, t in named.items()}
+
+
+def model_of(task: Task) -> Tensor:
+    """Give the model that a task brought, to compare lengths with."""
+    return task.down.get("params", torch.zeros(1))

@@ -1,0 +1,332 @@
+"""An engine whose lanes are real sites. It shares nothing with them but requests and replies.
+
+A site that does not answer in time, answers with an error, or sends a report that cannot be one is left out of the
+step, with an event; the run goes on with the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.client.all_reduce import Statistics, in_order
+from fedstrata.client.site_client import StatelessError
+from fedstrata.core.batch_norm import By
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.core.plan import Plan, per_round
+from fedstrata.core.rng import unpredictable
+from fedstrata.core.server_parts import Step
+from fedstrata.core.wire import pack, pack_task
+from fedstrata.privacy import FEWEST
+from fedstrata.privacy.frames import JOB, RefusedError
+from fedstrata.privacy.noise import Noise, at_most_one
+from fedstrata.privacy.protected_engine import parted
+from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.privacy.sums.protocol import Task as Sum
+from fedstrata.privacy.sums.protocol import enough_weight
+from fedstrata.privacy.sums.secure_sum import carried
+from fedstrata.privacy.sums.summing import Summing
+from fedstrata.remote.chain import Relay
+from fedstrata.remote.checks import checked, expected, model_of, read_meeting, unlike
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.masked_all_reduce import invited, unmasked
+from fedstrata.remote.protocol import asked, written
+from fedstrata.remote.site_registry import Company
+from fedstrata.remote.site_server import MET
+
+Note = Callable[..., None]
+MEETINGS = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What the server needs for masked sums."""
+
+    papers: Papers
+    names: Sequence[str]
+    encoding: Encoding
+    run: str
+
+    def task(self, tasks: Sequence[Task], plan: Plan) -> Sum:
+        """Describe the sum of a step, the same at every party."""
+        shapes = expected(plan, tasks[0].kind) or {}
+        size = sum(int(torch.Size(shape).numel()) for shape in shapes.values())
+        members = tuple(sorted(task.client for task in tasks))
+        job = sha256(f"{self.run}|{tasks[0].round}|{tasks[0].step}".encode()).digest()[:JOB]
+        return Sum(job, members, size, self.papers.roll(self.names).digest, self.encoding)
+
+    def about(self, task: Sum) -> dict[str, object]:
+        """Give what sites are told of it."""
+        return {"job": task.job.hex(), "members": task.members}
+
+    def server(self, task: Sum) -> Summing:
+        """Give the server's part."""
+        return Summing(task, self.papers.identity, self.papers.roll(self.names))
+
+
+class AtSites:
+    """Asks sites, by name; client i is the i-th of them."""
+
+    device = "cpu"
+    joins = False
+
+    def __init__(
+        self,
+        company: Company,
+        plan: Plan,
+        note: Note,
+        masks: Masks | None = None,
+        noise: Noise | None = None,
+        relay: Relay | None = None,
+    ):
+        self._company, self._names, self._plan, self._note = company, company.names, plan, note
+        self._masks, self._noise, self._relay = masks, noise, relay
+        self._tasks: Sequence[Task] = ()
+        self._beside = 0, 0
+        self._reports: dict[int, Report] = {}
+        self._statistics: Tensor | None = None
+
+    def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
+        """Send every site its task; give the open halves of the reports that came back and can be read."""
+        self._tasks, self._beside, self._statistics = tasks, (0, 0), None
+        relay = self._relay if step.combine else None
+        if relay is not None:  # a hop of a chain
+            (task,) = tasks
+            said = relay.ask(step, task, partial(self._told, tasks=tasks, fields=1), self._sent)
+            self._beside = relay.beside
+        elif step.together is None:
+            said = self._sent(tasks, _plainly(b""), self._enough(step, tasks))
+        else:
+            said = self._together(tasks, step.together)
+        self._reports = {}
+        for task in tasks:
+            data = said.get(self._names[task.client])
+            if data is None:
+                continue
+            try:
+                bare = (self._masks is not None and step.combine) or (relay is not None and step.sink == "peer")
+                noise = self._noise if step.combine else None
+                report = checked(data[1], task, self._plan, model_of(task), bare, noise)
+                self._reports[task.client] = report if relay is None else relay.read(report, data[1])
+            except RefusedError as error:
+                self._left_out(task.client, tasks, str(error))
+                if relay is not None:
+                    relay.distrust()
+        for client in unlike(self._reports):
+            self._left_out(client, tasks, "its report holds other tensors than those of the others")
+            del self._reports[client]
+        return [report.open() for report in self._reports.values()]
+
+    def collect(self, weights: Mapping[int, float]) -> Sums:
+        """Sum what the last step's sites sent."""
+        sums = weighted_sum(self._reports, weights) if self._masks is None else self._masked_sum(weights)
+        if self._noise is not None:
+            sums = self._noised(sums, self._noise)
+        met = {} if self._statistics is None else {"statistics": self._statistics}
+        return replace(sums, total={**sums.total, **met})
+
+    def each(self) -> Mapping[int, Report]:
+        """Give the last step's reports whole."""
+        return self._reports
+
+    def beside(self) -> tuple[int, int]:
+        """Give the bytes of masks, keys and shares, or of sealing models and passing them on."""
+        return self._beside
+
+    def settle(self, accepted: Collection[int], tag: Tag) -> None:
+        """Note where a chain's model is; apart from that, the next task tells a site what was accepted."""
+        self._reports = {}
+        if self._relay is not None:
+            self._relay.settle(accepted)
+
+    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Give nothing: client state stays at its site."""
+        return {}
+
+    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """End the connection."""
+        self._company.transport.close()
+
+    def _masked_sum(self, weights: Mapping[int, float]) -> Sums:
+        """Let sites that reported add up under masks; one that fails on the way is left out of the sum."""
+        assert self._masks is not None
+        enough_weight(weights)
+        shares, most = at_most_one(np.array(list(weights.values())))
+        weighed = dict(zip(weights, shares.tolist(), strict=True))
+        task = self._masks.task(self._tasks, self._plan)
+        about, up, down = written(self._masks.about(task)), 0, 0
+
+        def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+            nonlocal up, down
+            going = {c: m for c, m in messages.items() if step != "masked" or c in weights}
+            requests = {self._names[c]: asked("sum", step.encode(), about, m) for c, m in going.items()}
+            said = self._told(requests, self._tasks, fields=1)
+            down += sum(map(len, requests.values()))
+            up += sum(len(reply[0]) for reply in said.values())
+            return {client: said[self._names[client]][0] for client in going if self._names[client] in said}
+
+        given = {client: weighed.get(client, 0.0) for client in task.members}
+
+        def refuse(client: int, error: RefusedError) -> None:
+            self._left_out(client, self._tasks, str(error))
+
+        total = carried(self._masks.server(task), task.members, given, carry, refuse)
+        shapes = expected(self._plan, self._tasks[0].kind) or {}
+        plain = sum(int(torch.Size(shape).numel()) for shape in shapes.values()) * self._plan.local.dtype.itemsize
+        self._beside = up - plain * len(weights), down
+        parts = np.split(total * most, np.cumsum([torch.Size(shape).numel() for shape in shapes.values()])[:-1])
+        summed = {
+            name: torch.from_numpy(part).to(self._plan.local.dtype).reshape(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+        return Sums(summed, float(sum(weights.values())), len(weights), shares=dict(weights))
+
+    def _enough(self, step: Step, tasks: Sequence[Task]) -> int | None:
+        """Give how many reports end the wait for a round's training; None: all of them."""
+        if not step.combine or step.source == "peer" or step.sink == "peer":
+            return None
+        return self._plan.system.enough(len(tasks), per_round(self._plan.clients_per_round, len(self._names)))
+
+    def _sent(
+        self, tasks: Sequence[Task], request: Callable[[Task], bytes], enough: int | None = None
+    ) -> dict[str, tuple[bytes, ...]]:
+        """Send tasks, as they are written; a site that lost the state of which a task speaks goes on without one."""
+        lost: list[Task] = []
+
+        def remedy(name: str, error: FedstrataError) -> bool:
+            if isinstance(error, StatelessError):
+                lost.extend(task for task in tasks if self._names[task.client] == name)
+            return isinstance(error, StatelessError)
+
+        said = self._told({self._names[t.client]: request(t) for t in tasks}, tasks, 2, enough, remedy)
+        for task in lost:
+            first = task.round + 1, task.step
+            self._note("state_lost", round=first[0], step=first[1], site=self._names[task.client], client=task.client)
+        anew = {self._names[t.client]: request(replace(t, accepted=None, durable=None)) for t in lost}
+        return said | self._told(anew, tasks)
+
+    def _noised(self, sums: Sums, noise: Noise) -> Sums:
+        """Add the server's noise, which no site may be able to draw again."""
+        _, most = at_most_one(np.array(list(sums.shares.values())))
+        added = most * noise.of_sum(sum(t.numel() for t in sums.total.values()), unpredictable)
+        parts = parted(added, sums.total)
+        return replace(sums, total={name: t + parts[name] for name, t in sums.total.items()})
+
+    def _invited(self, tasks: Sequence[Task]) -> tuple[list[Task], bytes]:
+        """Let the sites of a step say hello, so that they can meet under masks; too few do not meet."""
+        assert self._masks is not None
+
+        def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+            said = self._told({self._names[client]: r for client, r in requests.items()}, tasks, fields=1)
+            return {self._names.index(name): reply for name, (reply,) in said.items()}
+
+        def refuse(client: int, error: RefusedError) -> None:
+            self._left_out(client, tasks, str(error))
+
+        names = self._masks.names
+        here, invitation = invited(ask, names, [t.client for t in tasks], self._masks.papers.roll(names), refuse)
+        if len(here) >= FEWEST:
+            return [task for task in tasks if task.client in here], invitation
+        first = tasks[0]
+        why = f"fewer than {FEWEST} clients do not meet under masks"
+        self._note("dropped", round=first.round + 1, step=first.step, clients=here, why=why)
+        return [], b""
+
+    def _told(
+        self,
+        requests: Mapping[str, bytes],
+        tasks: Sequence[Task],
+        fields: int = 2,
+        enough: int | None = None,
+        remedy: Callable[[str, FedstrataError], bool] = lambda *_: False,
+    ) -> dict[str, tuple[bytes, ...]]:
+        """Ask, and give the replies that are ones; a refusal is an event here, silence is one of the loop."""
+        said = {}
+        for name, told in self._company.ask(requests, fields, enough).items():
+            if isinstance(told, tuple):
+                said[name] = told
+            elif not remedy(name, told):
+                self._left_out(self._names.index(name), tasks, str(told))
+        return said
+
+    def _together(self, tasks: Sequence[Task], by: By) -> dict[str, tuple[bytes, ...]]:
+        """Let sites compute together; where one leaves in the middle, the others begin anew without it.
+
+        Under masks they do not: two sums over the same numbers that differ by one site would show what it brought.
+        """
+        if self._masks is not None:
+            there, invitation = self._invited(tasks)
+            said = self._sent(there, _plainly(by.encode(), invitation))
+            return self._met(said, by, tasks)[0] if len(said) == len(there) else {}
+        there = list(tasks)
+        while there:
+            said = self._sent(there, _plainly(by.encode()))
+            done, stay = self._met(said, by, tasks)
+            if len(stay) == len(said):
+                return done
+            there = [task for task in there if self._names[task.client] in stay]
+        return {}
+
+    def _met(
+        self, said: dict[str, tuple[bytes, ...]], by: By, tasks: Sequence[Task]
+    ) -> tuple[dict[str, tuple[bytes, ...]], set[str]]:
+        """Average what sites bring to a meeting, as often as they meet, until they report; give also who stayed."""
+        statistics, stay = Statistics(by), set(said)
+        done = {name: told for name, told in said.items() if told[0] != MET}
+        waiting = {name: told for name, told in said.items() if told[0] == MET}
+        for _ in range(MEETINGS):
+            if not waiting:
+                break
+            brought, strange = read_meeting(
+                {name: told[1] for name, told in sorted(waiting.items(), key=self._place)}, self._masks is not None
+            )
+            for name, why in strange.items():
+                self._left_out(self._names.index(name), tasks, why)
+            if strange:
+                return {}, stay - strange.keys()
+            total = in_order({i: one.values for i, one in enumerate(brought.values())})
+            if self._masks is not None:
+                total = unmasked(total, self._plan.local.dtype)
+            counts = [one.count for one in brought.values()]
+            average, count = statistics.averaged(next(iter(brought.values())).what, total, counts)
+            told = pack({"count": count}, {"average": average})
+            said = self._told({name: asked("met", told) for name in waiting}, tasks)
+            if len(said) < len(waiting):  # the others cannot go on without it: their computation is lost
+                return {}, (stay - waiting.keys()) | said.keys()
+            done |= {name: reply for name, reply in said.items() if reply[0] != MET}
+            waiting = {name: reply for name, reply in said.items() if reply[0] == MET}
+        try:
+            if waiting:
+                raise RefusedError(f"it meets others more than {MEETINGS} times")
+            self._statistics = statistics.table(self._plan.space)
+        except (RefusedError, KeyError, ValueError, RuntimeError) as error:  # what was brought is of no norm
+            wrong = waiting or said
+            why = str(error) if isinstance(error, RefusedError) else "what it brings to meetings is of no norm"
+            for name in wrong:
+                self._left_out(self._names.index(name), tasks, why)
+            return {}, stay - wrong.keys()
+        return done, stay
+
+    def _place(self, item: tuple[str, object]) -> int:
+        return self._names.index(item[0])
+
+    def _left_out(self, client: int, tasks: Sequence[Task], why: str) -> None:
+        first = tasks[0]
+        self._note(
+            "site_refused", round=first.round + 1, step=first.step, site=self._names[client], client=client, why=why
+        )
+
+
+def _plainly(by: bytes, invitation: bytes = b"") -> Callable[[Task], bytes]:
+    """Say how a task is written; `by` is how clients meet, and the invitation what they meet with under masks."""
+    return lambda task: asked("task", pack_task(task), by, invitation)

@@ -1,0 +1,126 @@
+"""Evaluation where the test data are: sites count right answers by label, the server adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.flat_model import Model
+from fedstrata.core.messages import tensor_bytes
+from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.wire import pack
+from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.identity import Roll
+from fedstrata.remote.masked_all_reduce import added, invited
+from fedstrata.remote.protocol import asked, read_values
+from fedstrata.remote.site_registry import Company, replies
+from fedstrata.server.metrics import balanced, worst
+
+
+@dataclass
+class JudgeAtSites:
+    """Scores models on the sites' own test data, all of them together and each for itself."""
+
+    company: Company
+    classes: int
+    every: int = 1
+    satisfied_at: float | None = None
+    shy: bool = False  # whether sites tell figures by label only in a sum over all of them
+    roll: Roll | None = None  # who is who, where there are keys, and sites enough, for that
+
+    def __call__(self, model: Model, view: View) -> Scores:
+        """Score every n-th round and the last; other rounds have no scores."""
+        if view.round + 1 != view.rounds and (view.round + 1) % self.every:
+            return Scores()
+        data = pack({}, model.wire())
+        invitation = self._invitation(view, self.roll) if self.shy and self.roll is not None else b""
+        answers = self._answers({name: asked("evaluate", data, invitation) for name in self.names}, 2, view)
+        told = 1 if self.shy else self.classes
+        right, tested, loss = np.zeros(told), np.zeros(told), 0.0
+        numbers = 2 * told + 1  # of an answer, with 8 bytes each, beside what is masked
+        up = sum(8 * numbers + len(words) for _, words in answers.values())
+        sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self.names) + up}
+        own: dict[int, float] = {}
+        for client, name in enumerate(self.names):
+            if name not in answers:
+                continue
+            try:
+                hits, had, lost = self._read(answers[name][0], told, self.company.facts[name].tests)
+            except FedstrataError as error:
+                view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
+                continue
+            right, tested, loss = right + hits, tested + had, loss + lost
+            if had.sum():
+                own[client] = float(hits.sum() / had.sum())
+        if not tested.sum():
+            return Scores(sent)
+        by_label: tuple[np.ndarray, np.ndarray] | None = (right, tested)
+        if self.shy:
+            whole = bool(invitation) and len(answers) == len(self.names)
+            by_label = self._summed([words for _, words in answers.values()], view) if whole else None
+        recall = None if by_label is None else [float(r / n) if n else None for r, n in zip(*by_label, strict=True)]
+        accuracies = np.array(list(own.values()))
+        figures: dict[str, Any] = {
+            "accuracy": float(right.sum() / tested.sum()),
+            "balanced_accuracy": None if recall is None else balanced(recall),
+            "loss_test": loss / float(tested.sum()),
+            "recall": recall,
+            "client_mean": float(accuracies.mean()),
+            "worst10": worst(accuracies),
+            **sent,
+        }
+        if self.satisfied_at is not None:
+            figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
+        return Scores(figures, own)
+
+    def _answers(self, requests: Mapping[str, bytes], fields: int, view: View) -> dict[str, tuple[bytes, ...]]:
+        """Ask, and give the replies that are ones; every site without one is an event."""
+
+        def refuse(name: str, error: FedstrataError) -> None:
+            view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
+
+        return replies(requests, self.company.ask(requests, fields), refuse)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The sites."""
+        return self.company.names
+
+    def _invitation(self, view: View, roll: Roll) -> bytes:
+        """Let all sites say hello, so that they can add up figures by label; where one is missing, none are."""
+
+        def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+            said = self._answers({self.names[client]: request for client, request in requests.items()}, 1, view)
+            return {self.names.index(name): reply for name, (reply,) in said.items()}
+
+        def refuse(client: int, error: RefusedError) -> None:
+            view.note("site_not_scored", round=view.round + 1, site=self.names[client], why=str(error))
+
+        here, invitation = invited(ask, self.names, range(len(self.names)), roll, refuse)
+        return invitation if len(here) == len(self.names) else b""
+
+    def _summed(self, brought: Sequence[bytes], view: View) -> tuple[np.ndarray, np.ndarray] | None:
+        try:
+            right, tested = np.rint(added(brought)).reshape(2, self.classes)
+        except (RefusedError, ValueError) as error:
+            view.note("not_scored_by_label", round=view.round + 1, why=str(error))
+            return None
+        return right, tested
+
+    @staticmethod
+    def _read(data: bytes, classes: int, most: int) -> tuple[np.ndarray, np.ndarray, float]:
+        told = read_values(data)
+        try:
+            right, tested = (np.array(told[key], dtype=np.float64) for key in ("right", "tested"))
+            loss = float(told["loss"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise RefusedError("its figures cannot be read") from None
+        if right.shape != (classes,) or tested.shape != right.shape or not (right >= 0).all():
+            raise RefusedError("its figures are not those of this run's labels")
+        if not (right <= tested).all() or not tested.sum() <= most or not np.isfinite(loss):
+            raise RefusedError("its figures are impossible")
+        return right, tested, loss

@@ -1,0 +1,50 @@
+"""What Flower starts at a site for every message: it hands the request to the site's own process, and no more.
+
+Flower starts a new Python for each message, so whatever is imported here is paid for by every message: no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.remote.flower.records import unwrapped, wrapped
+from fedstrata.remote.site_socket import ask, look
+
+RAISED = 2  # Flower's own code for an app that could not answer
+
+app = ClientApp()
+
+
+@app.train()
+def forward(message: Message, context: Context) -> Message:
+    """Carry a request to the site's process and its reply back."""
+    try:
+        path = Path(_configured(context, "socket"))
+        reply = ask(path, unwrapped(message.content), message.metadata.ttl)
+    except FedstrataError as error:
+        return Message(Error(RAISED, str(error)), reply_to=message)
+    return Message(wrapped(reply), reply_to=message)
+
+
+@app.query("site")
+def introduce(message: Message, context: Context) -> Message:
+    """Say which site this is, if its process is there."""
+    try:
+        look(Path(_configured(context, "socket")))
+        record = ConfigRecord({"name": _configured(context, "site")})
+    except FedstrataError as error:
+        return Message(Error(RAISED, str(error)), reply_to=message)
+    return Message(RecordDict({"site": record}), reply_to=message)
+
+
+def _configured(context: Context, key: str) -> str:
+    value = context.node_config.get(key)
+    if not isinstance(value, str) or not value:
+        raise RequestError(
+            f"node config {key} = {value!r} is not valid; allowed: text; start sites with `deploy client`"
+        )
+    return value

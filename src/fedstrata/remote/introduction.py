@@ -1,0 +1,221 @@
+"""What a site says of its data before a run, and whether sites fit together. Samples never leave a site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.core.client_info import Roster
+from fedstrata.core.errors import RequestError
+from fedstrata.core.index import Split
+from fedstrata.core.inputs import Inputs
+from fedstrata.core.registry import validated
+from fedstrata.core.rng import Streams
+from fedstrata.data.federation import Federation
+from fedstrata.data.reading import Label, Samples
+
+MOST = 10**9  # samples of a site, and numbers of a sample
+UNKNOWN = 2  # classes that stand for all, as long as nobody knows how many there are
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One site's data, described."""
+
+    shape: tuple[int, ...]  # of a sample
+    dtype: str
+    classes: tuple[int | str, ...] | None  # its labels, where the server may know
+    samples: int
+    tests: int
+    scale: float
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    fingerprint: str  # changes when its data do
+    speed: float = 1.0
+    counts: tuple[int, ...] | None = None  # samples of each of its labels, where the server may know
+
+    @classmethod
+    def of(cls, federation: Federation, named: bool = True, counts: np.ndarray | None = None) -> Facts:
+        """Describe a site's own data, a federation of one: its labels where they may be named, and counts as given."""
+        x, inputs = federation.train.x, federation.inputs
+        return cls(
+            shape=tuple(x.shape[1:]),
+            dtype=str(x.dtype).removeprefix("torch."),
+            classes=federation.classes if named else None,
+            samples=int(federation.train_split.sizes[0]),
+            tests=int(federation.test_split.sizes[0]),
+            scale=inputs.scale,
+            mean=inputs.mean,
+            std=inputs.std,
+            fingerprint=federation.fingerprint,
+            counts=None if counts is None else tuple(counts.tolist()),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Give plain values."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], site: str) -> Facts:
+        """Read what a site said; it is not trusted to say it right."""
+        facts: Facts = validated(cls, dict(values), f"site {site}")
+        counted = facts.samples, facts.tests, *(facts.counts or ())
+        scales = facts.scale, facts.speed, *(facts.mean or ()), *(facts.std or ())
+        possible = all(0 <= number <= MOST for number in counted) and all(map(isfinite, scales))
+        if not possible or facts.classes == () or facts.speed <= 0:
+            raise RequestError(f"site {site} describes its data with impossible numbers")
+        if facts.counts is not None and len(facts.counts) != len(facts.classes or ()):
+            raise RequestError(f"site {site} counts its labels wrongly")
+        if not isinstance(getattr(torch, facts.dtype, None), torch.dtype) or min(facts.shape, default=1) < 1:
+            raise RequestError(f"site {site} has samples of a kind that there is not: {facts.dtype} {facts.shape}")
+        if prod(facts.shape) > MOST:
+            raise RequestError(f"site {site} has samples with shape {facts.shape}, which nobody could hold")
+        return facts
+
+
+def common_classes(sites: Mapping[str, Facts]) -> tuple[Label, ...]:
+    """Give the labels of all sites together, as far as they are told; refuse sites that cannot be of one kind."""
+    (first, model), *others = sites.items()
+    for name, facts in others:
+        for what in ("shape", "dtype", "scale", "mean", "std"):
+            own, expected = getattr(facts, what), getattr(model, what)
+            if own != expected:
+                raise RequestError(f"site {name} has samples with {what} {own}, site {first} has {expected}")
+    seen: dict[str, tuple[Label, str]] = {}
+    for name, facts in sites.items():
+        for label in facts.classes or ():
+            known, where = seen.setdefault(str(label).strip().casefold(), (label, name))
+            if known != label or type(known) is not type(label):
+                raise RequestError(f"site {name} has a label {label!r}, site {where} has {known!r}: use one name")
+    labels = {label for facts in sites.values() for label in facts.classes or ()}
+    return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
+
+
+@dataclass(frozen=True)
+class MaskedAway:
+    """What the server knows of labels that sites do not name."""
+
+    placeholders: int
+    sites: tuple[str, ...]  # that agreed on them, in the order of clients
+    holds: tuple[tuple[int, ...], ...]  # which placeholders each site holds
+    totals: tuple[int, ...]  # samples of each placeholder, over all sites
+    counts: tuple[tuple[int, ...], ...] | None  # each site's samples of each placeholder, where the method needs them
+    sealed: tuple[str, ...]  # each site's own map, which only that site can read
+    bytes_up: int
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> MaskedAway:
+        """Read it out of an event."""
+        known: MaskedAway = validated(cls, {name: values[name] for name in cls.__annotations__}, "labels_masked")
+        return known
+
+    def known(self) -> dict[str, np.ndarray | None]:
+        """Tell it as a roster does."""
+        labels = np.zeros((len(self.sites), self.placeholders), dtype=bool)
+        for row, places in zip(labels, self.holds, strict=True):
+            row[list(places)] = True
+        return {
+            "labels": labels,
+            "totals": np.array(self.totals),
+            "counts": None if self.counts is None else np.array(self.counts),
+        }
+
+
+@dataclass(frozen=True)
+class Away(Federation):
+    """Clients that live elsewhere, as far as the server knows them: two blank samples stand for their kind."""
+
+    facts: tuple[Facts, ...] = ()
+    masked: MaskedAway | None = None  # where labels are placeholders
+
+    @classmethod
+    def of(cls, sites: Mapping[str, Facts], masked: MaskedAway | None = None) -> Away:
+        """Put together what sites said."""
+        facts = tuple(sites.values())
+        classes = common_classes(sites) or tuple(range(UNKNOWN if masked is None else masked.placeholders))
+        model = facts[0]
+        blank = Samples(torch.zeros((2, *model.shape), dtype=getattr(torch, model.dtype)), torch.zeros(2).long())
+        return cls(
+            train=blank,
+            test=blank,
+            train_split=Split.nothing(len(facts)),
+            test_split=Split.nothing(len(facts)),
+            classes=classes,
+            name="sites",
+            inputs=Inputs(scale=model.scale, mean=model.mean, std=model.std),
+            speeds=np.array([f.speed for f in facts]),
+            facts=facts,
+            masked=masked,
+        )
+
+    @property
+    def samples(self) -> int:
+        """Training samples that sites hold."""
+        return sum(facts.samples for facts in self.facts)
+
+    @property
+    def tests(self) -> int:
+        """Test samples that they hold."""
+        return sum(facts.tests for facts in self.facts)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Label counts that sites told, [N, C]; zeros where they did not."""
+        table = np.zeros((len(self.facts), len(self.classes)), dtype=np.int64)
+        index = {label: i for i, label in enumerate(self.classes)}
+        for row, facts in zip(table, self.facts, strict=True):
+            for label, count in zip(facts.classes or (), facts.counts or (), strict=False):
+                row[index[label]] = count
+        return table
+
+    @property
+    def fingerprint(self) -> str:
+        """What all sites hold."""
+        return "-".join(facts.fingerprint[:16] for facts in self.facts)
+
+    @property
+    def identity(self) -> str:
+        """What stays when sites come back with other samples: the kind of data, and how many sites."""
+        model = self.facts[0]
+        kind = (model.shape, model.dtype, model.scale, model.mean, model.std, self.classes, len(self.facts))
+        return sha256(repr(kind).encode()).hexdigest()
+
+    def roster(self, needs: frozenset[str], streams: Streams) -> Roster:
+        """Tell the server's parts what sites told."""
+        sizes, counts = np.array([facts.samples for facts in self.facts]), self.counts
+        known: dict[str, np.ndarray | None] = {
+            "sizes": sizes,
+            "labels": counts > 0,
+            "totals": counts.sum(0),
+            "counts": counts,
+            "speeds": np.array([facts.speed for facts in self.facts]),
+        }
+        if self.masked is not None:
+            known |= self.masked.known()
+        return Roster(
+            clients=len(self.facts),
+            classes=len(self.classes),
+            holders=np.flatnonzero(sizes),
+            key=streams("tiebreak").permutation(len(self.facts)),
+            _known={name: value if name in needs else None for name, value in known.items()},
+            setup=None if self.masked is None else self.masked.bytes_up,
+        )
+
+
+def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:
+    """Give a site's own data with the class indices of the run."""
+    index = {label: i for i, label in enumerate(classes)}
+    if strange := [label for label in federation.classes if label not in index]:
+        raise RequestError(f"this site has labels that the run does not know: {strange[:5]}")
+    codes = torch.tensor([index[label] for label in federation.classes])
+
+    def coded(samples: Samples) -> Samples:
+        return Samples(samples.x, codes[samples.y], samples.groups)
+
+    return replace(federation, train=coded(federation.train), test=coded(federation.test), classes=tuple(classes))

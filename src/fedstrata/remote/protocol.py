@@ -1,0 +1,77 @@
+"""Requests to a site and its replies: a kind, then fields. Nothing is pickled, and what cannot be read is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fedstrata.client.site_client import StatelessError
+from fedstrata.core.errors import FedstrataError
+from fedstrata.privacy.frames import RefusedError, join, split
+
+DONE, FAILED = b"done", b"failed"
+IN = "in"  # a request that belongs to a run
+
+
+class SiteError(FedstrataError):
+    """A site says why it cannot do what it was asked for."""
+
+
+class AbsentError(SiteError):
+    """A site does not know the run: it was restarted, or began another one."""
+
+
+FAILURES: dict[bytes, type[FedstrataError]] = {b"absent": AbsentError, b"stateless": StatelessError, FAILED: SiteError}
+
+
+def asked(kind: str, *fields: bytes) -> bytes:
+    """Write a request."""
+    return join([kind.encode(), *fields])
+
+
+def within(run: str, request: bytes) -> bytes:
+    """Say which run a request belongs to."""
+    return asked(IN, run.encode(), request)
+
+
+def read_request(data: bytes) -> tuple[str, tuple[bytes, ...]]:
+    """Read it."""
+    kind, *fields = split(data) or (b"",)
+    return kind.decode(errors="replace"), tuple(fields)
+
+
+def replied(*fields: bytes) -> bytes:
+    """Write a reply."""
+    return join([DONE, *fields])
+
+
+def refused(error: Exception | str) -> bytes:
+    """Write why there is none."""
+    how = next((name for name, kind in FAILURES.items() if isinstance(error, kind)), FAILED)
+    return join([how, str(error).encode()])
+
+
+def read_reply(data: bytes, fields: int) -> tuple[bytes, ...]:
+    """Read a reply of so many fields."""
+    how, *told = split(data) or (b"",)
+    if how in FAILURES and len(told) == 1:
+        raise FAILURES[how](told[0].decode(errors="replace"))
+    if how != DONE or len(told) != fields:
+        raise RefusedError("a reply has other fields than were asked for")
+    return tuple(told)
+
+
+def written(values: Any) -> bytes:
+    """Write plain values."""
+    return json.dumps(values).encode()
+
+
+def read_values(data: bytes) -> dict[str, Any]:
+    """Read a table of plain values."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        raise RefusedError("a table cannot be read") from None
+    if not isinstance(values, dict):
+        raise RefusedError("a table is expected")
+    return values

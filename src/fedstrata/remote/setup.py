@@ -1,0 +1,90 @@
+"""What sites and server agree on before the first round: placeholders for labels, and clusters that no site tells.
+
+The same parties as in a simulation, but each at its own place; what carries their messages is given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Rng
+from fedstrata.methods.selectors.flips import Flips
+from fedstrata.privacy.clustering import Organiser, PrivateClusters
+from fedstrata.privacy.frames import RefusedError, split
+from fedstrata.privacy.labels.masking import MODES, Note, agreed, fitting
+from fedstrata.privacy.labels.parties import Server
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.introduction import MaskedAway
+from fedstrata.remote.masked_all_reduce import added, invited
+from fedstrata.remote.protocol import asked, written
+
+MODE = "prf"  # the one mode whose secrets every site can draw for itself
+Ask = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # requests, and fields -> replies that came
+
+
+def masked_labels_at(
+    ask: Ask, papers: Papers, names: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
+) -> MaskedAway:
+    """Let sites agree on placeholders; those that fail on the way are left out."""
+    fitting(MODE, len(names))
+    mode, roll, up = MODES[MODE], papers.roll(names), 0
+    sealed: dict[int, bytes] = {}
+
+    def begin(members: Sequence[int]) -> Server:
+        return mode.server(papers.identity, roll, members, os.urandom, rng, distributions=tell_counts)
+
+    def carry(step: str, asks: Mapping[int, bytes]) -> dict[int, bytes]:
+        nonlocal up
+        about = {"run": run, "sites": list(names), "open": tell_counts}
+        requests = {
+            names[i]: asked("labels", step.encode(), written({**about, "client": i}), ask) for i, ask in asks.items()
+        }
+        said = {names.index(name): told for name, told in ask(requests, 2).items()}
+        up += sum(len(field) for told in said.values() for field in told)
+        sealed.update({i: kept for i, (_, kept) in said.items()})
+        return {i: reply for i, (reply, _) in said.items()}
+
+    server = agreed(mode, range(len(names)), begin, carry, rng, note)
+    there = server.members
+    return MaskedAway(
+        placeholders=len(server.totals),
+        sites=tuple(names[i] for i in there),
+        holds=tuple(tuple(server.holds[i].tolist()) for i in there),
+        totals=tuple(server.totals.tolist()),
+        counts=None if server.counts is None else tuple(tuple(server.counts[i].tolist()) for i in there),
+        sealed=tuple(sealed[i].hex() for i in there),
+        bytes_up=up,
+    )
+
+
+def clustered_at(
+    ask: Ask, papers: Papers, names: Sequence[str], places: Mapping[int, Mapping[str, Any]], flips: Flips, labels: int
+) -> PrivateClusters:
+    """Let sites find their clusters by masked sums, all of them; `places` says what each is told of the run."""
+
+    def everybody(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        said = ask({names[i]: request for i, request in requests.items()}, 1)
+        if missing := [names[i] for i in requests if names[i] not in said]:
+            raise RequestError(f'site {missing[0]} is missing from privacy.clustering = "masked"; try again')
+        return {i: said[names[i]][0] for i in requests}
+
+    def refuse(client: int, error: RefusedError) -> None:
+        raise RequestError(f'site {names[client]} cannot take part in privacy.clustering = "masked": {error}')
+
+    members, invitation = invited(everybody, names, sorted(places), papers.roll(names), refuse)
+    job = split(invitation)[0]
+    everybody({i: asked("cluster", written(places[i]), invitation) for i in members})
+
+    def sums(broadcast: bytes) -> np.ndarray:
+        return added(list(everybody(dict.fromkeys(members, asked("centres", b"sum", broadcast))).values()))
+
+    def tell(broadcast: bytes) -> dict[int, bytes]:
+        return everybody(dict.fromkeys(members, asked("centres", b"tell", broadcast)))
+
+    organiser = Organiser(papers.identity, papers.roll(names), job, labels, len(members), sums)
+    return organiser.clustered(flips.clusters, flips.elbow, tell)

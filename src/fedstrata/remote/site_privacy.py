@@ -1,0 +1,200 @@
+"""What a site does itself, so that nobody learns more of its data than the experiment says.
+
+    labels    a step of label masking; with the last one the site's map of placeholders goes to the server, sealed
+    meet      hello, before sums under masks
+    cluster   take part in k-means by masked sums, with the label shares that it has
+    centres   a step of it
+
+The server keeps the sealed map and shows it when a run begins or goes on; only the site can read it, so nothing of a
+run has to outlive the site's process. Secrets come from the machine, or from the site's own key where they must be the
+same again: noise on label counts is drawn once for the same data, however often they are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.index import Split
+from fedstrata.data.federation import Federation
+from fedstrata.data.reading import Label, Samples
+from fedstrata.privacy.agreement import derived
+from fedstrata.privacy.clustering import Member
+from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.histograms import NoisyHistograms
+from fedstrata.privacy.identity import Roll
+from fedstrata.privacy.labels.encoding import encoded
+from fedstrata.privacy.labels.prf import PrfClient
+from fedstrata.privacy.labels.served import Served
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.introduction import aligned
+from fedstrata.remote.masked_all_reduce import Seat
+from fedstrata.remote.protocol import read_values
+
+NONCE = 12  # bytes
+
+
+class Guard:
+    """Keeps a site's secrets; `load` gives its data, and `papers` who is who."""
+
+    def __init__(self, name: str, load: Callable[[], Federation], papers: Papers | None):
+        self.name, self._load, self._papers = name, load, papers
+        # Memories for all runs: sums of different runs could be subtracted as well.
+        self._served, self._tested = Served(), Served()
+        self._secret = os.urandom(32) if papers is None else papers.identity.private.private_bytes_raw()
+        self._labels: PrfClient | None = None
+        self._seat: Seat | None = None
+        self._member: tuple[Member, Seat] | None = None
+        self.requests: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
+            "labels": self._mask_labels,
+            "meet": self._meet,
+            "cluster": self._cluster,
+            "centres": self._centres,
+        }
+
+    @property
+    def papers(self) -> Papers:
+        """The site's keys, without which it takes part in no protocol."""
+        if self._papers is None:
+            raise RequestError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
+        return self._papers
+
+    def roll(self, told: Mapping[str, Any]) -> Roll:
+        """Give the roll of a run; it must have this site where it says."""
+        names, client = told["sites"], int(told["client"])
+        if not 0 <= client < len(names) or names[client] != self.name:
+            raise RefusedError(f"site {self.name} is told that it is another one")
+        return self.papers.roll(names)
+
+    def own(self, told: Mapping[str, Any]) -> Federation:
+        """Give the site's data with the class indices of a run."""
+        if "sealed" not in told:
+            return aligned(self._load(), told["classes"])
+        return _placed(self._load(), *self._opened(bytes.fromhex(told["sealed"]), told["run"]))
+
+    def counts(self, federation: Federation, epsilon: float | None) -> np.ndarray:
+        """Give label counts as they may be told."""
+        counts: np.ndarray = federation.counts[0]
+        if epsilon is None:
+            return counts
+        noisy, data = NoisyHistograms(epsilon), self._load().fingerprint
+
+        def noise(label: Label) -> np.ndarray:  # each label's own: in whatever order, it is told with the same
+            key = derived(self._secret, encoded(label), b"histogram|%a|%a" % (epsilon, data), 16)
+            rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+            return noisy.noise((1,), rng)
+
+        return noisy.tellable(counts + np.concatenate([noise(label) for label in federation.classes]))
+
+    def by_label(self, invitation: bytes, sites: int, figures: np.ndarray) -> bytes:
+        """Give figures of test samples under masks, for a sum over all sites of a run; else nothing.
+
+        How often a label is tested is the same in every round: two sums must not differ by a few sites.
+        """
+        seat = self.seat(invitation)
+        try:
+            if len(seat.present) < sites:
+                raise RefusedError("some sites are missing")
+            self._tested.sent(seat.keys)
+        except RefusedError:
+            return b""
+        return seat.masked(figures).tobytes()
+
+    def seat(self, invitation: bytes) -> Seat:
+        """Sit down in the meeting that this site said hello to."""
+        if self._seat is None:
+            raise RefusedError(f"site {self.name} was asked to no meeting")
+        seat, self._seat = self._seat, None
+        seat.join(invitation)
+        return seat
+
+    # ---- requests
+
+    def _mask_labels(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes, bytes]:
+        told = read_values(about)
+        if step.decode() == PrfClient.steps[0]:
+            federation, roll = self._load(), self.roll(told)
+            held = {label: int(n) for label, n in zip(federation.classes, federation.counts[0], strict=True) if n}
+            try:
+                self._labels = PrfClient(
+                    int(told["client"]),
+                    self.papers.identity,
+                    roll,
+                    held,
+                    os.urandom,
+                    open_counts=bool(told["open"]),
+                    served=self._served,
+                )
+            except RequestError:  # its words name a label
+                logging.getLogger(__name__).exception("labels cannot be masked")
+                raise RefusedError("its labels cannot be masked (the site's own log says why)") from None
+        if self._labels is None:
+            raise RefusedError("label masking begins with its keys")
+        reply = self._labels.answer(step.decode(), message)
+        last = step.decode() == PrfClient.steps[-1]
+        return reply, self._sealed(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
+
+    def _meet(self, about: bytes) -> tuple[bytes]:
+        told = read_values(about)
+        self._seat = Seat(int(told["client"]), self.papers.identity, self.roll(told), bytes.fromhex(told["job"]))
+        return (self._seat.hello(),)
+
+    def _cluster(self, about: bytes, invitation: bytes) -> tuple[bytes]:
+        told = read_values(about)
+        seat, counts = self.seat(invitation), self.counts(self.own(told), told["epsilon"])
+        me, shares = int(told["client"]), counts / counts.sum()
+        self._member = Member(me, shares, self.papers.identity, self.roll(told), seat.job), seat
+        return (b"",)
+
+    def _centres(self, what: bytes, asked: bytes) -> tuple[bytes]:
+        if self._member is None:
+            raise RefusedError(f"site {self.name} is not being clustered")
+        member, seat = self._member
+        if what == b"tell":
+            return (member.cluster(asked),)
+        return (seat.masked(member.contribution(asked)).tobytes(),)
+
+    # ---- the map of placeholders, in the server's keeping
+
+    def _sealed(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
+        nonce, text = os.urandom(NONCE), json.dumps([placeholders, list(own.items())]).encode()
+        return nonce + AESGCM(self._seal_key).encrypt(nonce, text, run.encode())
+
+    def _opened(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
+        try:
+            text = AESGCM(self._seal_key).decrypt(sealed[:NONCE], sealed[NONCE:], run.encode())
+        except (InvalidTag, ValueError):
+            raise RefusedError(
+                f"the map of labels that is shown to site {self.name} is not the one it sealed"
+            ) from None
+        placeholders, own = json.loads(text)
+        return {label: int(place) for label, place in own}, int(placeholders)
+
+    @property
+    def _seal_key(self) -> bytes:
+        return derived(self._secret, b"", b"fedstrata label map")
+
+
+def _placed(federation: Federation, own: Mapping[Label, int], placeholders: int) -> Federation:
+    """Give data with placeholders for labels; test samples whose label the site never trains on have none."""
+    codes = torch.tensor([own.get(label, -1) for label in federation.classes])
+
+    def coded(samples: Samples) -> Samples:
+        return Samples(samples.x, codes[samples.y], samples.groups)
+
+    train, test = coded(federation.train), coded(federation.test)
+    if bool((train.y[torch.from_numpy(federation.train_split[0])] < 0).any()):
+        raise RefusedError("the site's labels changed since they were masked; begin a new run")
+    rows = federation.test_split[0]
+    named = Split.of([rows[test.y.numpy()[rows] >= 0]])
+    return replace(federation, train=train, test=test, test_split=named, classes=tuple(range(placeholders)))

@@ -1,0 +1,43 @@
+"""The long-lived process of a site: `python -m fedstrata.remote.site_process CONFIG.json`.
+
+It holds data, model and state, and answers requests on a private socket; whatever brings them there is thin.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.data.federation import Federation
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.flower.joining import with_stream
+from fedstrata.remote.site_server import Host
+from fedstrata.remote.site_socket import serve
+from fedstrata.remote.source import source
+
+
+def main(path: str) -> None:
+    """Serve until ended."""
+    config = json.loads(Path(path).read_text())
+    part = None if config.get("partition") is None else (int(config["partition"][0]), int(config["partition"][1]))
+    table = config["data"]
+
+    @cache
+    def load() -> Federation:
+        return source(table["data"], int(table.get("seed", 0)), part)
+
+    load()  # what is wrong with it should be said now
+    papers = None if config.get("keys") is None else Papers.load(Path(config["keys"]))
+    memory = None if config.get("memory") is None else Path(config["memory"])
+    serve(with_stream(Host(config["site"], load, papers, memory).answer), Path(config["socket"]))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except FedstrataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,189 @@
+"""The sites of a run, by name: who is there, what they said of their data, and how they are asked.
+
+A site whose process was restarted does not know the run any more. It is told again and asked again in the same breath;
+if its data are other ones by then, it is asked what they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.data.reading import Label
+from fedstrata.remote.introduction import Facts, common_classes
+from fedstrata.remote.protocol import AbsentError, SiteError, asked, read_reply, read_values, within, written
+from fedstrata.remote.transport import Failure, Transport
+
+Note = Callable[..., None]
+Said = tuple[bytes, ...] | FedstrataError  # the fields of a reply, or why there are none
+OFTEN = 0.2  # seconds between two looks for sites
+FILE = "sites.json"  # in the run folder
+
+
+@dataclass
+class Company:
+    """Everybody who takes part in a run; client i is the i-th site."""
+
+    transport: Transport
+    run: str  # no other run is called that
+    facts: dict[str, Facts]
+    question: Mapping[str, Any]  # what sites are asked about their data
+    deadline: float | None = None  # seconds for an exchange
+    patience: float = 600.0  # seconds in which enough sites must be there at all
+    classes: Sequence[Label] = ()
+    welcome: Callable[[str], bytes] = lambda _: b""  # what tells a site of the run
+    fixed: str | None = None  # why no site can go on with other data than it began with
+    note: Note = lambda *_, **__: None
+    changed: bool = False  # whether some site's data are other ones than at the beginning
+    _there: set[str] | None = field(default=None)
+
+    @property
+    def names(self) -> list[str]:
+        """All of them, by client."""
+        return list(self.facts)
+
+    def ask(self, requests: Mapping[str, bytes], fields: int, enough: int | None = None) -> dict[str, Said]:
+        """Ask sites, and give what each said; who is silent is not in it."""
+        left = _clock(self.deadline)
+        said = self._exchange(requests, fields, left(), enough)
+        if back := [name for name, told in said.items() if isinstance(told, AbsentError)]:
+            wrong = self.begin(back, left())
+            again = {name: requests[name] for name in back if name not in wrong}
+            said = {name: told for name, told in said.items() if name not in back}
+            said |= {**wrong, **self._exchange(again, fields, left(), None)}
+        return said
+
+    def begin(self, names: Collection[str], deadline: float | None) -> dict[str, FedstrataError]:
+        """Tell sites of the run; give what went wrong."""
+        said = heard(self.transport, {name: self.welcome(name) for name in names}, 1, deadline)
+        wrong = {name: told for name, told in said.items() if isinstance(told, FedstrataError)}
+        wrong |= {
+            name: SiteError("it did not answer when it was told of the run") for name in names if name not in said
+        }
+        for name, told in said.items():
+            try:
+                if isinstance(told, tuple):
+                    self._took(name, read_values(told[0]))
+            except FedstrataError as error:
+                wrong[name] = error
+        return wrong
+
+    def attending(self, least: int) -> set[str]:
+        """Give the sites that are there now; wait for so many of them."""
+        until, told = monotonic() + self.patience, False
+        while len(there := {*self.transport.names()} & {*self.facts}) < min(least, len(self.facts)):
+            if not told:
+                self.note("waiting", sites=sorted(self.facts.keys() - there), wanted=least)
+                told = True
+            if monotonic() > until:
+                raise FedstrataError(
+                    f"after {self.patience:g} seconds {len(there)} of the {least} sites that are needed are there; "
+                    "the run can be resumed"
+                )
+            sleep(OFTEN)
+        before, self._there = self._there, there
+        for kind, names in {"site_away": (before or there) - there, "site_back": there - (before or there)}.items():
+            for name in sorted(names):
+                self.note(kind, site=name, client=self.names.index(name))
+        return there
+
+    def write(self, folder: Path) -> None:
+        """Keep who takes part, for those who go on with the run."""
+        table = {"run": self.run, "sites": {name: facts.dump() for name, facts in self.facts.items()}}
+        new = folder / f"{FILE}.new"
+        new.write_text(json.dumps(table))
+        new.replace(folder / FILE)
+
+    def _exchange(
+        self, requests: Mapping[str, bytes], fields: int, deadline: float | None, enough: int | None
+    ) -> dict[str, Said]:
+        ours = {name: within(self.run, request) for name, request in requests.items()}
+        return heard(self.transport, ours, fields, deadline, enough)
+
+    def _took(self, name: str, told: Mapping[str, Any]) -> None:
+        """Hear how a site took the news."""
+        if told.get("data") != self.facts[name].fingerprint:
+            self._hear_again(name)
+        if isinstance(untested := told.get("untested"), int) and untested > 0:
+            why = f"site {name} does not train on their labels, and has no placeholders for them"
+            self.note("fallback", what="test samples", left_out=untested, why=why)
+
+    def _hear_again(self, name: str) -> None:
+        """Ask a site that has other data than before what they are."""
+        if self.fixed is not None:
+            raise SiteError(f"its data are not those that it began with, and {self.fixed}; start a new run")
+        before, now = self.facts[name], introduced(self.transport, [name], self.question, self.deadline)[name]
+        if strange := [label for label in now.classes or () if label not in self.classes]:
+            raise SiteError(f"its data have labels that the run does not know: {strange[:5]}")
+        common_classes(self.facts | {name: now})
+        self.facts[name], self.changed = now, True
+        about = {"samples": now.samples, "before": before.samples}
+        self.note("site_changed", site=name, client=self.names.index(name), **about)
+
+
+def introduced(
+    transport: Transport, names: Sequence[str], question: Mapping[str, Any], deadline: float | None
+) -> dict[str, Facts]:
+    """Ask sites what they have, as far as the method needs to know."""
+    request = asked("introduce", written(question))
+    said = heard(transport, dict.fromkeys(names, request), 1, deadline)
+    facts = {}
+    for name in names:
+        told = said.get(name, SiteError("it does not answer"))
+        if isinstance(told, FedstrataError):
+            raise RequestError(f"site {name}: {told}")
+        values = read_values(told[0])
+        if values.pop("site", None) != name:
+            raise RequestError(f"site {name} introduces itself by another name")
+        facts[name] = Facts.read(values, name)
+    return facts
+
+
+def heard(
+    transport: Transport,
+    requests: Mapping[str, bytes],
+    fields: int,
+    deadline: float | None = None,
+    enough: int | None = None,
+) -> dict[str, Said]:
+    """Exchange, and read replies of so many fields."""
+    said: dict[str, Said] = {}
+    for name, answer in (transport.exchange(requests, deadline, enough) if requests else {}).items():
+        try:
+            said[name] = SiteError(answer.reason) if isinstance(answer, Failure) else read_reply(answer, fields)
+        except FedstrataError as error:
+            said[name] = error
+    return said
+
+
+def replies(
+    names: Iterable[str], said: Mapping[str, Said], refuse: Callable[[str, FedstrataError], None]
+) -> dict[str, tuple[bytes, ...]]:
+    """Give what those who were asked replied; who is silent, or says why not, is told of."""
+    given = {}
+    for name in names:
+        told = said.get(name, SiteError("it did not answer in time"))
+        if isinstance(told, FedstrataError):
+            refuse(name, told)
+        else:
+            given[name] = told
+    return given
+
+
+def recorded(folder: Path) -> tuple[str, dict[str, Facts]] | None:
+    """Give who took part in a run, as its folder has it; None where it never began."""
+    if not (folder / FILE).exists():
+        return None
+    table = json.loads((folder / FILE).read_text())
+    return table["run"], {name: Facts.read(values, name) for name, values in table["sites"].items()}
+
+
+def _clock(seconds: float | None) -> Callable[[], float | None]:
+    """Give how much is left of some time, from now on."""
+    began = monotonic()
+    return lambda: None if seconds is None else max(seconds - (monotonic() - began), 0.0)

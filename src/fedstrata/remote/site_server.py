@@ -1,0 +1,316 @@
+"""A site: its data, its model replica and its state. Everything it does is a request in and a reply out.
+
+A visit that meets others on its way (synchronised norms) replies early with what it brings, and goes on when the
+answer comes; so whoever carries the messages needs to know nothing of that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.client.network import Network
+from fedstrata.client.site_client import Site, Versions
+from fedstrata.client.trainer import Lane
+from fedstrata.config.build import assemble
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.batch_norm import By, Meeting
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.flat_model import Space
+from fedstrata.core.plan import Plan
+from fedstrata.core.records import revised
+from fedstrata.core.rng import unpredictable
+from fedstrata.core.threads import one_thread
+from fedstrata.core.wire import pack, pack_report, unpack, unpack_report, unpack_task
+from fedstrata.data.federation import Federation
+from fedstrata.privacy.envelopes import Letterbox
+from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.identity import Roll
+from fedstrata.privacy.noise import Noise
+from fedstrata.privacy.protected_engine import NOT_TOLD, parted
+from fedstrata.privacy.setup import encoding_of, noise_of, shy
+from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.privacy.sums.member import Member
+from fedstrata.privacy.sums.protocol import Task as Sum
+from fedstrata.privacy.sums.secure_sum import acted
+from fedstrata.remote.chain_site import Hops
+from fedstrata.remote.client_state import Memory
+from fedstrata.remote.credentials import Papers
+from fedstrata.remote.introduction import Facts, aligned
+from fedstrata.remote.masked_all_reduce import Seat
+from fedstrata.remote.protocol import IN, AbsentError, read_request, read_values, refused, replied, written
+from fedstrata.remote.site_privacy import Guard
+from fedstrata.server.evaluator import answers
+
+COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the roster that are made of label counts
+MET, REPORT = b"meet", b"report"
+
+
+@dataclass
+class Session:
+    """One run, as this site takes part in it."""
+
+    run: str
+    client: int
+    site: Site
+    federation: Federation  # its own data, with the run's class indices
+    network: Network
+    space: Space
+    everybody: int  # sites that take part
+    shy: bool = False  # whether it tells nothing by label
+    noise: Noise | None = None  # on what leaves it
+    encoding: Encoding | None = None  # of what leaves it, where updates are masked
+    roll: Roll | None = None  # the same
+    leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
+    member: Member | None = None
+    hops: Hops | None = None  # where a chain's models pass the server sealed
+
+
+class Host:
+    """Answers for one site.
+
+    `load` gives its data, a federation of one client; `papers` say who is who; in `folder` it remembers its state.
+    """
+
+    def __init__(
+        self, name: str, load: Callable[[], Federation], papers: Papers | None = None, folder: Path | None = None
+    ):
+        self.name, self._load, self._folder = name, load, folder
+        self._guard = Guard(name, load, papers)
+        self._session: Session | None = None
+        self._visit: Visit | None = None  # under way: it waits for others
+        self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
+        self._do: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
+            "introduce": self._introduce,
+            "begin": self._begin,
+            "task": self._task,
+            "met": self._met,
+            "evaluate": self._evaluate,
+            "sum": self._sum,
+            **self._guard.requests,
+            "hello": lambda: self._chained().hello(),
+            "hand_on": lambda about, hello: self._chained().hand_on(about, hello),
+            "hop": lambda data, about, envelope: self._chained().hop(data, about, envelope, self._trained),
+        }
+
+    def answer(self, request: bytes) -> bytes:
+        """Do what is asked for; whatever goes wrong is the answer.
+
+        What our own errors say was written to be read by others. Any other error may quote a sample: only its kind
+        leaves the site.
+        """
+        try:
+            with self._turn:
+                kind, fields = read_request(request)
+                if kind == IN:
+                    run, inner = fields
+                    self._at_work(run.decode(errors="replace"))
+                    kind, fields = read_request(inner)
+                if kind not in self._do:
+                    raise RefusedError(f"there is no request {kind!r}")
+                return replied(*self._do[kind](*fields))
+        except FedstrataError as error:
+            return refused(error)
+        except Exception as error:
+            logging.getLogger(__name__).exception("a request failed")
+            return refused(f"{type(error).__name__} (the site's own log says where)")
+
+    # ---- requests
+
+    def _introduce(self, asked: bytes) -> tuple[bytes]:
+        told = read_values(asked)
+        federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
+        counted = bool(set(told.get("needs", [])) & COUNTED)
+        counts = self._guard.counts(federation, told.get("epsilon")) if counted else None
+        facts = Facts.of(federation, bool(told.get("named", True)), counts)
+        return (written({"site": self.name, **facts.dump()}),)
+
+    def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
+        told = read_values(asked)
+        present = self._load().fingerprint
+        if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
+            return (written({"data": present}),)
+        federation = self._guard.own(told)
+        experiment = Experiment.of(read_values(text))
+        privacy, plan = experiment.privacy, assemble(experiment, federation)
+        own = federation.client(0)
+        rows = torch.from_numpy(own.rows)
+        here = replace(own, id=int(told["client"]), rows=np.arange(own.samples), speed=float(told["speed"]))
+        x, y = federation.train.x[rows], federation.train.y[rows]
+        lane = Lane(plan.local, x, y, max(own.samples, 1), fastest=here.speed)
+        module = plan.local.build().to(plan.local.dtype)
+        network = Network(module, plan.local.head, plan.local.half).eval()
+        self._session = Session(
+            told["run"],
+            here.id,
+            Site(here, lane, Versions() if self._folder is None else Memory(self._folder, told["run"], present)),
+            federation,
+            network,
+            Space.of(module, plan.local.head),
+            len(told["sites"]),
+            shy(privacy),
+            noise_of(privacy),
+            encoding_of(privacy),
+            self._guard.roll(told) if privacy.aggregate == "masked" else None,
+            hops=self._hops(told, plan) if told.get("chained") else None,
+        )
+        untested = len(self._load().test_split[0]) - len(federation.test_split[0])
+        return (written({"data": present, "untested": untested}),)
+
+    def _hops(self, told: Mapping[str, Any], plan: Plan) -> Hops:
+        """Give this site's part in a chain whose models the server cannot read."""
+        run, roll = str(told["run"]), self._guard.roll(told)
+        return Hops(Letterbox(int(told["client"]), self._guard.papers.identity, roll, run), run, plan)
+
+    def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
+        session = self._at_work()
+        if unpack_task(data).client != session.client:
+            raise RefusedError(f"a task for another client reached site {self.name}")
+        if by not in (b"", b"samples", b"clients"):
+            raise RefusedError("clients meet by samples or by clients")
+        if by and session.roll is not None and not invitation:
+            raise RefusedError("this site meets others under masks only")
+        if self._visit is not None:  # it still waits for others
+            self._visit.end()
+        seat = self._guard.seat(invitation) if invitation else None
+        self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None, seat)
+        return self._said(self._visit)
+
+    def _trained(self, data: bytes) -> tuple[bytes, bytes]:
+        return self._task(data, b"")
+
+    def _met(self, data: bytes) -> tuple[bytes, bytes]:
+        if self._visit is None:
+            raise RefusedError(f"site {self.name} is not waiting for anybody")
+        header, tensors = unpack(data)
+        return self._said(self._visit, (tensors["average"], float(header["count"])))
+
+    def _said(self, visit: Visit, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
+        """Let a visit go on until it meets others again, or is over."""
+        self._visit = None
+        what, data = visit.next(met)
+        self._visit = visit if what == MET else None
+        return self._leaving(what, data)
+
+    def _leaving(self, what: bytes, data: bytes) -> tuple[bytes, bytes]:
+        """Clip and noise an update, and keep it here where only sums may leave; its report goes out without it."""
+        session = self._at_work()
+        noise = session.noise
+        if what != REPORT or (session.roll is None and noise is None):
+            return what, data
+        report = unpack_report(data)
+        summed = dict(sorted(report.summed.items()))
+        flat = [t.detach().double().numpy().reshape(-1) for t in summed.values()]
+        leaving = np.concatenate(flat) if flat else None
+        if noise is not None and leaving is not None:
+            unit = 0.0 if session.encoding is None else session.encoding.unit
+            leaving = noise.leaving(leaving, unit, unpredictable)
+            summed = parted(leaving, summed)
+            told: dict[str, Any] = {"loss": NOT_TOLD, "drift": NOT_TOLD, "meta": {}} if noise.local else {}
+            report = revised(report, summed=summed, **told)
+        if session.roll is None:
+            return what, pack_report(report)
+        session.leaving, session.member = leaving, None
+        return what, pack_report(report.open())
+
+    def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
+        """Take a step of a secure sum over what was trained last: once."""
+        session = self._at_work()
+        if session.roll is None or session.encoding is None or session.leaving is None:
+            raise RefusedError(f"site {self.name} has nothing to sum")
+        if step == b"advertise":
+            if session.member is not None:
+                raise RefusedError("what a site trained is summed once")
+            told = read_values(about)
+            members = tuple(int(member) for member in told["members"])
+            job = bytes.fromhex(told["job"])
+            task = Sum(job, members, len(session.leaving), session.roll.digest, session.encoding)
+            session.member = Member(task, session.client, self._guard.papers.identity, session.roll, os.urandom)
+        if session.member is None:
+            raise RefusedError("a secure sum begins with its keys")
+        return (acted(session.member, step.decode(), message, session.leaving),)
+
+    def _evaluate(self, data: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
+        session = self._at_work()
+        _, down = unpack(data)
+        session.space.bind(session.network.module, down["params"], down.get("buffers", torch.zeros(0)))
+        federation = session.federation
+        own = torch.from_numpy(federation.test_split[0])
+        test = replace(federation.test, x=federation.test.x[own], y=federation.test.y[own], groups=None)
+        with one_thread():
+            none = np.zeros(0), np.zeros(0)
+            hits, losses = answers(session.network, session.site.lane.local, test) if len(own) else none
+        labels, classes = test.y.numpy(), len(federation.classes)
+        right = np.bincount(labels, weights=hits.astype(np.float64), minlength=classes)
+        tested = np.bincount(labels, minlength=classes)
+        by_label = np.concatenate([right, tested])
+        if session.shy:  # label by label only in a sum over all sites
+            right, tested = right.sum(keepdims=True), tested.sum(keepdims=True)
+        told = written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
+        return told, self._guard.by_label(invitation, session.everybody, by_label) if invitation else b""
+
+    def _chained(self) -> Hops:
+        hops = self._at_work().hops
+        if hops is None:
+            raise RefusedError(f"site {self.name} takes part in no chain of sealed models")
+        return hops
+
+    def _at_work(self, run: str | None = None) -> Session:
+        if self._session is None or run not in (None, self._session.run):
+            raise AbsentError(f"site {self.name} was restarted, or takes part in another run")
+        return self._session
+
+
+class Visit:
+    """A task; where norms meet, in a thread of its own: it can stop in the middle and wait for the other sites."""
+
+    def __init__(self, site: Site, task: bytes, by: By | None, seat: Seat | None = None):
+        self._seat = seat  # where what it brings must be masked
+        self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
+        self._back: queue.Queue[tuple[Tensor, float] | None] = queue.Queue()
+        meeting = None if by is None else Meeting(by, self._exchange)
+        self._thread: threading.Thread | None = None
+        if meeting is None or not site.lane.space.normed:
+            self._run(site, task, meeting)
+        else:
+            self._thread = threading.Thread(target=self._run, args=(site, task, meeting), daemon=True)
+            self._thread.start()
+
+    def next(self, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
+        """Let it go on, and give what it says next: what it brings to a meeting, or its report."""
+        if met is not None:
+            self._back.put(met)
+        said = self._out.get()
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def end(self) -> None:
+        """Let it go: nobody comes to meet it."""
+        self._back.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, site: Site, task: bytes, meeting: Meeting | None) -> None:
+        try:
+            with one_thread():
+                self._out.put((REPORT, site.answer(task, meeting)))
+        except BaseException as error:  # it belongs to whoever asked
+            self._out.put(error)
+
+    def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
+        brought = values if self._seat is None else self._seat.masked_tensor(values)
+        self._out.put((MET, pack({"what": what, "count": count}, {"values": brought})))
+        if (met := self._back.get()) is None:
+            raise RefusedError("the meeting is over")
+        return met

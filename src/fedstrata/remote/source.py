@@ -1,0 +1,46 @@
+"""What a site has: its own data, or, for trying out, one client's share of a named set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import RequestError
+from fedstrata.core.index import Split
+from fedstrata.data.federation import Federation
+from fedstrata.data.reading import Samples
+
+
+def only(federation: Federation, client: int) -> Federation:
+    """Give one client's data as a federation of its own."""
+    if not 0 <= client < len(federation):
+        raise RequestError(f"there is no part {client}; parts go from 0 to {len(federation) - 1}")
+
+    def kept(samples: Samples, rows: np.ndarray) -> Samples:
+        at = torch.from_numpy(rows)
+        return Samples(samples.x[at], samples.y[at], None if samples.groups is None else samples.groups[rows])
+
+    train, test = federation.train_split[client], federation.test_split[client]
+    return replace(
+        federation,
+        train=kept(federation.train, train),
+        test=kept(federation.test, test),
+        train_split=Split.of([np.arange(len(train))]),
+        test_split=Split.of([np.arange(len(test))]),
+        speeds=None if federation.speeds is None else federation.speeds[client : client + 1],
+        true_labels=None,
+        proxy=None,
+    )
+
+
+def source(data: Mapping[str, Any], seed: int, part: tuple[int, int] | None = None) -> Federation:
+    """Load what a site has; `part` is (i, n): the i-th of n clients among which a named set is dealt out."""
+    table = dict(data) | ({"clients": part[1]} if part else {"clients": 1, "partition": "iid"})
+    federation = federation_of(Experiment.of({"data": table, "train": {"seed": seed}}))
+    return only(federation, part[0] if part else 0)

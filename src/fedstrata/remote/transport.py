@@ -1,0 +1,55 @@
+"""What carries requests to sites and brings their replies; the rest of the engine knows nothing of networks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedstrata.core.errors import FedstrataError
+
+LONGEST = 1 << 31  # bytes of a request or reply
+WORDS = 4_000  # characters of a reason
+
+Answer = Callable[[bytes], bytes]  # a request in, a reply out: all that a site does
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A site's answer where it could not do what it was asked for."""
+
+    reason: str
+
+
+class Transport(Protocol):
+    """The way to the sites."""
+
+    def names(self) -> list[str]:
+        """Give the sites that are there now, sorted by name."""
+
+    def exchange(
+        self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
+    ) -> dict[str, bytes | Failure]:
+        """Send each named site one request; wait until all, or enough, replied, or the deadline (seconds) passed.
+
+        Who did not answer in time is not in the result. A failure is an answer, but not one of those that are enough.
+        """
+
+    def close(self) -> None:
+        """Let the sites go."""
+
+
+def attempted(answer: Answer, request: bytes) -> bytes | Failure:
+    """Answer a request, or say why not.
+
+    What our own errors say was written to be read by others. Any other error may quote a sample: only its kind leaves
+    the site, and the rest goes to the site's own log.
+    """
+    try:
+        return answer(request)
+    except FedstrataError as error:
+        return Failure(str(error)[:WORDS])
+    except Exception as error:
+        logging.getLogger(__name__).exception("a request failed")
+        return Failure(f"{type(error).__name__} (the site's own log says where)")

@@ -1,0 +1,279 @@
+"""What a run wrote down, as arrays.
+
+A trail is read as far as the run has come and goes on from there: a second `refresh` reads new lines only. A run that
+was killed leaves half a line; a newer version writes events that this one does not know; neither hides the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedstrata import __version__
+from fedstrata.core.errors import RequestError
+from fedstrata.core.events import FAULTS, Fault, fault_of
+from fedstrata.runs.folder import Run
+
+TABLES = ("recall", "labels", "client_accuracy", "client_deciles")  # a round has a list of each
+TRAINS = ("train", "gradient")  # kinds of steps that teach the model
+SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
+
+
+class Visits(NamedTuple):
+    """Every visit of which a run wrote down who it was; all columns are in the same order."""
+
+    round: np.ndarray
+    client: np.ndarray
+    arrived: np.ndarray  # whether the report counted
+    drift: np.ndarray  # NaN where it is not told
+    cut: np.ndarray  # FedBSS: the loss at which samples are cut
+    biased: np.ndarray  # share of samples beyond it
+
+
+@dataclass
+class Trail:
+    """A run, as far as it has come. Runs of one `group` are the same method with other seeds."""
+
+    path: Path
+    name: str = ""
+    group: str = ""
+    experiment: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    start: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+    counts: np.ndarray | None = None  # label counts of the clients, [N, C]
+    mix: np.ndarray | None = None  # share of each label over all of them
+    clusters: dict[str, Any] = field(default_factory=dict)
+    splits: list[dict[str, Any]] = field(default_factory=list)  # Terraform's
+    exposures: list[dict[str, Any]] = field(default_factory=list)  # Stratify's
+    faults: list[Fault] = field(default_factory=list)
+    _offset: int = 0
+    _lines: int = 0
+    _before: bytes = b""
+    _rounds: list[dict[str, Any]] = field(default_factory=list)
+    _visits: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: str | Path, name: str = "", group: str = "") -> Trail:
+        """Read a run folder; a folder that is none is refused."""
+        path = Run.open(Path(path)).path
+        try:
+            experiment = tomllib.loads((path / "experiment.toml").read_text())
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path}/experiment.toml cannot be read: {error}") from None
+        told = experiment.get("method")
+        method = str(told.get("name")) if isinstance(told, dict) else path.name
+        trail = cls(path, name or method, group or name or method, experiment)
+        trail.refresh()
+        if trail._lines and not trail.start and not trail._rounds:
+            raise RequestError(f"{path} is not a run folder: its events.jsonl tells of no run")
+        return trail
+
+    def refresh(self) -> bool:
+        """Read what was written since; say whether there was anything."""
+        with (self.path / "events.jsonl").open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(self._offset - len(self._before), 0))
+            if size < self._offset or file.read(len(self._before)) != self._before:
+                self._forget()  # the run went on from a checkpoint, and wrote other lines
+                file.seek(0)
+            new = file.read()
+        new = new[: new.rfind(b"\n") + 1]  # the last line may be half written
+        for line in new.splitlines():
+            self._lines += 1
+            self._take(line)
+        self._offset += len(new)
+        self._before = (self._before + new)[-SEEN:]
+        for name in ("visits", "recall", "client_accuracy", "labels", "rounds"):
+            self.__dict__.pop(name, None)
+        return bool(new)
+
+    def _forget(self) -> None:
+        fresh = Trail(self.path, self.name, self.group, self.experiment)
+        self.__dict__ = fresh.__dict__
+
+    def _take(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+            self._apply(event["event"], event)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            self._warn(f"line {self._lines} of events.jsonl cannot be understood; it is left out")
+
+    def _warn(self, said: str) -> None:
+        if said not in self.warnings and len(self.warnings) < 20:
+            self.warnings.append(said)
+
+    def _apply(self, kind: str, event: dict[str, Any]) -> None:
+        if kind == "round":
+            self._visits += _visits(int(event["round"]), event.pop("steps", ()))
+            event |= {name: np.array(event[name], dtype=np.float32) for name in TABLES if event.get(name)}
+            self._rounds.append(event)
+        elif kind == "start":
+            self.start = event
+            self.mix = np.array(event["mix"], dtype=np.float64) if "mix" in event else None
+            if newer(event.get("version", "0")):
+                said = f"this run was written by fedstrata {event['version']}, which is newer than this one"
+                self._warn(f"{said} ({__version__}); what it does not know is not shown")
+        elif kind == "clients":
+            self.counts = np.array(event["counts"], dtype=np.int64)
+        elif kind == "engine":
+            self.engine |= event.get("wall", {})
+        elif kind == "clusters":
+            self.clusters |= event
+        elif kind == "terraform":
+            self.splits.append(event)
+        elif kind == "schedule":
+            self.exposures.append(event)
+        elif kind in FAULTS:
+            now = self._rounds[-1]["round"] + 1 if self._rounds else None  # for those that do not tell their round
+            self.faults.append(fault_of({"round": now, **event}))
+
+    # ---- what the run is -----------------------------------------------------------------------------------------
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The outcome; empty where the run has not come to its end, or what it wrote of that is damaged."""
+        try:
+            summary = Run(self.path).summary
+        except RequestError as error:
+            self._warn(str(error))
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
+    @property
+    def method(self) -> str:
+        """The recipe's name."""
+        return str(self.asked("method", "name") or self.name)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the labels."""
+        named = [str(c) for c in self.start.get("classes", ())]
+        return named or [str(i) for i in range(self.recall.shape[1])]
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        most = int(self.visits.client.max(initial=-1)) + 1
+        return int(self.start.get("clients", most))
+
+    @property
+    def rare(self) -> np.ndarray:
+        """Which labels have less than half of an even share; all False where shares are not told."""
+        if self.mix is None:
+            return np.zeros(len(self.classes), dtype=bool)
+        rare: np.ndarray = self.mix < 0.5 / len(self.mix)
+        return rare
+
+    def asked(self, *keys: str) -> Any:
+        """Look up a key of the experiment."""
+        found: Any = self.experiment
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    # ---- round by round ------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @cached_property
+    def rounds(self) -> np.ndarray:
+        """Numbers of the rounds, counted from 1."""
+        return np.array([e["round"] for e in self._rounds], dtype=np.int64)
+
+    def column(self, name: str) -> np.ndarray:
+        """Give a figure by round, NaN where it was not taken."""
+        return np.array([_number(e.get(name)) for e in self._rounds], dtype=np.float64)
+
+    @property
+    def traffic(self) -> np.ndarray:
+        """Bytes sent so far by anybody, by round."""
+        ways = [np.nan_to_num(self.column(f"bytes_{way}")) for way in ("up", "down", "p2p")]
+        total: np.ndarray = np.sum(ways, axis=0)
+        return total
+
+    @property
+    def seconds(self) -> np.ndarray:
+        """Real seconds so far, by round."""
+        return np.array([_number(e.get("wall", {}).get("seconds")) for e in self._rounds], dtype=np.float64)
+
+    @cached_property
+    def recall(self) -> np.ndarray:
+        """Share of test samples of each label that the model gets right, [rounds, C]."""
+        return self._table("recall")
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Training samples of each label that the clients of a round hold, [rounds, C]."""
+        return self._table("labels")
+
+    @cached_property
+    def client_accuracy(self) -> np.ndarray:
+        """Accuracy of every client by round, [rounds, N]; of very many, of the deciles, [rounds, 11]."""
+        told = self._table("client_accuracy")
+        return (told if told.size else self._table("client_deciles")) / 1000
+
+    @cached_property
+    def visits(self) -> Visits:
+        """All visits."""
+        if not self._visits:
+            none = np.zeros(0)
+            return Visits(none.astype(int), none.astype(int), none.astype(bool), none, none, none)
+        return Visits(*map(np.concatenate, zip(*self._visits, strict=True)))
+
+    def participation(self) -> np.ndarray:
+        """How often each client's report counted in each round, [N, rounds]."""
+        visits, first = self.visits, int(self.rounds[0]) if len(self) else 1
+        times = np.zeros((self.clients, int(self.rounds[-1]) - first + 1 if len(self) else 0), dtype=np.int32)
+        there = visits.arrived & (visits.client < len(times))
+        np.add.at(times, (visits.client[there], visits.round[there] - first), 1)
+        return times
+
+    def _table(self, name: str) -> np.ndarray:
+        """Give a list of numbers by round; rounds without it are NaN."""
+        width = max((len(e[name]) for e in self._rounds if name in e), default=0)
+        table = np.full((len(self._rounds), width), np.nan)
+        for at, event in enumerate(self._rounds):
+            if len(told := event.get(name, ())):
+                table[at, : len(told)] = told
+        return table
+
+
+def newer(version: object) -> bool:
+    """Say whether a version is newer than this one."""
+
+    def parts(text: str) -> list[int]:
+        return [int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:3]]
+
+    return parts(str(version)) > parts(__version__)
+
+
+def _visits(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:
+    found: list[tuple[np.ndarray, ...]] = []
+    for step in steps:
+        if step["kind"] not in TRAINS:
+            continue
+        here, missing = step["clients"], step.get("missing", ())
+        size = len(here) + len(missing)
+        drift, cut, biased = np.full((3, size), np.nan)
+        told = step.get("drift", {})
+        drift[: len(here)] = np.array([told.get(str(c)) for c in here], dtype=np.float64)
+        if meta := step.get("meta"):
+            own = [meta.get(str(c), {}) for c in here]
+            cut[: len(here)] = np.array([m.get("cut") for m in own], dtype=np.float64)
+            biased[: len(here)] = np.array([m.get("biased") for m in own], dtype=np.float64)
+        clients = np.array([*here, *missing], dtype=np.int64)
+        found.append((np.full(size, round), clients, np.arange(size) < len(here), drift, cut, biased))
+    return found
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else np.nan

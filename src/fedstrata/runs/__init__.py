@@ -1,0 +1,1 @@
+"""Training as a user sees it: sessions, run folders, comparisons, traces, replays."""

@@ -1,0 +1,30 @@
+"""What each stage of a method brings: the same method again, with one stage at a time put back to FedAvg's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedstrata.config.experiment import METHOD_STAGES, Experiment
+from fedstrata.core.errors import RequestError, unknown_name
+from fedstrata.runs.compare.cells import Entry
+
+
+def ablated(whole: Entry, stages: Sequence[str]) -> tuple[list[Entry], list[str]]:
+    """Give an entry for each stage in which the method is not FedAvg, and remarks about the others."""
+    for stage in stages:
+        if stage not in METHOD_STAGES:
+            raise unknown_name("ablate", stage, METHOD_STAGES)
+    if len(set(stages)) != len(stages):
+        raise RequestError(f"a stage is named twice: {', '.join(stages)}")
+    plain = Experiment.of({"method": {"name": "fedavg"}}).dump()["method"]
+    table = whole.experiment.dump()
+    entries, same = [], []
+    for stage in stages:
+        if table["method"][stage] == plain[stage]:
+            same.append(stage)
+            continue
+        without = Experiment.of({**table, "method": {**table["method"], stage: plain[stage]}})
+        entries.append(Entry(f"{whole.name}-without-{stage}", without, stage))
+    if not entries:
+        raise RequestError(f"{whole.name} is FedAvg in {', '.join(same)}: there is nothing to ablate")
+    return entries, [f"{whole.name} has FedAvg's {stage} already; it is not ablated" for stage in same]

@@ -1,0 +1,92 @@
+"""A cell of a comparison: one method with one seed, and the hash by which it is known again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedstrata import __version__
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import RequestError
+from fedstrata.runs.folder import Run
+from fedstrata.runs.training import fixed
+
+VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"  # what figures depend on
+
+State = Literal["waiting", "running", "stopped", "failed", "finished"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as it enters a comparison: its row's name, and its experiment with the first seed."""
+
+    name: str
+    experiment: Experiment
+    without: str | None = None  # the stage that was put back to FedAvg's
+
+    def seeded(self, seed: int) -> Experiment:
+        """Give the experiment with a seed."""
+        train = self.experiment.train.model_copy(update={"seed": seed})
+        return self.experiment.model_copy(update={"train": train})
+
+
+@dataclass
+class Cell:
+    """One method with one seed."""
+
+    method: str
+    seed: int
+    experiment: Experiment
+    path: Path  # its run folder
+    data: str  # fingerprint of samples and of who holds them
+    hash: str
+    guess: float = 0.0  # seconds on one core, roughly
+    state: State = "waiting"
+    why: str | None = None  # it failed
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return Run(self.path)
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return f"{self.method}, seed {self.seed}"
+
+
+def identity(experiment: Experiment, data: str, weights: str | None) -> str:
+    """Hash everything that decides a cell's figures, and nothing else: where it is executed does not count."""
+    known = {"experiment": fixed(experiment.dump()), "data": data, "weights": weights, "version": VERSION}
+    return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def first_weights(init: str | None, model: nn.Module | None) -> str | None:
+    """Hash weights that do not follow from the experiment: those of a file, or of a module from Python."""
+    if init is None and model is None:
+        return None
+    digest = sha256()
+    if model is not None:
+        digest.update(repr(model).encode())
+        for name, tensor in model.state_dict().items():
+            digest.update(
+                name.encode() + tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
+    if init is not None:
+        try:
+            digest.update(Path(init).read_bytes())
+        except OSError as error:
+            raise RequestError(f'model.init = "{init}" cannot be read: {error}') from None
+    return digest.hexdigest()
+
+
+def listed(cell: Cell, root: Path) -> dict[str, Any]:
+    """Give a cell's line in comparison.json."""
+    line = {"method": cell.method, "seed": cell.seed, "state": cell.state, "run_dir": str(cell.path.relative_to(root))}
+    return {**line, "data": cell.data, "hash": cell.hash} | ({"why": cell.why} if cell.why else {})

@@ -1,0 +1,162 @@
+"""Cells are played one after another in this process, or side by side, each in a process of its own.
+
+Either way a cell keeps to one thread outside its lanes, so that neither their number nor their order changes a bit. A
+cell that fails is told of and the others go on. Processes are started as lanes are: as plain children, so that a
+user's script is never imported a second time. They survive no one: they end when this process hangs up.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import FedstrataError
+from fedstrata.core.threads import keeping_to
+from fedstrata.data.federation import Federation
+from fedstrata.runs.compare.cells import Cell
+from fedstrata.runs.session import Watch
+from fedstrata.runs.training import begin, resume
+
+PATIENCE = 10.0  # seconds that a process has to put its things away before it is killed
+
+Tell = Callable[[Cell, Mapping[str, Any]], None]  # the events of a cell's run, then "finished" or "failed"
+
+
+class Player:
+    """Plays cells; those of a seed share their data."""
+
+    def __init__(self, federation: Federation | None, model: nn.Module | None):
+        self._given, self._model = federation, model
+        self._last: tuple[Any, Federation] | None = None
+
+    def play(self, path: Path, experiment: Experiment, watch: Watch) -> dict[str, Any]:
+        """Play a cell from where it stands, and give its last event."""
+        try:
+            with keeping_to(1):
+                data = self._data(experiment)
+                if (path / "experiment.toml").exists():
+                    run = resume(path, federation=data, model=self._model, watch=watch)
+                else:
+                    run = begin(experiment, data, self._model, path, watch)
+            return {"event": "finished", "summary": run.summary}
+        except FedstrataError as error:
+            return {"event": "failed", "why": str(error)}
+        except Exception:
+            return {"event": "failed", "why": traceback.format_exc()}
+
+    def _data(self, experiment: Experiment) -> Federation:
+        if self._given is not None:
+            return self._given
+        asked = experiment.data, experiment.train.seed
+        if self._last is None or self._last[0] != asked:
+            self._last = asked, federation_of(experiment)
+        return self._last[1]
+
+
+def in_turn(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, tell: Tell) -> None:
+    """Play cells one after another."""
+    player = Player(federation, model)
+    for cell in cells:
+        tell(cell, player.play(cell.path, cell.experiment, partial(tell, cell)))
+
+
+@dataclass
+class Worker:
+    """A process that plays cells, the line to it, and what it has in hand."""
+
+    process: subprocess.Popen[bytes]
+    line: Connection
+    cell: Cell | None = None
+
+
+def side_by_side(
+    cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, tell: Tell, jobs: int
+) -> None:
+    """Play so many cells at a time, in order; a process that dies takes only its own cell with it."""
+    hello = pickle.dumps((federation, model))
+    left, workers = list(cells), list[Worker]()
+    try:
+        while left or any(worker.cell for worker in workers):
+            while left and len(workers) < jobs:
+                workers.append(_started(hello))
+            for worker in workers:
+                if worker.cell is None and left:
+                    worker.cell = left.pop(0)
+                    with suppress(ConnectionError):  # it is dead, as will be noticed below
+                        worker.line.send((worker.cell.path, _on_one_lane(worker.cell.experiment)))
+            ready = wait([worker.line for worker in workers if worker.cell is not None])
+            for worker in [worker for worker in workers if worker.line in ready]:
+                assert worker.cell is not None
+                try:
+                    event = worker.line.recv()
+                except (EOFError, ConnectionError):
+                    workers.remove(worker)
+                    code = worker.process.wait()
+                    event = {"event": "failed", "why": f"its process ended unexpectedly with exit code {code}"}
+                cell = worker.cell
+                if event["event"] in ("finished", "failed"):
+                    worker.cell = None
+                tell(cell, event)
+    finally:
+        _end(workers)
+
+
+def why_not(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None) -> str | None:
+    """Say why these cells cannot be played in other processes, or None."""
+    try:
+        text = pickle.dumps((federation, model, [cell.experiment for cell in cells]))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return f"the data or the model cannot be sent to another process ({error})"
+    if b"__main__" in text:
+        return "a part or the model is defined in the script itself, which other processes do not import"
+    return None
+
+
+def _on_one_lane(experiment: Experiment) -> Experiment:
+    """Let a cell that has neighbours use one core, unless the experiment says how many lanes it wants."""
+    lanes = 1 if experiment.engine.lanes == "auto" else experiment.engine.lanes
+    return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"lanes": lanes})})
+
+
+def _started(hello: bytes) -> Worker:
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "fedstrata.runs.compare.worker", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+    )
+    theirs.close()
+    line = Connection(ours.detach())
+    line.send(sys.path)
+    line.send_bytes(hello)
+    return Worker(process, line)
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    """End processes: politely at first, for a cell may have processes of its own to put away."""
+    for worker in workers:
+        worker.line.close()  # which is enough for one that waits
+        if worker.cell is not None:
+            worker.process.terminate()
+    for worker in workers:
+        try:
+            worker.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()

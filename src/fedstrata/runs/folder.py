@@ -1,0 +1,331 @@
+"""The run folder: experiment, events, checkpoints, final model, summary.
+
+experiment.toml     the experiment, resolved
+events.jsonl        one JSON object a line; `wall` holds what a clock said and is never compared
+checkpoint/         CURRENT names the manifest that counts; see `Checkpoints`
+model.safetensors   the final model, tensors by name
+summary.json        the outcome
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedstrata.core import tree
+from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Tag, Tensors
+from fedstrata.plots import RunPlots
+
+Keeps = Mapping[int, tuple[Tag, Tensors]]
+
+
+class Run(RunPlots):
+    """One run and the folder that holds it."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+
+    def __repr__(self) -> str:
+        done = self.summary
+        said = (
+            f"{done['method']}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
+            if done
+            else "not finished"
+        )
+        return f"Run({str(self.path)!r}: {said})"
+
+    @classmethod
+    def create(cls, path: Path, experiment: str) -> Run:
+        """Make a new run folder; one that holds a run already is never touched."""
+        if path.is_file():
+            raise RequestError(f"{path} is a file; a run needs a folder of its own")
+        if path.is_dir() and any(path.iterdir()) and not (path / "experiment.toml").exists():
+            raise RequestError(f"{path} holds other files; a run needs a folder of its own")
+        if (path / "experiment.toml").exists():
+            raise RequestError(
+                f"{path} already holds a run: continue it with --resume {path}, or choose another folder"
+            )
+        with _storage(path):
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / "experiment.toml", experiment.encode())
+            (path / "events.jsonl").touch()
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """Open an existing run."""
+        missing = [name for name in ("experiment.toml", "events.jsonl") if not (path / name).is_file()]
+        if missing:
+            raise RequestError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
+        return cls(path)
+
+    @classmethod
+    def claim(cls, root: Path, stem: str) -> Path:
+        """Make the next free folder under `root`; two processes never get the same one."""
+        with _storage(root):
+            root.mkdir(parents=True, exist_ok=True)
+            for number in count(1):
+                with suppress(FileExistsError):
+                    (path := root / f"{stem}-{number}").mkdir()
+                    return path
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def locked(self) -> Iterator[Run]:
+        """Keep other processes from running in this folder; the lock ends with this process at the latest."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            if not _lock(handle):
+                time.sleep(0.05)  # somebody may only have looked whether a run goes on
+                if not _lock(handle):
+                    raise RequestError(f"another process is running in {self.path}")
+            yield self
+        finally:
+            os.close(handle)
+
+    @property
+    def running(self) -> bool:
+        """Whether a process is running in this folder now. To see that shares the lock for an instant."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            return not _lock(handle, fcntl.LOCK_SH)
+        finally:
+            os.close(handle)
+
+    # ---- events --------------------------------------------------------------------------------------------------
+
+    def log(self, kind: str, *, wall: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Append an event."""
+        event = {"event": kind, **fields} | ({"wall": dict(wall)} if wall else {})
+        with _storage(self.path), (self.path / "events.jsonl").open("a") as file:
+            file.write(json.dumps(finite(event)) + "\n")
+
+    def events(self, wall: bool = True) -> list[dict[str, Any]]:
+        """Read the events; without `wall`, only what two equal runs share."""
+        text = (self.path / "events.jsonl").read_text()
+        events = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a kill may cut the last one
+        if wall:
+            return events
+        return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
+
+    def sync_events(self) -> int:
+        """Make the events safe on disk, and give their size: a checkpoint must not run ahead of them."""
+        with (self.path / "events.jsonl").open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def cut_events(self, size: int) -> None:
+        """Forget events after a checkpoint: their rounds will be played again."""
+        with (self.path / "events.jsonl").open("r+b") as file:
+            if os.fstat(file.fileno()).st_size < size:
+                raise RequestError(
+                    f"{self.path}/events.jsonl is shorter than its checkpoint says; the run cannot go on"
+                )
+            file.truncate(size)
+
+    # ---- results -------------------------------------------------------------------------------------------------
+
+    def write_result(self, model: Tensors, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """Write the final model and the summary, which marks the run as finished."""
+        with _storage(self.path):
+            write_atomically(
+                self.path / "model.safetensors",
+                save(dict(model), {"about": json.dumps(dict(sorted(metadata.items())))}),
+            )
+            text = json.dumps(finite(summary), indent=2) + "\n"
+            write_atomically(self.path / "summary.json", text.encode())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The outcome; empty while the run is not finished."""
+        path = self.path / "summary.json"
+        try:
+            summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        except ValueError as error:
+            raise RequestError(f"{path} is damaged: {error}; remove it, and --resume writes it again") from None
+        return summary
+
+    def curve(self, metric: str) -> list[float]:
+        """Give a metric by evaluated round, such as "accuracy"."""
+        rounds = [e for e in self.events() if e["event"] == "round"]
+        if rounds and not any(metric in e for e in rounds):
+            raise RequestError(f"no round has a {metric}; there are {', '.join(sorted(rounds[-1]))}")
+        return [e[metric] for e in rounds if metric in e]
+
+    def model(self) -> dict[str, Tensor]:
+        """Read the final model, tensors by name."""
+        return load((self.path / "model.safetensors").read_bytes())
+
+
+class Checkpoints:
+    """Checkpoints that survive a kill at any moment.
+
+    A checkpoint is a manifest `NNNNNN.json` and files it names with their checksums: the server's arrays, and one
+    file for each client whose state changed since the last time. Everything is written and synced first; then
+    CURRENT is replaced in one rename; then files that the new manifest does not name are removed.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._clients: dict[int, tuple[Tag, dict[str, str]]] = {}
+
+    def write(self, round: int, state: Any, keeps: Keeps, about: Mapping[str, Any]) -> None:
+        """Write a checkpoint; the old one stays valid until this one is safe."""
+        arrays: dict[str, Tensor] = {}
+        server_tree = tree.flatten(state, arrays)
+        with _storage(self.path):
+            self.path.mkdir(exist_ok=True)
+            server = self._put(f"{round:06d}.safetensors", save({k: v.clone() for k, v in arrays.items()}))
+            clients = dict(self._clients)
+            for client, (tag, tensors) in keeps.items():
+                if client not in clients or clients[client][0] != tag:
+                    name = f"client-{client}-{tag[0]}-{tag[1]}.safetensors"
+                    clients[client] = (
+                        tag,
+                        self._put(name, save({k: v.contiguous() for k, v in tensors.items()})),
+                    )
+            manifest = {
+                "round": round,
+                "state": server_tree,
+                "server": server,
+                "clients": [[client, tag, file] for client, (tag, file) in clients.items()],
+                **about,
+            }
+            entry = self._put(f"{round:06d}.json", json.dumps(manifest).encode())
+            sync_folder(self.path)
+            write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
+            sync_folder(self.path)
+        self._clients = clients
+        used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
+        for path in self.path.iterdir():
+            if path.name not in used:
+                with suppress(FileNotFoundError):
+                    path.unlink()
+
+    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, Keeps]:
+        """Read a checkpoint into a state shaped like `like`."""
+        state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
+        self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
+        return state, self.keeps()
+
+    def keeps(self) -> Keeps:
+        """Give the clients' state as the newest checkpoint holds it; each client's is read when it is asked for."""
+        return _Stored(self, self._clients)
+
+    def client(self, entry: Mapping[str, str]) -> Tensors:
+        """Read one client's state."""
+        return load(self._get(entry))
+
+    def manifest(self) -> dict[str, Any] | None:
+        """Read what the newest checkpoint says about itself."""
+        current = self.path / "CURRENT"
+        if not current.exists():
+            return None
+        try:
+            entry = json.loads(current.read_text())
+            manifest: dict[str, Any] = json.loads(self._get(entry))
+            return manifest
+        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
+
+    def _put(self, name: str, content: bytes) -> dict[str, str]:
+        write_atomically(self.path / name, content)
+        return {"file": name, "sha256": sha256(content).hexdigest()}
+
+    def _get(self, entry: Mapping[str, str]) -> bytes:
+        path = self.path / Path(entry["file"]).name
+        if not path.exists():
+            raise RequestError(f"{path} is missing; the checkpoint cannot be used")
+        content = path.read_bytes()
+        if sha256(content).hexdigest() != entry["sha256"]:
+            raise RequestError(f"{path} is damaged: its checksum does not match")
+        return content
+
+
+class _Stored(Mapping[int, tuple[Tag, Tensors]]):
+    """Client state in files."""
+
+    def __init__(self, checkpoints: Checkpoints, clients: Mapping[int, tuple[Tag, dict[str, str]]]):
+        self._checkpoints, self._clients = checkpoints, clients
+
+    def __getitem__(self, client: int) -> tuple[Tag, Tensors]:
+        tag, entry = self._clients[client]
+        return tag, self._checkpoints.client(entry)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def _lock(handle: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Take the lock of a folder, unless another process has it."""
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either whole or not there."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder safe on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+@contextmanager
+def _storage(path: Path) -> Iterator[None]:
+    """Say what to do when the disk refuses; what was written before stays valid."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        why = "the disk is full" if full else str(error)
+        raise RequestError(f"cannot write to {path}: {why}. What was saved before is still valid") from error

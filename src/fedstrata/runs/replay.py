@@ -1,0 +1,172 @@
+"""Run a selector without training: on recorded losses, latencies and label counts, in seconds.
+
+Losses of a record are what clients would report, and what a probe would find. The selector sees the same views, steps
+and outcomes as in a real run; nobody computes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.core.client_info import Roster
+from fedstrata.core.errors import RequestError
+from fedstrata.core.flat_model import Place, Space
+from fedstrata.core.messages import Report
+from fedstrata.core.rng import Streams
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
+from fedstrata.server.metrics import jain, label_divergence
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of N clients over R rounds; beyond the last recorded round, the last one holds."""
+
+    counts: np.ndarray  # label counts [N, C]
+    losses: np.ndarray  # [R, N]
+    latencies: np.ndarray | None = None  # seconds of a visit [N] or [R, N]; None: all take one second
+    updates: np.ndarray | None = None  # of the last layer [N, D], its bias last, for selectors that look at updates
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # what else clients report, by name, [R, N]
+
+    def __post_init__(self) -> None:
+        clients = len(self.counts)
+        if self.counts.ndim != 2 or self.losses.ndim != 2 or self.losses.shape[1] != clients:
+            raise RequestError(f"counts must be [clients, labels] and losses [rounds, clients]; {clients} clients")
+        if self.latencies is not None and self.latencies.shape[-1] != clients:
+            raise RequestError(f"latencies must hold one number for each of the {clients} clients")
+        if self.updates is not None and (self.updates.ndim != 2 or len(self.updates) != clients):
+            raise RequestError(f"updates must be [clients, numbers]; {clients} clients")
+
+    def loss(self, round: int) -> np.ndarray:
+        """Give every client's loss in a round."""
+        row: np.ndarray = self.losses[min(round, len(self.losses) - 1)]
+        return row
+
+    def latency(self, round: int) -> np.ndarray:
+        """Give every client's seconds in a round."""
+        if self.latencies is None:
+            return np.ones(len(self.counts))
+        rows = np.atleast_2d(self.latencies)
+        row: np.ndarray = rows[min(round, len(rows) - 1)]
+        return row
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a selector did with a record."""
+
+    selected: list[list[int]]  # by round
+    coverage: float  # share of the clients that were ever selected
+    fairness: float  # Jain's index of participation
+    divergence: list[float]  # of the labels of a round from the global mix, in nats
+    regret: list[float]  # of a round: mean loss of the k worst clients minus that of the selected
+    seconds: list[float]  # of a round: its slowest client
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: float = 0.0, seed: int = 0) -> Replay:
+    """Let a selector choose k clients a round; a share of them is lost each time."""
+    if not 0 <= lost <= 1 or k < 1 or rounds < 1:
+        raise RequestError(f"lost = {lost}, k = {k}, rounds = {rounds}: a share from 0 to 1, and at least one of each")
+    if selector.individual and record.updates is None:
+        raise RequestError(f"{type(selector).__name__} looks at updates, which this record does not hold")
+    streams, sizes = Streams(seed), record.counts.sum(1)
+    holders = np.flatnonzero(sizes)
+    known = {
+        "sizes": sizes,
+        "counts": record.counts,
+        "labels": record.counts > 0,
+        "totals": record.counts.sum(0),
+        "speeds": 1.0 / np.maximum(record.latency(0), 1e-12),
+    }
+    roster = Roster(len(sizes), record.counts.shape[1], holders, streams("tiebreak").permutation(len(sizes)), known)
+    events: list[dict[str, Any]] = []
+    numbers = 0 if record.updates is None else record.updates.shape[1]
+    bias = max(numbers - record.counts.shape[1], 0)
+    layer = Place("update", (numbers,), 0)
+    space = Space((layer,), (), slice(0, numbers), slice(0, bias), slice(bias, numbers))
+
+    def view_of(round: int) -> View:
+        def note(kind: str, **fields: Any) -> None:
+            events.append({"event": kind, **fields})
+
+        rng = partial(streams, round=round)
+        return View(round, rounds, min(k, len(holders)), holders, roster, space, rng, note)
+
+    state, participation = selector.init(view_of(0)), np.zeros(len(sizes))
+    mix = record.counts.sum(0) / max(record.counts.sum(), 1)
+    selected, divergence, regret, seconds = [], [], [], []
+    for round in range(rounds):
+        view = view_of(round)
+        with _holding(selector):
+            asks = _chosen(selector, state, view, record)
+        ids = [ask.client for ask in asks]
+        late = set(view.rng("stragglers").choice(ids, int(lost * len(ids) + 0.5), replace=False).tolist())
+        reports = [r for r in _reports(selector, record, round, ids) if r.client not in late]
+        outcome = Outcome(Step(tuple(asks)), 0, tuple(reports), tuple(sorted(late)))
+        with _holding(selector):
+            selector.feedback(state, view, [outcome], Scores())
+        participation[ids] += 1
+        loss = record.loss(round)
+        finite = loss[holders][np.isfinite(loss[holders])]
+        worst, own = np.sort(finite)[::-1][: len(ids)], loss[ids][np.isfinite(loss[ids])]
+        selected.append(sorted(ids))
+        divergence.append(label_divergence(record.counts[ids].sum(0), mix) or 0.0)
+        regret.append(float(worst.mean() - own.mean()) if len(own) else 0.0)
+        seconds.append(float(max((r.seconds for r in reports), default=0.0)))
+    return Replay(selected, float((participation > 0).mean()), jain(participation), divergence, regret, seconds, events)
+
+
+@contextmanager
+def _holding(selector: Selector) -> Iterator[None]:
+    """Say so if a selector reads what the record does not hold."""
+    try:
+        yield
+    except KeyError as missing:
+        name = type(selector).__name__
+        raise RequestError(f"{name} reads {missing} of every report, which this record does not hold") from None
+
+
+def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[Ask]:
+    """Let the selector finish; its probes are answered from the record."""
+    choice = selector.select(state, view)
+    if isinstance(choice, Generator):
+        try:
+            step = next(choice)
+            while True:
+                asked = [ask.client for ask in step.asks]
+                step = choice.send(Outcome(step, 0, tuple(_reports(selector, record, view.round, asked)), ()))
+        except StopIteration as end:
+            choice = end.value
+    return [pick if isinstance(pick, Ask) else Ask(int(pick)) for pick in choice]
+
+
+def _reports(selector: Selector, record: Record, round: int, clients: Sequence[int]) -> list[Report]:
+    """Give what clients would report; Oort's utility is that of samples which all have the recorded loss."""
+    loss, latency, sizes = record.loss(round), record.latency(round), record.counts.sum(1)
+    numbers = {"probed_loss": loss, "utility": sizes * loss}
+    numbers |= {name: table[min(round, len(table) - 1)] for name, table in record.numbers.items()}
+
+    def update(client: int, name: str) -> dict[str, Tensor]:
+        return {} if record.updates is None else {name: torch.from_numpy(record.updates[client])}
+
+    return [
+        Report(
+            client=c,
+            samples=int(sizes[c]),
+            steps=1,
+            loss=float(loss[c]),
+            meta={name: float(row[c]) for name, row in numbers.items()},
+            seconds=float(latency[c]),
+            summed=update(c, "update"),
+            shown=update(c, "HeadUpdate/head"),
+        )
+        for c in clients
+    ]

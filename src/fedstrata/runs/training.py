@@ -1,0 +1,143 @@
+"""From an experiment to a finished run: what `fedstrata.train` and the command line do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedstrata.config.build import federation_of
+from fedstrata.config.experiment import GIVEN, Experiment
+from fedstrata.core.errors import RequestError
+from fedstrata.data.federation import Federation
+from fedstrata.runs.folder import Run
+from fedstrata.runs.session import Elsewhere, Watch, Work
+
+
+def train(
+    experiment: Mapping[str, Any] | str | Path | Experiment | None = None,
+    *,
+    method: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Train a model over a federation and keep everything in a run folder.
+
+    Parameters
+    ----------
+    experiment
+        A TOML file, the same as nested mappings, or nothing for the embedded default. Parts may be objects.
+    method
+        Short for the override `method.name`.
+    overrides
+        Dotted keys and values, as with `--set`: `{"train.rounds": 10}`.
+    federation, model
+        The user's own clients and network, instead of `[data]` and `[model]`.
+    out
+        The run folder; by default the next free one under `runs/`.
+    watch
+        Called with every event as it happens.
+    """
+    checked = described(experiment, method, overrides, federation, model)
+    if out == "":
+        raise RequestError("out is empty; name a folder, or leave it out")
+    path = None if out is None else Path(out)
+    return begin(checked, federation or federation_of(checked), model, path, watch)
+
+
+def described(
+    experiment: Mapping[str, Any] | str | Path | Experiment | None,
+    method: str | None,
+    overrides: Mapping[str, Any] | None,
+    federation: Federation | None,
+    model: nn.Module | None,
+) -> Experiment:
+    """Give the checked experiment; data and model from Python are described by what identifies them."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise RequestError(f"model must be a torch module, not {model!r}")
+    if federation is not None and not isinstance(federation, Federation):
+        raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
+    asked = dict(overrides or {}) | ({"method.name": method} if method else {})
+    if federation is not None:
+        if told := [key for key in asked if key.split(".")[0] == "data"]:
+            raise RequestError(f"{told[0]} cannot be set: the federation was given")
+        asked["data"] = {
+            "name": GIVEN,
+            "clients": len(federation),
+            "partition": None,
+            "fingerprint": federation.fingerprint,
+        }
+    if model is not None:
+        if told := [key for key in asked if key.split(".")[0] == "model" and key not in ("model.head", "model.init")]:
+            raise RequestError(f"{told[0]} cannot be set: the model was given")
+        asked["model.name"] = GIVEN
+    return Experiment.of(experiment, **asked)
+
+
+def begin(
+    experiment: Experiment,
+    federation: Federation,
+    model: nn.Module | None,
+    path: Path | None,
+    watch: Watch | None,
+    elsewhere: Elsewhere | None = None,
+) -> Run:
+    """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
+    work = Work(experiment, federation, model, elsewhere)
+    path = path or Run.claim(Path("runs"), experiment.method.name)
+    with Run.create(path, experiment.to_toml()).locked() as folder:
+        return work.go_on(folder, work.fresh(folder.log), watch)
+
+
+def resume(
+    path: str | Path,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    watch: Watch | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> Run:
+    """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU)."""
+    with Run.open(Path(path)).locked() as folder:
+        experiment = Experiment.of(folder.path / "experiment.toml")
+        manifest = folder.checkpoints.manifest()
+        if manifest is not None and (edits := differences(fixed(manifest["experiment"]), fixed(experiment.dump()))):
+            raise RequestError(
+                f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
+                "undo that, or start a new run from its model with model.init"
+            )
+        if folder.summary:
+            return folder
+        if model is not None and experiment.model.name != GIVEN:
+            raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
+        work = Work(experiment, federation or federation_of(experiment), model, elsewhere)
+        if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
+            folder.cut_events(0)
+            return work.go_on(folder, work.fresh(folder.log), watch)
+        for what, identity in work.identity.items():
+            if manifest["identity"][what] != identity:
+                raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
+        state, keeps = folder.checkpoints.read(manifest, like=work.fresh(init=False))
+        folder.cut_events(manifest["events"])
+        folder.log("resumed", wall={"round": manifest["round"]})
+        return work.go_on(folder, state, watch, manifest["seconds"], keeps)
+
+
+def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
+    """Leave out where a run is executed: that may change on the way."""
+    engine = {k: v for k, v in experiment["engine"].items() if k not in ("lanes", "device", "client_state")}
+    return {**experiment, "engine": engine}
+
+
+def differences(before: Any, after: Any, key: str = "") -> str:
+    """Name the keys in which two tables differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted(before.keys() | after.keys())
+        found = [differences(before.get(k), after.get(k), f"{key}.{k}".lstrip(".")) for k in keys]
+        return ", ".join(f for f in found if f)
+    return "" if before == after else f"{key}: {before} -> {after}"

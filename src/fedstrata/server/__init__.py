@@ -1,0 +1,1 @@
+"""The round loop, evaluation, metrics, stopping rules, the participation log."""

@@ -1,0 +1,110 @@
+"""Evaluation: one pass over the test set, from which every accuracy is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedstrata.client.network import Network
+from fedstrata.client.probe import CHUNK
+from fedstrata.core.client_parts import Local
+from fedstrata.core.errors import RequestError
+from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.threads import spare, threads
+from fedstrata.data.federation import Federation
+from fedstrata.data.reading import Samples
+from fedstrata.server.metrics import accuracy, balanced, recalls, worst
+
+
+@dataclass
+class Judge:
+    """Scores models on the global test set, by label, by group and by client."""
+
+    local: Local
+    federation: Federation
+    every: int = 1
+    clients: int = 1000  # most clients that enter the per-client metrics
+    satisfied_at: float | None = None  # accuracy at which a client votes to stop
+    device: str = "cpu"
+    _network: Network = field(init=False)
+    _asked: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.federation.test):
+            raise RequestError("there are no test samples: hold some out, or give a test set")
+        module = self.local.build().to(self.device, self.local.dtype)
+        self._space = Space.of(module, self.local.head)
+        self._network = Network(module, self.local.head, self.local.half).eval()
+        tested = np.flatnonzero(self.federation.test_split.sizes)
+        rng = self.local.streams("evaluate")
+        test = self.federation.test  # it stays where models are evaluated
+        self._test = replace(test, x=test.x.to(self.device), y=test.y.to(self.device))
+        self._asked = np.sort(rng.choice(tested, min(self.clients, len(tested)), replace=False))
+
+    def __call__(self, model: Model, view: View) -> Scores:
+        """Score every n-th round and the last; other rounds have no scores."""
+        last = view.round + 1 == view.rounds
+        return self.score(model, view.round) if last or (view.round + 1) % self.every == 0 else Scores()
+
+    def score(self, model: Model, round: int = 0) -> Scores:
+        """Score a model, on what clients hold in a round."""
+        test, split = self.federation.test, self.federation.at(round).test_split
+        self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
+        with threads(spare()):  # no lane is at work
+            hits, losses = answers(self._network, self.local, self._test)
+        recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
+        if (codes := self.federation.codes) is not None:
+            recall = [recall[code] for code in codes]  # in the labels' own order
+        own = {int(i): float(hits[rows].mean()) for i in self._asked if len(rows := split[int(i)])}
+        figures: dict[str, Any] = {
+            "accuracy": accuracy(hits),
+            "balanced_accuracy": balanced(recall),
+            "loss_test": float(losses.mean()),
+            "recall": recall,
+        }
+        if own:
+            accuracies = np.array(list(own.values()))
+            figures |= {"client_mean": float(accuracies.mean()), "worst10": worst(accuracies)}
+            if self.satisfied_at is not None:
+                figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
+        if test.groups is not None:
+            figures["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
+        return Scores(figures, own)
+
+
+@dataclass
+class ProxyLoss:
+    """A model's mean loss on samples that the server holds."""
+
+    local: Local
+    samples: Samples
+    _network: Network = field(init=False)
+
+    def __post_init__(self) -> None:
+        module = self.local.build().to(self.local.dtype)
+        self._space, self._network = (
+            Space.of(module, self.local.head),
+            Network(module, self.local.head, self.local.half).eval(),
+        )
+
+    def __call__(self, model: Model) -> float:
+        """Score a model."""
+        self._space.bind(self._network.module, model.params, model.buffers)
+        return float(answers(self._network, self.local, self.samples)[1].mean())
+
+
+def answers(network: Network, local: Local, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """Give which samples a network gets right, and its loss on each."""
+    hits, losses = [], []
+    with torch.no_grad():
+        for start in range(0, len(samples), CHUNK):
+            x, y = local.inputs(samples.x[start : start + CHUNK], local.dtype), samples.y[start : start + CHUNK]
+            logits = network(network.laid_out(x))[1]
+            hits.append(logits.argmax(1) == y)
+            losses.append(cross_entropy(logits, y, reduction="none"))
+    return torch.cat(hits).cpu().numpy(), torch.cat(losses).double().cpu().numpy()

@@ -1,0 +1,224 @@
+"""The round loop. It knows no method by name.
+
+A driver yields steps. Each step is played the same way: tasks out, open reports back, weighted sum, server
+step, client state settled. What a method is lies wholly in the parts of the plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedstrata.core.client_info import Roster
+from fedstrata.core.errors import UnsummableError
+from fedstrata.core.flat_model import Model
+from fedstrata.core.messages import Report, Sums, Task, prefixed, tensor_bytes
+from fedstrata.core.plan import Plan
+from fedstrata.core.server_parts import Engine, Outcome, Scores, Step, Steps, View
+from fedstrata.core.traffic import Traffic, cost_of
+from fedstrata.server.metrics import by_client, round_figures
+from fedstrata.server.participation import Ledger
+from fedstrata.server.stopping import Progress, Stopping
+
+
+@dataclass
+class State:
+    """The server, whole: with the engine's client state, this is the checkpoint. No generator state exists."""
+
+    model: Model
+    driver: Any  # what `init` of each part made
+    select: Any
+    combine: Any
+    servers: dict[str, Any]
+    ledger: Ledger  # who took part
+    round: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    clock: float = 0.0  # virtual seconds
+    progress: Progress = field(default_factory=Progress)
+    stopped: str | None = None
+
+    @classmethod
+    def first(cls, plan: Plan, view: View, model: Model) -> State:
+        """Give the state before the first round."""
+        servers = {name: part.init(view, model) for name, part in plan.servers.items()}
+        parts = plan.driver.init(view), plan.select.init(view), plan.combine.init(view)
+        return cls(model, *parts, servers, Ledger.of(view.roster.clients))
+
+    @property
+    def participation(self) -> np.ndarray:
+        """How often each client took part."""
+        return self.ledger.participation
+
+
+def run(
+    plan: Plan,
+    roster: Roster,
+    engine: Engine,
+    state: State,
+    judge: Callable[[Model, View], Scores],
+    stopping: Stopping,
+    log: Callable[..., None],
+    save: Callable[[State], None],
+) -> None:
+    """Play rounds until the last one or until a reason to stop; log and save after each."""
+    while state.round < plan.rounds and state.stopped is None:
+        view = plan.view(roster, state.round, log, state.clock)
+        if len(view.eligible) < view.needed < roster.clients:
+            log("fewer_clients", round=view.round + 1, wanted=view.needed, there=len(view.eligible))
+        outcomes = play_round(plan, state, view, engine)
+        state.round += 1
+        spent = stopping.spent(state.round, state.traffic, state.clock)
+        scores = judge(scored(plan, state), view if spent is None else replace(view, rounds=state.round))
+        plan.select.feedback(state.select, view, outcomes, scores)
+        state.stopped = spent or stopping.reason(state.progress, scores.figures)
+        figures = {**scores.figures, **by_client(scores.clients, roster.clients)}
+        figures |= {**round_figures(outcomes, state.ledger.jain, view), **vars(state.traffic)}
+        log("round", round=state.round, **figures, time=state.clock)
+        save(state)
+
+
+def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Outcome]:
+    """Play the steps that the driver, and the selector through it, ask for; with nobody there, none."""
+    if not len(view.eligible):
+        view.note("no_update", round=view.round + 1, step=0, asked=[])
+        return []
+    outcomes: list[Outcome] = []
+    turns: Counter[str] = Counter()
+    steps = plan.driver.round(state.driver, view, lambda: plan.select.select(state.select, view))
+    while (step := _next(steps, outcomes)) is not None:
+        outcomes.append(play(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
+        turns[step.kind] += 1
+    return outcomes
+
+
+def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
+    """Play one step, the `at`-th of the round and the `turn`-th of its kind."""
+    step, view = plan.system.adapt(view, turn, step), replace(view, part=step.part)
+    down = outgoing(plan, state, step)
+    tasks = [
+        Task(
+            client=ask.client,
+            round=view.round,
+            step=at,
+            kind=step.kind,
+            turn=turn,
+            part=step.part,
+            config=ask.config,
+            down=down,
+            accepted=accepted,
+            durable=durable,
+        )
+        for ask, (accepted, durable) in zip(step.asks, state.ledger.tags([a.client for a in step.asks]), strict=True)
+    ]
+    size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
+    reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
+    lost = plan.system.lost(view, turn, step, reports)
+    state.clock += (took := plan.system.took(view, step, size, reports, lost))
+    arrived = _arrived(view, at, step, reports, lost)
+    gathered = Gathered(engine, step, arrived, plan.combine.individual)
+
+    if step.combine and arrived:
+        try:
+            sums = plan.combine.combine(state.combine, view, state.model, gathered)
+            state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
+        except UnsummableError as error:  # under masks, a sum over too few is not formed
+            view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
+            arrived = []
+    if step.combine and not arrived and step.joint is None:
+        view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
+
+    here = [r.client for r in arrived]
+    whole = engine.each() if plan.select.individual else {}
+    seen = [replace(r, summed=whole[r.client].summed) if whole else r for r in arrived]
+    engine.settle(here, (view.round, at))
+    state.ledger.accept(here, (view.round, at))
+    if step.combine:
+        state.ledger.count(here, step.visits(here))
+    cost = cost_of(step, size, tasks, [r for r in reports if r.client not in lost], engine.beside())
+    state.traffic.add(cost)
+    there = set(here)
+    missing = tuple(a.client for a in step.asks if a.client not in there)
+    return Outcome(step, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down)
+
+
+def outgoing(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
+    """Give what every client of a step receives: the model and, where it will make a new one, what server parts add."""
+    down = state.model.wire(buffers=step.buffers or step.joint is not None) if step.model else {}
+    for name, part in plan.servers.items() if step.model and step.combine else ():
+        extra = part.broadcast if step.joint is None else part.lend
+        down |= prefixed(extra(state.servers[name]), name)
+    return down
+
+
+def server_step(plan: Plan, state: State, view: View, sums: Sums) -> Model:
+    """Propose model + combined update, and let each server part change the proposal in turn."""
+    model = state.model
+    buffers = model.buffers + sums.mean("buffers") if "buffers" in sums.total else model.buffers
+    proposal = Model(model.params + sums.total["update"], buffers)
+    for name, part in plan.servers.items():
+        proposal = part.step(state.servers[name], view, model, proposal, sums.scoped(name))
+    return proposal
+
+
+def scored(plan: Plan, state: State) -> Model:
+    """Give the model to evaluate."""
+    model = state.model
+    for name, part in plan.servers.items():
+        model = part.scored(state.servers[name], model)
+    return model
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The reports of a step, as a combiner may use them."""
+
+    engine: Engine
+    step: Step
+    reports: Sequence[Report]
+    individual: bool
+
+    @property
+    def weights(self) -> np.ndarray:
+        """How often each report counts."""
+        asked = {ask.client: ask.weight for ask in self.step.asks}
+        return np.array([asked[r.client] for r in self.reports], dtype=np.float64)
+
+    @property
+    def chances(self) -> np.ndarray:
+        """How likely each client was to be asked."""
+        asked = {ask.client: ask.chance for ask in self.step.asks}
+        return np.array([asked[r.client] for r in self.reports], dtype=np.float64)  # None becomes NaN
+
+    def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
+        """Give the weighted sum, one weight a report."""
+        clients = [r.client for r in self.reports]
+        return self.engine.collect(dict(zip(clients, map(float, weights), strict=True)))
+
+    def each(self) -> Sequence[Report]:
+        """Give whole reports."""
+        if not self.individual:
+            raise RuntimeError("a combiner that looks at single updates must say so: individual = True")
+        whole = self.engine.each()
+        return [whole[r.client] for r in self.reports]
+
+
+def _arrived(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
+    """Leave out reports that are lost and those that are not finite; every client left out is an event."""
+    silent = {a.client for a in step.asks} - {r.client for r in reports}
+    broken = {r.client for r in reports if not r.finite} - lost
+    for why, clients in (("no answer", silent), ("late", lost), ("not finite", broken)):
+        if clients and step.joint is None:
+            view.note("dropped", round=view.round + 1, step=at, clients=sorted(clients), why=why)
+    return [r for r in reports if r.client not in lost | broken]
+
+
+def _next(steps: Steps, outcomes: Sequence[Outcome]) -> Step | None:
+    try:
+        return steps.send(outcomes[-1]) if outcomes else next(steps)
+    except StopIteration:
+        return None

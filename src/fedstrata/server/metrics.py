@@ -1,0 +1,137 @@
+"""What a run reports: accuracy seen from several sides, fairness, drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.client_info import World
+from fedstrata.core.messages import WHOLE
+from fedstrata.core.server_parts import Outcome, View
+
+LISTED = 50  # most steps of a round that are written down one by one
+CLIENTS_LISTED = 1000  # most clients, and labels, of which an event holds a number each
+
+
+def accuracy(hits: np.ndarray) -> float:
+    """Share of right answers."""
+    return float(hits.mean())
+
+
+def recalls(hits: np.ndarray, labels: np.ndarray, classes: int) -> list[float | None]:
+    """Share of right answers by label; None for a label that is not tested."""
+    tested = np.bincount(labels, minlength=classes)
+    right = np.bincount(labels, weights=hits, minlength=classes)
+    return [float(r / n) if n else None for r, n in zip(right, tested, strict=True)]
+
+
+def balanced(recall: Sequence[float | None]) -> float:
+    """Mean recall over the labels that are tested: a lost rare label costs as much as a lost common one."""
+    return float(np.mean([r for r in recall if r is not None]))
+
+
+def worst(accuracies: np.ndarray, share: float = 0.1) -> float:
+    """Mean of the lowest tenth of the clients, at least one."""
+    count = math.ceil(share * len(accuracies) - 1e-9)
+    return float(np.sort(accuracies)[: max(count, 1)].mean())
+
+
+def jain(counts: np.ndarray) -> float:
+    """Jain's fairness index of participation: 1 when everybody took part equally often."""
+    return fairness(float(counts.sum()), float((counts.astype(np.float64) ** 2).sum()), len(counts))
+
+
+def fairness(total: float, squares: float, clients: int) -> float:
+    """Give the same from the sum of the counts and that of their squares."""
+    return float(total) ** 2 / (clients * float(squares)) if squares else 1.0
+
+
+def first_round(curve: Sequence[float], target: float, sustained: int = 1) -> int | None:
+    """Give the first round, counted from 1, that begins `sustained` rounds at or above the target; None if none."""
+    good = [value >= target for value in curve]
+    return next((i + 1 for i in range(len(good) - sustained + 1) if all(good[i : i + sustained])), None)
+
+
+def label_divergence(counts: np.ndarray, mix: np.ndarray) -> float | None:
+    """Kullback-Leibler divergence, in nats, of the labels in `counts` from a mix; None where there are no labels."""
+    if not counts.sum():
+        return None
+    share = counts / counts.sum()
+    here = share > 0
+    return float((share[here] * np.log(share[here] / mix[here])).sum())
+
+
+def by_client(accuracies: Mapping[int, float], clients: int) -> dict[str, Any]:
+    """Tell how each client fares, in thousandths to keep events short; of many clients, the deciles alone."""
+    if not accuracies:
+        return {}
+    values = np.rint(1000 * np.fromiter(accuracies.values(), np.float64, len(accuracies))).astype(int)
+    if clients > CLIENTS_LISTED:
+        tenths = np.linspace(0, len(values) - 1, 11).round().astype(int)
+        return {"client_deciles": np.sort(values)[tenths].tolist()}
+    told: list[int | None] = [None] * clients  # some have nothing to be tested on
+    for client, value in zip(accuracies, values.tolist(), strict=True):
+        told[client] = value
+    return {"client_accuracy": told}
+
+
+def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = None) -> dict[str, Any]:
+    """Sum a round's steps up: who trained, how it went for them; and how fair the run has been so far, by Jain."""
+    trained = [r for o in outcomes if o.step.combine for r in o.reports]
+    world = None if view is None else view.roster.world
+    clients = sorted({r.client for r in trained})
+    asked = sorted({a.client for o in outcomes if o.step.combine for a in o.step.asks})
+    whole = [r for o in outcomes if o.step.combine and o.step.part == WHOLE for r in o.reports]  # not one step of many
+    return {
+        **({} if world is None else _divergences(world, clients, asked)),
+        "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
+        "drift": _mean([float(r.drift) for r in whole]),
+        "jain": jain,
+        "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
+    }
+
+
+def _divergences(world: World, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, Any]:
+    """Say which labels those hold whose reports counted, and how far these, and all selected, are from those of all."""
+    counts = world.counts(arrived)
+    own: dict[str, Any] = {"label_divergence": label_divergence(counts, world.mix)}
+    if len(counts) <= CLIENTS_LISTED:
+        own["labels"] = counts.astype(int).tolist()
+    if arrived == selected:
+        return own
+    return own | {"label_divergence_selected": label_divergence(world.counts(selected), world.mix)}
+
+
+def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": o.step.kind,
+            "clients": [r.client for r in o.reports],
+            **({"times": len(o.step.joint.sizes)} if o.step.joint is not None else {}),
+            **({"missing": list(o.missing)} if o.missing else {}),
+            **({"drift": {str(r.client): float(r.drift) for r in o.reports}} if o.step.combine else {}),
+            **({"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}),
+        }
+        for o in outcomes
+    ]
+
+
+def _by_kind(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Sum many steps up: how often each kind was played, and with whom."""
+    steps = []
+    for kind in dict.fromkeys(o.step.kind for o in outcomes):
+        own = [o for o in outcomes if o.step.kind == kind]
+        missing = sorted({client for o in own for client in o.missing})
+        clients = sorted({r.client for o in own for r in o.reports})
+        steps.append({"kind": kind, "times": len(own), "clients": clients, **({"missing": missing} if missing else {})})
+    return steps
+
+
+def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float | None:
+    told = ~np.isnan(np.array(values, dtype=np.float64))  # where updates carry noise, losses are not told
+    if not told.any():
+        return None
+    return float(np.average(np.array(values)[told], weights=None if weights is None else np.array(weights)[told]))
