@@ -24,12 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from fedstrata.core.errors import FedstrataError, RequestError  # noqa: E402
 from fedstrata.privacy.frames import RefusedError  # noqa: E402
-from fedstrata.remote.flower import (
-    client_app,
-    messages,
-    records,
-    stream,
-)
+from fedstrata.remote.flower import client_app, messages, records, stream  # noqa: E402
 from fedstrata.remote.flower.certificate import certified  # noqa: E402
 from fedstrata.remote.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kind, Parcel, parcels  # noqa: E402
 from fedstrata.remote.flower.invitation import Invitation  # noqa: E402
