@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from fedstrata.runs.training import resume, train
 
 _HOME = {  # imported when first used: torch takes seconds
-    "Experiment": "experiment",
-    "Federation": "federation",
-    "FedstrataError": "errors",
-    "Followed": "following",
-    "Inspection": "inspecting",
-    "Record": "replaying",
-    "Replay": "replaying",
-    "RequestError": "errors",
-    "Run": "runs",
-    "compare": "comparing",
-    "follow": "following",
-    "inspect": "inspecting",
-    "replay": "replaying",
-    "resume": "training",
-    "train": "training",
-    "visits": "following",
+    "Experiment": "config.experiment",
+    "Federation": "data.federation",
+    "FedstrataError": "core.errors",
+    "Followed": "runs.trace",
+    "Inspection": "inspection",
+    "Record": "runs.replay",
+    "Replay": "runs.replay",
+    "RequestError": "core.errors",
+    "Run": "runs.folder",
+    "compare": "runs.compare",
+    "follow": "runs.trace",
+    "inspect": "inspection",
+    "replay": "runs.replay",
+    "resume": "runs.training",
+    "train": "runs.training",
+    "visits": "runs.trace",
 }
 
 __all__ = [
