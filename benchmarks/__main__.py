@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Give one line a row."""
+    """Return one line a row."""
     width = max(len(row["name"]) for row in rows)
     return "\n".join(f"{row['name']:<{width}} {_figure(row['value'])} {row['unit']:<9} {_verdict(row)}" for row in rows)
 

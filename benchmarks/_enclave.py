@@ -20,8 +20,8 @@ import numpy as np
 from sklearn.cluster import AgglomerativeClustering, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
-from fedstrata.core.client_info import Roster
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import View
 from fedstrata.methods.selectors.flips import Flips
@@ -34,7 +34,7 @@ from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.enclave.requests import Request
 from fedstrata.privacy.enclave.service import SECRET, Service, distribution
 from fedstrata.privacy.frames import JOB
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.server.metrics import label_divergence
 
 PARTIES, LABELS, TURNS = 200, 10, 5  # as in the paper's measurement; turns of each way, of which the median counts
@@ -44,7 +44,7 @@ SETTING = Setting("dev-insecure", allow_insecure=True)
 
 
 def rows() -> list[dict[str, Any]]:
-    """Give the overhead, and the attack by noise."""
+    """Return the overhead, and the attack by noise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureWarning)
         return [*_overhead(), *_watching()]
@@ -94,7 +94,7 @@ def _ratio(one: list[float], other: list[float]) -> float:
 
 
 def _cpu(enclave: Enclave) -> float:
-    """Give the CPU seconds of this process and of the service."""
+    """Return the CPU seconds of this process and of the service."""
     fields = Path(f"/proc/{enclave.process.pid}/stat").read_text().rpartition(")")[2].split()
     return process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -102,19 +102,19 @@ def _cpu(enclave: Enclave) -> float:
 def _plain(flips: Flips, counts: np.ndarray, request: Request) -> float:
     streams, everybody = Streams(0), np.arange(len(counts))
     key = streams("tiebreak").permutation(len(counts))
-    roster = Roster(*counts.shape, everybody, key, {"counts": counts})
-    space = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0))
-    view = View(0, 1, request.k, everybody, roster, space, partial(streams, round=0), lambda *_, **__: None)
+    client_info = ClientInfo(*counts.shape, everybody, key, {"counts": counts})
+    space = ParameterSpace((), (), slice(0, 0), slice(0, 0), slice(0, 0))
+    view = View(0, 1, request.k, everybody, client_info, space, partial(streams, round=0), lambda *_, **__: None)
     start = process_time()
     flips.select(flips.init(view), view)
     return process_time() - start
 
 
 def _job(counts: np.ndarray, flips: Flips, noise: float = 0.0) -> tuple[Job, list[Party], list[bytes]]:
-    """Give a job and its clients."""
+    """Return a job and its clients."""
     identities = [Identity.new(os.urandom) for _ in range(len(counts) + 1)]
     terms = Terms(*counts.shape, ROUNDS, 0, flips, noise)
-    job = Job(os.urandom(JOB), Roll.of(Identity.new(os.urandom), identities), terms.written())
+    job = Job(os.urandom(JOB), KeyDirectory.of(Identity.new(os.urandom), identities), terms.written())
     policy = Policy(dev_insecure.measured())
     parties = [Party(i, job, identities[i], DevInsecure(True), policy, os.urandom) for i in range(len(counts))]
     return job, parties, [os.urandom(SECRET) for _ in parties]
@@ -145,7 +145,7 @@ def _watching() -> list[dict[str, Any]]:
 
 
 def _watched(noise: float, seed: int) -> tuple[float, float]:
-    """Give how well the attack does, and the mean divergence of a round's labels from those of all."""
+    """Return how well the attack does, and the mean divergence of a round's labels from those of all."""
     rng = np.random.default_rng(seed)
     group = rng.integers(0, GROUPS, WATCHED)
     counts = np.array([rng.multinomial(100, np.where(np.arange(LABELS) == g, 0.82, 0.02)) for g in group])
@@ -162,7 +162,7 @@ def _watched(noise: float, seed: int) -> tuple[float, float]:
 
 
 def _any_member(seed: int) -> float:
-    """Give how well the attack does on ten clusters of ten that draw by lot instead of taking turns in one order."""
+    """Return how well the attack does on ten clusters of ten that draw by lot instead of taking turns in one order."""
     rng, group = np.random.default_rng(seed), np.repeat(np.arange(GROUPS), WATCHED // GROUPS)
     picked = np.zeros((ROUNDS, WATCHED))
     for round in range(ROUNDS):

@@ -56,7 +56,7 @@ def measured(grid: Grid) -> dict[str, Any]:
 
 
 def exchanged(transport: Transport, size: int, times: int) -> float:
-    """Give the seconds of an exchange of so many bytes with all sites, the median of many."""
+    """Return the seconds of an exchange of so many bytes with all sites, the median of many."""
     requests, seconds = dict.fromkeys(transport.names(), ECHO + os.urandom(size - len(ECHO))), []
     for _ in range(min(WARM, times // 3) + times):
         start = perf_counter()
@@ -68,14 +68,14 @@ def exchanged(transport: Transport, size: int, times: int) -> float:
 
 
 def median_round(transport: Transport) -> float:
-    """Give the seconds of a round of FedAvg with its evaluation; sites have next to nothing to do."""
+    """Return the seconds of a round of FedAvg with its evaluation; sites have next to nothing to do."""
     _, times = played(transport, TRIVIAL | {"train.rounds": ROUNDS})
     marks = [times["sites", 1], *(times["round", number + 1] for number in range(ROUNDS))]
     return median(later - earlier for earlier, later in pairwise(marks))
 
 
 def batch(transport: Transport, batches: int, rounds: int) -> float:
-    """Give the seconds of a global batch of Stratify, over the batches of the last round; evaluation is not counted."""
+    """Return the seconds of a global batch of Stratify, over the batches of the last round; evaluation is not counted."""
     asked = STRATIFY | {"train.rounds": rounds, "method.schedule.length": BATCH * batches}
     _, times = played(transport, asked)
     began = times["round", rounds - 1] if rounds > 1 else times["sites", 1]
@@ -83,7 +83,7 @@ def batch(transport: Transport, batches: int, rounds: int) -> float:
 
 
 def counted(messages: Transport) -> dict[str, tuple[int, int]]:
-    """Give, by method, the bytes that the account of a run says, and those that crossed the wire meanwhile."""
+    """Return, by method, the bytes that the account of a run says, and those that crossed the wire meanwhile."""
     found, port = {}, free_port()
     for name, asked in {
         "FedAvg": FEDAVG | {"train.rounds": 5},

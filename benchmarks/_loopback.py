@@ -23,7 +23,7 @@ from fedstrata.deploy import flower
 from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.client import free_port
 from fedstrata.deploy.processes import Household
-from fedstrata.deploy.server import Server, ask, tail
+from fedstrata.deploy.server import FederationServer, ask, tail
 from fedstrata.deploy.submit import pyproject
 
 UP = 120.0  # seconds in which Flower must be there
@@ -67,7 +67,7 @@ def loopback(sites: Collection[str]) -> Iterator[Loopback]:
     with tempfile.TemporaryDirectory(prefix="sites-") as name:
         folder = Path(name)
         port = free_port()
-        server = Server(flower.LOOPBACK, port, port + 1, flower.LOOPBACK, None)
+        server = FederationServer(flower.LOOPBACK, port, port + 1, flower.LOOPBACK, None)
         flower.configure(folder, server.address, None)
         around = flower.environment(folder)
         around["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -91,7 +91,7 @@ def loopback(sites: Collection[str]) -> Iterator[Loopback]:
             household.close()
 
 
-def _wait(server: Server, household: Household) -> None:
+def _wait(server: FederationServer, household: Household) -> None:
     """Wait until Flower answers."""
     until = time.monotonic() + UP
     while time.monotonic() < until and household.gone() is None:

@@ -29,7 +29,7 @@ file of `benchmarks/`; `x` is how many times as long the other takes. A goal tha
 
 
 def figures() -> str:
-    """Give a table a benchmark, from what was measured last."""
+    """Return a table a benchmark, from what was measured last."""
     paths = [HERE / "results" / f"{name}.json" for name in SHOWN]
     return "\n\n".join(_table(json.loads(path.read_text())) for path in paths if path.exists())
 
@@ -54,24 +54,24 @@ def _goal(row: dict[str, Any]) -> str:
 
 
 def first() -> str:
-    """Give one table of the figures that matter most."""
+    """Return one table of the figures that matter most."""
     rows = []
-    for name, shown in FIRST.items():
+    for name, open_tensors in FIRST.items():
         path = HERE / "results" / f"{name}.json"
         for row in json.loads(path.read_text())["rows"] if path.exists() else ():
-            if row["goal"] is not None and row["name"].startswith(shown):
+            if row["goal"] is not None and row["name"].startswith(open_tensors):
                 rows.append(f"| `{name}` | {row['name']} | {_value(row)} | {_goal(row)} |")
     return "\n".join(["| benchmark | | measured | goal |", "|---|---|---|---|", *rows])
 
 
 def written(readme: str) -> str:
-    """Give the README with the figures of now."""
+    """Return the README with the figures of now."""
     before, rest = readme.split(BEGIN)
     return f"{before}{BEGIN}\n\n{first()}\n\n{END}{rest.split(END)[1]}"
 
 
 def page() -> str:
-    """Give docs/speed.md."""
+    """Return docs/speed.md."""
     return f"{PREFACE}\n{figures()}\n"
 
 

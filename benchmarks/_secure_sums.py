@@ -15,12 +15,12 @@ import numpy as np
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.sums.fixed_point import NARROW, WIDE
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
 CLIENTS, SAMPLES, TURNS, WARM, LONG = 10, 600, 12, 2, 1_000_000
@@ -70,17 +70,20 @@ def _large() -> dict[str, Any]:
 
 @contextmanager
 def _rounds() -> Iterator[Callable[[], None]]:
-    """Give what plays a round of LeNet-5 on clients of 600 images."""
+    """Return what plays a round of LeNet-5 on clients of 600 images."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((CLIENTS * SAMPLES, 1, 28, 28), dtype=np.float32)
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(CLIENTS), SAMPLES)
     federation, module = Federation.from_arrays(x, y, owner, test=(x[:CLASSES], y[:CLASSES])), network("lenet5")
     asked = {"train.clients_per_round": CLIENTS, "train.batch_size": 32, "train.epochs": 1, "train.lr": LR}
-    work = Work(described(None, "fedavg", asked, federation, module), federation, module)
-    engine, state = OnThisMachine(device="cpu").start(work.plan.local, federation, LONG, _ignore), work.fresh()
+    work = Session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
+    engine, state = (
+        LocalEngineOptions(device="cpu").start(work.plan.local, federation, LONG, _ignore),
+        work.initial_state(),
+    )
 
     def play() -> None:
-        play_round(work.plan, state, work.plan.view(work.roster, state.round, _ignore), engine)
+        play_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
         state.round += 1
 
     with one_thread():
@@ -102,7 +105,7 @@ def _updates(clients: int, size: int) -> dict[int, np.ndarray]:
 
 def _parties(clients: int) -> Parties:
     server, *others = (Identity.new(_entropy(party)) for party in range(-1, clients))
-    return Parties(server, dict(enumerate(others)), Roll.of(server, others), _entropy)
+    return Parties(server, dict(enumerate(others)), KeyDirectory.of(server, others), _entropy)
 
 
 def _entropy(party: int) -> Entropy:

@@ -18,7 +18,7 @@ SAMPLES, TESTS, SHAPE, CLASSES = 2_000, 30, (1, 28, 28), 10
 
 
 def noise(seed: int) -> Federation:
-    """Give images of noise, with every label as often as any other."""
+    """Return images of noise, with every label as often as any other."""
     rng = np.random.default_rng(seed)
 
     def samples(count: int) -> tuple[np.ndarray, np.ndarray]:

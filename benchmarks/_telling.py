@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 
 def measuring(measure: Callable[[Grid], dict[str, Any]]) -> ServerApp:
-    """Give the server side of an app that measures."""
+    """Return the server side of an app that measures."""
     app = ServerApp()
 
     @app.main()

@@ -61,12 +61,12 @@ SAID = {"naive": "the naive loop", "flower": "Flower", "pfl": "pfl-research"}
 
 
 def versions() -> dict[str, str]:
-    """Give what is compared with."""
+    """Return what is compared with."""
     return {pin.partition("[")[0]: pin.partition("==")[2] for pin in PINS.values()}
 
 
 def measure(workloads: tuple[Workload, ...] = WORKLOADS, turns: int = TURNS) -> list[dict[str, Any]]:
-    """Give seconds of our rounds, and ratios of the others to them."""
+    """Return seconds of our rounds, and ratios of the others to them."""
     rows = []
     for workload in workloads:
         with tempfile.TemporaryDirectory() as folder:
@@ -134,7 +134,7 @@ def _rows(workload: Workload, turns: list[Turn]) -> Iterator[dict[str, Any]]:
 
 
 def _ratio(turns: list[Turn], player: str, steady: bool) -> float | None:
-    """Give how many times as long as ours a player takes for a round, or for the first one."""
+    """Return how many times as long as ours a player takes for a round, or for the first one."""
     if any(player not in turn for turn in turns):
         return None
     times = [[median(turn[who][WARM:]) if steady else turn[who][0] for who in (player, "ours")] for turn in turns]

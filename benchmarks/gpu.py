@@ -1,4 +1,4 @@
-"""On a GPU: rounds on recorded lanes against the loop that research code has, a deep copy and a DataLoader a client.
+"""On a GPU: rounds on recorded workers against the loop that research code has, a deep copy and a DataLoader a client.
 
 Samples of both lie on the device. Ours and the loop are measured alternately, and the ratio of the medians counts.
 Workloads: CNN of 1.66 M parameters and ResNet-18 with group norm, 10 clients a round; an MLP, 40 tiny clients a round;
@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import OnThisMachine
+from fedstrata.engines.local.engine import LocalEngineOptions
 from fedstrata.models.cnn_mcmahan import CnnMcmahan
 from fedstrata.models.resnet import ResNet18
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
 REPEATS = 5
@@ -36,7 +36,7 @@ Round = Callable[[], None]
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give ratios of the loop's time to ours."""
+    """Return ratios of the loop's time to ours."""
     if not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU: this benchmark needs one")
     images, mlp = (1, 28, 28), nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -59,7 +59,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def _compared(name: str, ours: Round, loop: Round, goal: float | None) -> list[dict[str, Any]]:
-    """Give the ratio and, where it is too small, what a profile of one round says."""
+    """Return the ratio and, where it is too small, what a profile of one round says."""
     row = _row(name, ratio := _ratio(ours, loop), goal)
     if row["met"]:
         return [row]
@@ -72,7 +72,7 @@ def _compared(name: str, ours: Round, loop: Round, goal: float | None) -> list[d
 
 
 def _busy(way: Round) -> float:
-    """Give the share of a round's time in which at least one kernel runs."""
+    """Return the share of a round's time in which at least one kernel runs."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         way()
         torch.cuda.synchronize()
@@ -99,15 +99,15 @@ def _federation(clients: int, samples: int, shape: tuple[int, ...]) -> Federatio
 def _engine(
     federation: Federation, module: nn.Module, k: int, batch: int, precision: str = "fp32", **more: Any
 ) -> Round:
-    """Give a round of ours."""
+    """Return a round of ours."""
     asked = {"train.clients_per_round": k, "train.batch_size": batch, "train.lr": 0.01, "train.rounds": 10_000}
     asked |= {"train.epochs": 1, "engine.precision": precision, **more}
-    work = Work(described(None, None, asked, federation, module), federation, module)
-    place = OnThisMachine(device="cuda", precision=precision)  # type: ignore[arg-type]
-    engine, state = place.start(work.plan.local, federation, 0, lambda *_, **__: None), work.fresh()
+    work = Session(describe_experiment(None, None, asked, federation, module), federation, module)
+    place = LocalEngineOptions(device="cuda", precision=precision)  # type: ignore[arg-type]
+    engine, state = place.start(work.plan.local, federation, 0, lambda *_, **__: None), work.initial_state()
 
     def one_round() -> None:
-        view = work.plan.view(work.roster, state.round, lambda *_, **__: None)
+        view = work.plan.view(work.client_info, state.round, lambda *_, **__: None)
         with one_thread():
             play_round(work.plan, state, view, engine)
         state.round += 1
@@ -116,7 +116,7 @@ def _engine(
 
 
 def _loop(federation: Federation, module: nn.Module, k: int, batch: int) -> Round:
-    """Give a round as it is usually written."""
+    """Return a round as it is usually written."""
     x, y = federation.train.x.cuda(), federation.train.y.cuda()
     rows = [torch.from_numpy(federation.train_split[i]).cuda() for i in range(len(federation))]
     data = [TensorDataset(x[own], y[own]) for own in rows]

@@ -1,7 +1,7 @@
 """What corrections cost inside a client, and robust combination at the server.
 
 A corrected local step is measured against a plain one: LeNet-5, images of 28 x 28, batches of 32, one thread, as in a
-lane. All of them take turns, and the median of the ratios counts. Ranking samples by loss, as FedBSS does, is measured
+worker. All of them take turns, and the median of the ratios counts. Ranking samples by loss, as FedBSS does, is measured
 against a forward pass by plain PyTorch over the same samples. Robust combiners get 100 updates of a million numbers,
 each combiner in a process of its own, so that its peak of memory can be told.
 """
@@ -22,17 +22,17 @@ import numpy as np
 import torch
 
 from fedstrata.client.probe import CHUNK
-from fedstrata.client.trainer import RING, Lane
+from fedstrata.client.trainer import RING, Trainer
 from fedstrata.core import registry
-from fedstrata.core.client_parts import Visit
-from fedstrata.core.messages import Report, Task, prefixed
+from fedstrata.core.client_parts import ClientContext
+from fedstrata.core.messages import Report, Task, add_prefix
 from fedstrata.core.server_parts import Ask, Step
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
-from fedstrata.server.loop import Gathered
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
+from fedstrata.server.loop import ArrivedReports
 
 BATCH, CLASSES, STEPS, REPEATS = 32, 10, 8, 21
 CLIENTS, NUMBERS = 100, 1_000_000
@@ -50,7 +50,7 @@ STEP_GOALS: dict[str, float | None] = {  # by correction; the last two are for i
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give ratios of local steps and of looks at samples, and seconds and memory of robust combiners."""
+    """Return ratios of local steps and of looks at samples, and seconds and memory of robust combiners."""
     rows = _robust()  # first: a child's peak of memory is at least its parent's present size
     with one_thread():
         return [*_steps(), *_looks(), *rows]
@@ -80,51 +80,51 @@ def _seconds(way: Callable[[], object], clock: Callable[[], float] = perf_counte
 # ---- inside a client --------------------------------------------------------------------------------------------
 
 
-def _lane(**asked: Any) -> tuple[Lane, Callable[[], Visit]]:
-    """Give a lane that has just made a client's second visit, its ring full of batches, and a way to look anew."""
+def _trainer(**asked: Any) -> tuple[Trainer, Callable[[], ClientContext]]:
+    """Return a worker that has just made a client's second client update, its ring full of batches, and a way to look anew."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(RING * BATCH, 1, 28, 28)).astype(np.float32), np.arange(RING * BATCH) % (CLASSES - 1)
     y[-1] = CLASSES - 1  # a label that only the second client holds
     federation = Federation.from_arrays(x, y, [np.arange(len(x) - 1), [len(x) - 1]], test=(x[:10], y[:10]))
     fixed = {"model.name": "lenet5", "train.batch_size": BATCH, "train.epochs": 1, "train.lr": 0.01}
-    work = Work(described(None, None, {**fixed, **asked}, federation, None), federation, None)
-    lane, state = Lane(work.plan.local, federation.train.x, federation.train.y, len(x)), work.fresh()
+    work = Session(describe_experiment(None, None, {**fixed, **asked}, federation, None), federation, None)
+    trainer, state = Trainer(work.plan.local, federation.train.x, federation.train.y, len(x)), work.initial_state()
     down = state.model.wire()
-    for name, part in work.plan.servers.items():
-        down |= prefixed(part.broadcast(state.servers[name]), name)
+    for name, part in work.plan.server_steps.items():
+        down |= add_prefix(part.broadcast(state.server_steps[name]), name)
     client, task = federation.client(0), Task(0, 0, 0, down=down)
-    _, keep = lane.visit(client, task, {})
-    lane.visit(client, task, keep)
-    return lane, partial(lane.visiting, client, task, keep)
+    _, client_state = trainer.run_task(client, task, {})
+    trainer.run_task(client, task, client_state)
+    return trainer, partial(trainer.make_context, client, task, client_state)
 
 
 def _steps() -> list[dict[str, Any]]:
     ways = {}
     for name in STEP_GOALS:
-        asked = {"method.combine": name} if name == "fednova" else {"method.correct": [{"kind": name}]}
-        ways[name] = partial(_take_steps, _lane(**asked)[0])
-    ratios = _ratios(partial(_take_steps, _lane()[0]), ways)
+        asked = {"method.combiner": name} if name == "fednova" else {"method.corrections": [{"kind": name}]}
+        ways[name] = partial(_take_steps, _trainer(**asked)[0])
+    ratios = _ratios(partial(_take_steps, _trainer()[0]), ways)
     return [_row(f"local step, {name}", ratios[name], "x plain", goal) for name, goal in STEP_GOALS.items()]
 
 
-def _take_steps(lane: Lane, steps: int = STEPS) -> None:
+def _take_steps(trainer: Trainer, steps: int = STEPS) -> None:
     for _ in range(steps):
-        lane.step(BATCH)
+        trainer.step(BATCH)
 
 
 def _looks() -> list[dict[str, Any]]:
-    lane, look = _lane()
-    rows, x, module = look().client.rows, lane.buf.x, lane.local.build().eval()
+    trainer, look = _trainer()
+    rows, x, module = look().client.rows, trainer.buf.x, trainer.local.build().eval()
 
     @torch.no_grad()
     def forward() -> None:
         for start in range(0, len(rows), CHUNK):
             module(x.index_select(0, torch.from_numpy(rows[start : start + CHUNK])))
 
-    ranking = _ratios(forward, {"ranking": lambda: look().peek()})["ranking"]
+    ranking = _ratios(forward, {"ranking": lambda: look().score_samples()})["ranking"]
     batch = np.arange(BATCH)
     kinds = {"gradient": "all layers", "head-gradient": "last layer"}
-    probes = _ratios(partial(_take_steps, lane, 1), {of: lambda of=of: look().spread(of, batch) for of in kinds})
+    probes = _ratios(partial(_take_steps, trainer, 1), {of: lambda of=of: look().spread(of, batch) for of in kinds})
     return [
         _row("ranking all samples by loss", ranking, "x forward", 1.1),
         *(_row(f"gradient variance of a batch, {kinds[of]}", value, "x step", None) for of, value in probes.items()),
@@ -146,15 +146,16 @@ def _robust() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Sent:
-    """Stands for lanes whose clients all sent an update."""
+    """Stands for workers whose clients all sent an update."""
 
     updates: Sequence[torch.Tensor]
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Any]) -> list[tuple[Report, None]]:
-        """Give the reports."""
-        summed = [{"update": self.updates[task.client]} for task in tasks]
+    def work(self, tasks: Sequence[Task], client_states: Mapping[int, Any]) -> list[tuple[Report, None]]:
+        """Return the reports."""
+        aggregated = [{"update": self.updates[task.client]} for task in tasks]
         return [
-            (Report(t.client, 10 + t.client, 1, 1.0, 1.0, summed=s), None) for t, s in zip(tasks, summed, strict=True)
+            (Report(t.client, 10 + t.client, 1, 1.0, 1.0, aggregated=s), None)
+            for t, s in zip(tasks, aggregated, strict=True)
         ]
 
     def close(self) -> None:
@@ -162,12 +163,12 @@ class _Sent:
 
 
 def _combine(name: str) -> tuple[float, float]:
-    """Give seconds of a combination, the median of three, and by how many MB it raised the peak of memory."""
+    """Return seconds of a combination, the median of three, and by how many MB it raised the peak of memory."""
     random = torch.Generator().manual_seed(0)
     engine = LocalEngine(_Sent([torch.empty(NUMBERS).normal_(generator=random) for _ in range(CLIENTS)]))
     step = Step(tuple(Ask(k) for k in range(CLIENTS)))
-    arrived = Gathered(engine, step, engine.ask(step, [Task(k, 0, 0) for k in range(CLIENTS)]), individual=True)
-    combiner, before = registry.build("combiners", name, {}, "method.combine"), _peak()
+    arrived = ArrivedReports(engine, step, engine.ask(step, [Task(k, 0, 0) for k in range(CLIENTS)]), individual=True)
+    combiner, before = registry.build("combiners", name, {}, "method.combiner"), _peak()
     with one_thread():  # as in a run
         seconds = [
             _seconds(lambda: combiner.combine(None, None, None, arrived)) for _ in range(3)

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import _enclave, _secure_sums
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy.labels.ckks_paper import PrivacyWarning
-from fedstrata.privacy.labels.masking import MaskedLabels, masked_labels
+from fedstrata.privacy.labels.masking import MaskedLabels, mask_labels
 
 HOLDS = {2: 1, 10: 5, 100: 50}  # labels of a client, by classes
 TABLE_IV = {  # seconds in the paper
@@ -40,7 +40,7 @@ TURNS = 5
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give the cost of label masking, then that of secure sums and of the enclave."""
+    """Return the cost of label masking, then that of secure sums and of the enclave."""
     return [*_labels(), *_secure_sums.rows(), *_enclave.rows()]
 
 
@@ -74,7 +74,7 @@ def _row(name: str, value: float | None, unit: str, goal: float | None = None) -
 
 
 def _masked(mode: str, classes: int, clients: int) -> tuple[float, MaskedLabels | None]:
-    """Give the CPU seconds of one masking, and what it gave; nothing where the mode's library is missing."""
+    """Return the CPU seconds of one masking, and what it gave; nothing where the mode's library is missing."""
     rng = np.random.default_rng(0)
     held = [
         {int(label): int(rng.integers(1, 1_000)) for label in rng.choice(classes, HOLDS[classes], replace=False)}
@@ -84,7 +84,7 @@ def _masked(mode: str, classes: int, clients: int) -> tuple[float, MaskedLabels 
         warnings.simplefilter("ignore", PrivacyWarning)  # that it should not guard anything is what is measured here
         start = process_time()
         try:
-            known = masked_labels(mode, held, rng=rng)
+            known = mask_labels(mode, held, rng=rng)
         except RequestError:
             return 0.0, None
         return process_time() - start, known

@@ -1,8 +1,8 @@
 """Where a round on the CPU goes: what is left to win where `engine` misses a goal.
 
-Of a lane's time, the share inside PyTorch's operators cannot be had back without other kernels; two lanes cannot be
+Of a worker's time, the share inside PyTorch's operators cannot be had back without other kernels; two workers cannot be
 faster than two processes that only compute; and the first round cannot come before torch is imported, here and in the
-lanes.
+workers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
 ROUNDS = 3
@@ -42,13 +42,13 @@ print(steps)
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give shares, ratios and seconds; none of them has a goal."""
-    rows = [_row(f"{name}: inside PyTorch's operators", _inside(model), "of a lane") for name, model in WORK.items()]
+    """Return shares, ratios and seconds; none of them has a goal."""
+    rows = [_row(f"{name}: inside PyTorch's operators", _inside(model), "of a worker") for name, model in WORK.items()]
     alone, together = _steps(1), _steps(2)
     rows.append(_row("convolutions in two processes against one", together / alone, "x"))
     for what, code in {
         "torch": "import torch",
-        "a lane's process": "import fedstrata.engines.local.worker_process",
+        "a worker's process": "import fedstrata.engines.local.worker_process",
     }.items():
         rows.append(_row(f"importing {what}", _seconds(code), "s"))
     return rows
@@ -62,17 +62,20 @@ def _row(name: str, value: float, unit: str) -> dict[str, Any]:
 
 
 def _inside(model: str) -> float:
-    """Play rounds of two clients on one lane, and give the share of the time that operators report."""
+    """Play rounds of two clients on one worker, and give the share of the time that operators report."""
     rng, samples, clients = np.random.default_rng(0), 600, 4
     x = rng.standard_normal((clients * samples, 1, 28, 28), dtype=np.float32)
     y, rows = np.arange(len(x)) % CLASSES, list(np.arange(len(x)).reshape(clients, samples))
     federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(model)
     asked = {"train.clients_per_round": 2, "train.batch_size": 32, "train.epochs": 1, "train.lr": LR}
-    work = Work(described(None, "fedavg", asked, federation, module), federation, module)
-    engine, state = OnThisMachine(device="cpu", lanes=1).start(work.plan.local, federation, 0, _ignore), work.fresh()
+    work = Session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
+    engine, state = (
+        LocalEngineOptions(device="cpu", workers=1).start(work.plan.local, federation, 0, _ignore),
+        work.initial_state(),
+    )
 
     def one_round() -> None:
-        play_round(work.plan, state, work.plan.view(work.roster, state.round, _ignore), engine)
+        play_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
         state.round += 1
 
     with one_thread():
@@ -87,7 +90,7 @@ def _inside(model: str) -> float:
 
 
 def _steps(processes: int) -> int:
-    """Give the steps that so many processes make at the same time."""
+    """Return the steps that so many processes make at the same time."""
     command = [sys.executable, "-c", BUSY]
     running = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)

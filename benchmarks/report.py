@@ -30,12 +30,12 @@ ROUNDS, CLIENTS, ASKED, CLASSES, TURNS = 500, 200, 40, 20, 3
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give all rows."""
+    """Return all rows."""
     return [*inspect_rows(), *report_rows(), *logging_rows()]
 
 
 def inspect_rows() -> list[dict[str, Any]]:
-    """Give the seconds to inspect a million samples, samples themselves included."""
+    """Return the seconds to inspect a million samples, samples themselves included."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((SAMPLES, FEATURES), dtype=np.float32), rng.integers(0, LABELS, SAMPLES)
     federation = Federation.from_arrays(x, y, HOLDERS, partition=DirichletClient(alpha=1.0), test=(x[:1000], y[:1000]))
@@ -45,7 +45,7 @@ def inspect_rows() -> list[dict[str, Any]]:
 
 
 def report_rows() -> list[dict[str, Any]]:
-    """Give seconds and size of a report of a long run."""
+    """Return seconds and size of a report of a long run."""
     seconds, size = [], 0
     with tempfile.TemporaryDirectory() as folder:
         path = write_long_run(Path(folder) / "run")
@@ -58,7 +58,7 @@ def report_rows() -> list[dict[str, Any]]:
 
 
 def logging_rows() -> list[dict[str, Any]]:
-    """Give the share of a run that goes into making and writing its events."""
+    """Return the share of a run that goes into making and writing its events."""
     shares = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(TURNS):
@@ -118,8 +118,8 @@ def write_long_run(path: Path, rounds: int = ROUNDS, clients: int = CLIENTS, see
             "drift": 1.0,
             "jain": 0.9,
         }
-        drift = {str(c): float(d) for c, d in zip(here, rng.gamma(4, 0.25, len(here)), strict=True)}
-        steps = [{"kind": "train", "clients": here, "missing": late, "drift": drift}]
+        update_norm = {str(c): float(d) for c, d in zip(here, rng.gamma(4, 0.25, len(here)), strict=True)}
+        steps = [{"kind": "train", "clients": here, "missing": late, "drift": update_norm}]
         cost = {"bytes_up": 4000 * asked * round, "bytes_down": 4000 * asked * round, "bytes_p2p": 0}
         run.log("round", round=round, **lines, steps=steps, **cost, client_updates=asked * round, time=0.3 * round)
     figures = {key: lines[key] for key in ("accuracy", "balanced_accuracy", "worst10", "loss_test", "jain")}

@@ -1,8 +1,8 @@
-"""How a round's time and the memory grow: with the clients of a round, with those there are, and with the lanes.
+"""How a round's time and the memory grow: with the clients of a round, with those there are, and with the workers.
 
 A tiny network (64-32-10) and clients of ten samples of 64 bytes: whole runs by `fedstrata.train`, with their events and
-checkpoints, evaluated at the end only. For lanes, LeNet-5 and ten clients of 600 images, rounds alone. Every run has a
-process of its own, whose peak of memory is told: samples, clients and server; and what lanes have beside it. Sizes take
+checkpoints, evaluated at the end only. For workers, LeNet-5 and ten clients of 600 images, rounds alone. Every run has a
+process of its own, whose peak of memory is told: samples, clients and server; and what workers have beside it. Sizes take
 turns, and medians count.
 """
 
@@ -26,9 +26,9 @@ import numpy as np
 import fedstrata
 from fedstrata.core.threads import cores, one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
 SELECTED, POPULATION = (10, 30, 100, 300, 1_000), (1_000, 10_000, 100_000, 1_000_000)
@@ -45,7 +45,7 @@ class Told:
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give seconds and memory, in this order: by selected clients, by population, by lanes."""
+    """Return seconds and memory, in this order: by selected clients, by population, by workers."""
     rows, most = [], max(SELECTED)
     for selected, runs in _in_turn(_run, [(most, selected) for selected in SELECTED]).items():
         rows += _two(f"{selected[1]:,} selected of {most:,}", runs)
@@ -58,8 +58,10 @@ def measure() -> list[dict[str, Any]]:
     few, many = by_population[min(POPULATION), K], by_population[max(POPULATION), K]
     grown = median(b.round / a.round for a, b in zip(few, many, strict=True))
     rows.append(_row(f"a round, {max(POPULATION):,} against {min(POPULATION):,}", grown, "x", 1.3))
-    for (lanes,), runs in _in_turn(_lanes, [(lanes,) for lanes in sorted({1, min(2, cores()), cores()})]).items():
-        rows += _two(f"LeNet-5 on {lanes} lane{'s' * (lanes > 1)}", runs)
+    for (workers,), runs in _in_turn(
+        _workers, [(workers,) for workers in sorted({1, min(2, cores()), cores()})]
+    ).items():
+        rows += _two(f"LeNet-5 on {workers} lane{'s' * (workers > 1)}", runs)
     return rows
 
 
@@ -91,11 +93,11 @@ def _run(clients: int, selected: int) -> Told:
     federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
     asked = {"model.name": "mlp", "model.hidden": (32,), "train.batch_size": HOLDS, "train.epochs": 1, "train.lr": 0.01}
     asked |= {"train.rounds": ROUNDS, "train.evaluate.every": ROUNDS, "train.clients_per_round": selected}
-    Work(described(None, "fedavg", asked, federation, None), federation, None)
+    Session(describe_experiment(None, "fedavg", asked, federation, None), federation, None)
     registered = perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         fedstrata.train(
-            overrides=asked | {"engine.device": "cpu", "engine.lanes": 1},
+            overrides=asked | {"engine.device": "cpu", "engine.workers": 1},
             method="fedavg",
             federation=federation,
             out=Path(folder) / "run",
@@ -104,20 +106,20 @@ def _run(clients: int, selected: int) -> Told:
     return Told(registered, float(np.median(np.diff(ends)[WARM:-1])), _peak())
 
 
-def _lanes(lanes: int) -> Told:
-    """Play rounds of ten clients on so many lanes."""
+def _workers(workers: int) -> Told:
+    """Play rounds of ten clients on so many workers."""
     rng, clients = np.random.default_rng(0), 100
     x = rng.standard_normal((clients * 600, 1, 28, 28), dtype=np.float32)
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(clients), 600)
     federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
     asked = {"model.name": "lenet5", "train.batch_size": 32, "train.epochs": 1, "train.clients_per_round": 10}
-    work, seconds = Work(described(None, "fedavg", asked, federation, None), federation, None), []
-    place = OnThisMachine(lanes=lanes, device="cpu")
-    engine, state = place.start(work.plan.local, federation, 0, _ignore), work.fresh()
+    work, seconds = Session(describe_experiment(None, "fedavg", asked, federation, None), federation, None), []
+    place = LocalEngineOptions(workers=workers, device="cpu")
+    engine, state = place.start(work.plan.local, federation, 0, _ignore), work.initial_state()
     with one_thread():
         for round in range(8):
             start = perf_counter()
-            play_round(work.plan, state, work.plan.view(work.roster, round, _ignore), engine)
+            play_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
             seconds.append(perf_counter() - start)
     beside = _of_lanes()
     engine.close()
@@ -133,7 +135,7 @@ def _peak() -> float:
 
 
 def _of_lanes() -> float:
-    """Give the MB that child processes have of their own, where the system tells."""
+    """Return the MB that child processes have of their own, where the system tells."""
     mine, total = str(os.getpid()), 0
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):

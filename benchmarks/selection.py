@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core import registry
-from fedstrata.core.client_info import Roster
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
@@ -21,7 +21,7 @@ CLIENTS, LABELS, K = 1_000_000, 62, 1_000
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give seconds of set-up and of a round, by selector, and of Terraform's split."""
+    """Return seconds of set-up and of a round, by selector, and of Terraform's split."""
     counts = _counts()
     rows = []
     for name, options, goal in (
@@ -47,22 +47,24 @@ def _row(name: str, seconds: float, goal: float) -> dict[str, Any]:
 
 
 def _counts() -> np.ndarray:
-    """Give label counts of a million clients in ten kinds."""
+    """Return label counts of a million clients in ten kinds."""
     rng = np.random.default_rng(0)
     kinds = rng.dirichlet(np.full(LABELS, 0.1), 10)
     return rng.multinomial(100, kinds[rng.integers(0, 10, CLIENTS)]).astype(np.int32)
 
 
 def _selector(name: str, options: dict[str, Any], counts: np.ndarray) -> tuple[float, float]:
-    """Give the seconds of the set-up, and of one round of selection and feedback, the median of five."""
-    selector = registry.build("selectors", name, options, "method.select")
+    """Return the seconds of the set-up, and of one round of selection and feedback, the median of five."""
+    selector = registry.build("selectors", name, options, "method.selector")
     sizes, everybody = counts.sum(1), np.arange(len(counts))
     known = {"sizes": sizes, "counts": counts}
-    roster = Roster(len(counts), LABELS, everybody, Streams(0)("tiebreak").permutation(len(counts)), known)
-    space, times = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0)), []
+    client_info = ClientInfo(len(counts), LABELS, everybody, Streams(0)("tiebreak").permutation(len(counts)), known)
+    space, times = ParameterSpace((), (), slice(0, 0), slice(0, 0), slice(0, 0)), []
 
     def view(round: int) -> View:
-        return View(round, 100, K, everybody, roster, space, partial(Streams(0), round=round), lambda *_, **__: None)
+        return View(
+            round, 100, K, everybody, client_info, space, partial(Streams(0), round=round), lambda *_, **__: None
+        )
 
     start = perf_counter()
     state = selector.init(view(0))
@@ -70,8 +72,8 @@ def _selector(name: str, options: dict[str, Any], counts: np.ndarray) -> tuple[f
     setup = perf_counter() - start
     for round in range(1, 6):
         ids = [pick.client if isinstance(pick, Ask) else int(pick) for pick in picks]
-        meta = {"oort_utility": 1.0, "utility": 1.0}
-        reports = tuple(Report(c, int(sizes[c]), 1, 1.0, 1.0, meta, seconds=1.0) for c in ids)
+        metrics = {"oort_utility": 1.0, "utility": 1.0}
+        reports = tuple(Report(c, int(sizes[c]), 1, 1.0, 1.0, metrics, seconds=1.0) for c in ids)
         start = perf_counter()
         outcome = Outcome(Step(tuple(Ask(c) for c in ids)), 0, reports, ())
         selector.feedback(state, view(round - 1), [outcome], Scores())

@@ -21,7 +21,7 @@ SOON, OFTEN, NOT_SLOWER, CLOSE = 10.0, 1_000.0, 1.0, 5.0  # ms of an exchange; t
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give what was measured, in one go."""
+    """Return what was measured, in one go."""
     with loopback(SITES) as flower:
         ours = flower.told_by("_exchanges", COMPONENTS["clientapp"], 480.0)
         stock = flower.told_by("_stock", "benchmarks._stock:client", 240.0)

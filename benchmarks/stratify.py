@@ -17,22 +17,22 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedstrata.core.client_info import Roster, World
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_info import ClientInfo, GroundTruth
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.index import Split
 from fedstrata.core.server_parts import View
 from fedstrata.core.threads import cores, threads
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcess
+from fedstrata.engines.local.in_process import InProcessPool
 from fedstrata.methods.drivers.scheduled import Stock
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.hops import Hop, hops
 from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.methods.schedules.supply import Pools
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
 SAMPLES, CLIENTS, CLASSES = 2_560, 10, 10
@@ -40,7 +40,7 @@ REPEATS = 5
 
 
 def measure() -> list[dict[str, Any]]:
-    """Give two ratios a model, and seconds and memory of schedules at scale."""
+    """Return two ratios a model, and seconds and memory of schedules at scale."""
     rows = []
     for model in ("cnn-mcmahan", "lenet5"):
         rows.append(_row(f"batch epoch, fused, {model}", _ratio(model, "stratify-batch", 64), "x plain", 1.15))
@@ -70,11 +70,11 @@ def _ratio(model: str, method: str, batch: int, samples: int = SAMPLES) -> float
         "train.optimizer": {"kind": "sgd", "momentum": 0.9 if batch > 1 else 0.0},
         "train.rounds": 100,
     }
-    work = Work(described(None, method, asked, federation, None), federation, None)
-    state, engine = work.fresh(), LocalEngine(InProcess(work.plan.local, federation))
+    work = Session(describe_experiment(None, method, asked, federation, None), federation, None)
+    state, engine = work.initial_state(), LocalEngine(InProcessPool(work.plan.local, federation))
 
     def ours() -> None:
-        play_round(work.plan, state, work.plan.view(work.roster, state.round, lambda *_, **__: None), engine)
+        play_round(work.plan, state, work.plan.view(work.client_info, state.round, lambda *_, **__: None), engine)
         state.round += 1
 
     module = work.plan.local.build()
@@ -114,11 +114,11 @@ def _schedule(mode: str, answers: bool, clients: int = 10_000, labels: int = 1_0
     for label in range(labels):
         counts[rng.choice(clients, holders, replace=False), label] = entries // labels // holders
     known = {"labels": counts > 0, "totals": counts.sum(0)}
-    roster = Roster(clients, labels, np.arange(clients), np.arange(clients), known, _world(counts))
+    client_info = ClientInfo(clients, labels, np.arange(clients), np.arange(clients), known, _world(counts))
     streams = {name: np.random.default_rng(1) for name in ("labels", "clients")}
-    space = Space((), (), slice(0), slice(0), slice(0))
+    space = ParameterSpace((), (), slice(0), slice(0), slice(0))
     draw, note = (lambda purpose, **_: streams[purpose]), (lambda *_, **__: None)
-    view = View(0, 1, clients, roster.holders, roster, space, draw, note)
+    view = View(0, 1, clients, client_info.holders, client_info, space, draw, note)
     schedule, start = Stratified(), perf_counter()
     epoch = schedule.epoch(0, view)
     pools = Pools(epoch.supply, Draws(streams["clients"]), note)
@@ -141,9 +141,9 @@ def _schedule(mode: str, answers: bool, clients: int = 10_000, labels: int = 1_0
     return perf_counter() - start
 
 
-def _world(counts: np.ndarray) -> World:
-    """Give clients that hold so many samples of each label."""
+def _world(counts: np.ndarray) -> GroundTruth:
+    """Return clients that hold so many samples of each label."""
     owner, label = np.nonzero(counts)
     many = counts[owner, label]
     starts = np.concatenate([[0], np.cumsum(counts.sum(1))])
-    return World(Split(np.arange(many.sum()), starts), np.repeat(label, many), counts.shape[1])
+    return GroundTruth(Split(np.arange(many.sum()), starts), np.repeat(label, many), counts.shape[1])

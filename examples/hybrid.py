@@ -21,7 +21,7 @@ today, later, test = np.split(order, [100, 1400])
 
 
 def sites(rows: np.ndarray) -> fedstrata.Federation:
-    """Give ten sites with one digit each."""
+    """Return ten sites with one digit each."""
     x, y = images[rows], digits[rows]
     return fedstrata.Federation.from_arrays(
         x, y, [np.flatnonzero(y == digit) for digit in range(10)], test=(images[test], digits[test])

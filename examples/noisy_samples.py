@@ -13,8 +13,8 @@ if __name__ == "__main__":
         overrides={
             "data.noise": {"labels": 0.3},
             "data.partition.alpha": 0.5,
-            "method.sample.follow": True,  # write down which samples are biased
-            "method.sample.warmup": 4,
+            "method.sampler.follow": True,  # write down which samples are biased
+            "method.sampler.warmup": 4,
             "train.rounds": 20,
             "train.epochs": 5,
         },
@@ -30,6 +30,6 @@ if __name__ == "__main__":
     wrong = followed.wrong[often]
     print(f"a sample with a wrong label was biased in {fate[wrong].mean():.0%} of its rounds,", end=" ")
     print(f"one with a right label in {fate[~wrong].mean():.0%}")
-    visited = [visit for visit in fedstrata.visits(run) if visit.client == 0 and visit.cut is not None]
-    print("cuts of client 0:", ", ".join(f"{visit.cut:.2f}" for visit in visited))
+    visited = [context for context in fedstrata.count_updates(run) if context.client == 0 and context.cut is not None]
+    print("cuts of client 0:", ", ".join(f"{context.cut:.2f}" for context in visited))
     print(f"accuracy {run.summary['accuracy']:.4f}: {run.path}")

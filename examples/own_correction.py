@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedstrata
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import Count
 from fedstrata.testing import check_local_part
@@ -24,23 +24,23 @@ class SmallTrainHead(LocalPart):
 
     least: Count = 40  # samples of a client that trains everything
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         return {"moves": Slot((space.P,))}  # of each weight: 1 if it is trained, 0 if not
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         # Here one client may be told from another; the step below must be the same for all.
-        own["moves"].fill_(1.0 if visit.client.samples >= self.least else 0.0)
+        own["moves"].fill_(1.0 if context.client.samples >= self.least else 0.0)
         own["moves"][buf.head] = 1.0
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         buf.g.mul_(own["moves"])
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
-        return Done(meta={"trained_share": own["moves"].mean()})  # in events.jsonl, by client
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
+        return Done(metrics={"trained_share": own["moves"].mean()})  # in events.jsonl, by client
 
 
 if __name__ == "__main__":
     check_local_part(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
     for correct in ([], [SmallTrainHead()], [{"kind": "prox", "mu": 0.1}, SmallTrainHead()]):
-        run = fedstrata.train(overrides={"method.correct": correct, "train.rounds": 30})
+        run = fedstrata.train(overrides={"method.corrections": correct, "train.rounds": 30})
         print(f"{run.summary['accuracy']:.4f} accuracy with {correct}: {run.path}")

@@ -27,10 +27,10 @@ class LongestWait(Selector):
     """The clients that have waited longest train; nobody is forgotten."""
 
     def init(self, view: View) -> Waiting:
-        return Waiting(np.zeros(view.roster.clients))
+        return Waiting(np.zeros(view.client_info.clients))
 
     def select(self, state: Waiting, view: View) -> list[int]:
-        waited, tie = state.rounds[view.eligible], view.roster.key[view.eligible]
+        waited, tie = state.rounds[view.eligible], view.client_info.key[view.eligible]
         longest_first = np.lexsort((tie, -waited))
         chosen: list[int] = view.eligible[longest_first[: view.k]].tolist()
         return chosen
@@ -43,5 +43,5 @@ class LongestWait(Selector):
 if __name__ == "__main__":
     check_selector(LongestWait())  # unique, eligible, deterministic, resumable, survives lost reports
     for select in ("random", LongestWait()):
-        run = fedstrata.train(overrides={"method.select": select, "system.stragglers.rate": 0.2})
+        run = fedstrata.train(overrides={"method.selector": select, "system.stragglers.rate": 0.2})
         print(f"{run.summary['accuracy']:.4f} accuracy, fairness {run.summary['jain']:.3f}: {run.path}")

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from fedstrata.config.experiment import Experiment
-from fedstrata.remote.credentials import Papers
+from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_server import Host
@@ -39,12 +39,12 @@ class Here:
         pass
 
 
-def hosts(overrides, papers=lambda name: None, sites=SITES):
+def hosts(overrides, credentials=lambda name: None, sites=SITES):
     experiment = Experiment.of(None, **overrides)
     data, seed = experiment.dump()["data"], experiment.train.seed
     data.pop("clients")
     return {
-        name: Host(name, cache(lambda i=i: source(data, seed, (i, len(sites)))), papers(name))
+        name: Host(name, cache(lambda i=i: source(data, seed, (i, len(sites)))), credentials(name))
         for i, name in enumerate(sites)
     }
 
@@ -60,5 +60,5 @@ def model(run):
 
 
 def with_keys(keys, overrides, tamper=lambda name, kind, reply: reply, sites=SITES):
-    """Give sites that have keys of `deploy keys`."""
-    return Here(hosts(overrides, lambda name: Papers.load(keys / "sites" / name), sites), tamper)
+    """Return sites that have keys of `deploy keys`."""
+    return Here(hosts(overrides, lambda name: Credentials.load(keys / "sites" / name), sites), tamper)

@@ -1,6 +1,6 @@
 """Clients whose steps can be computed on paper.
 
-`Given` replaces a client's gradient by `curve * (w - target) + slope`, so that a visit of the real lane follows a
+`Given` replaces a client's gradient by `curve * (w - target) + slope`, so that a client update of the real worker follows a
 quadratic. The model has two weights, [P = 2].
 """
 
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from fedstrata.core.client_parts import LocalPart
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
 from fedstrata.data.federation import Federation
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
-from fedstrata.testing.worlds import in_process, play
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
+from fedstrata.testing.tiny import in_process, play
 
 
 @dataclass(frozen=True)
@@ -31,36 +31,36 @@ class Given(LocalPart):
     curve: float = 1.0
     slope: tuple[float, float] = (0.0, 0.0)
 
-    def lane(self, space):
+    def declare_slots(self, space):
         return {"target": Slot((space.P,)), "slope": Slot((space.P,))}
 
-    def fill(self, own, buf, visit):
-        own["target"].copy_(torch.tensor(self.targets[visit.client.id] if self.targets else (0.0, 0.0)))
+    def fill(self, own, buf, context):
+        own["target"].copy_(torch.tensor(self.targets[context.client.id] if self.targets else (0.0, 0.0)))
         own["slope"].copy_(torch.tensor(self.slope, dtype=torch.float64))
 
-    def grad(self, own, buf, rate):
+    def edit_gradient(self, own, buf, rate):
         buf.g.copy_(self.curve * (buf.w - own["target"]) + own["slope"])
 
 
 def given_work(sizes, overrides):
-    """Give a run of one local step a client, all clients in every round, unless told otherwise."""
+    """Return a run of one local step a client, all clients in every round, unless told otherwise."""
     stops = np.cumsum(sizes)
     rows = [np.arange(stop - n, stop) for stop, n in zip(stops, sizes, strict=True)]
     y = np.arange(stops[-1]) % 2
     federation = Federation.from_arrays(np.ones((len(y), 1)), y, rows, test=(np.ones((2, 1)), np.arange(2)))
     module = nn.Sequential(OrderedDict(head=nn.Linear(1, 2, bias=False)))
     usual = {"engine.precision": "fp64", "train.epochs": 1, "train.clients_per_round": "all", "train.lr": 1.0}
-    return Work(described(None, None, {**usual, **overrides}, federation, module), federation, module)
+    return Session(describe_experiment(None, None, {**usual, **overrides}, federation, module), federation, module)
 
 
 def start(work, *weights):
-    return replace(work.fresh(), model=Model(f64(*weights), torch.zeros(0, dtype=torch.float64)))
+    return replace(work.initial_state(), model=FlatModel(f64(*weights), torch.zeros(0, dtype=torch.float64)))
 
 
 def play_from(work, state, engine=None):
     """Play one more round from a state of one's own."""
-    shown = SimpleNamespace(plan=work.plan, roster=work.roster, fresh=lambda: state)
-    return play(shown, 1, lambda _: engine or in_process(work))[1]
+    open_tensors = SimpleNamespace(plan=work.plan, client_info=work.client_info, fresh=lambda: state)
+    return play(open_tensors, 1, lambda _: engine or in_process(work))[1]
 
 
 def f64(*values):

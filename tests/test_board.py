@@ -20,11 +20,11 @@ from fedstrata.board import feed as feeds
 from fedstrata.board import index as shelves
 from fedstrata.board.app import FILES, pages
 from fedstrata.board.feed import Board
-from fedstrata.board.index import Shelf
+from fedstrata.board.index import RunIndex
 from fedstrata.board.views import MOST
 from fedstrata.cli import board as command
 from fedstrata.core.errors import RequestError
-from fedstrata.report.run_data import Trail
+from fedstrata.report.run_data import RunData
 
 TOKEN = "a token of enough letters"
 
@@ -79,10 +79,10 @@ def events(answer: httpx.Response) -> list[tuple[str, dict]]:
 
 
 def test_runs_are_listed_with_what_they_are_and_how_far(root):
-    shelf = Shelf(root)
-    shelf.look()
-    assert list(shelf.rows) == ["begun", "compare-1/fedavg/seed-0", "done"]
-    done, begun = shelf.rows["done"], shelf.rows["begun"]
+    index = RunIndex(root)
+    index.look()
+    assert list(index.rows) == ["begun", "compare-1/fedavg/seed-0", "done"]
+    done, begun = index.rows["done"], index.rows["begun"]
     assert (done.state, done.rounds, done.planned, done.accuracy) == ("finished", 5, 5, 0.9)
     assert done.why == "all rounds played"
     assert (begun.state, begun.rounds, begun.method, begun.data) == ("stopped", 3, "scaffold", "digits")
@@ -90,18 +90,18 @@ def test_runs_are_listed_with_what_they_are_and_how_far(root):
 
 
 def test_a_run_is_running_while_a_process_holds_its_folder(root):
-    shelf = Shelf(root)
-    shelf.look()
+    index = RunIndex(root)
+    index.look()
     holds = "import sys, fedstrata\nwith fedstrata.Run(sys.argv[1]).locked(): print('locked', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", holds, str(root / "begun")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout.readline() == b"locked\n"
-        shelf.look()
-        assert shelf.rows["begun"].state == "running"
+        index.look()
+        assert index.rows["begun"].state == "running"
         other.communicate(b"\n")
-    shelf.look()
-    assert shelf.rows["begun"].state == "stopped"
+    index.look()
+    assert index.rows["begun"].state == "stopped"
 
 
 def test_looking_at_a_run_does_not_keep_it_from_going_on(root):
@@ -135,39 +135,39 @@ def test_new_runs_appear_and_removed_ones_go(root):
 def test_a_run_that_is_damaged_says_what_is_wrong_and_hides_no_other(root):
     (root / "begun/experiment.toml").write_text("[[[")
     (root / "done/summary.json").write_text('{"rounds"')
-    shelf = Shelf(root)
-    shelf.look()
-    assert shelf.rows["begun"].state == shelf.rows["done"].state == "damaged"
-    assert shelf.rows["begun"].why.startswith("TOMLDecodeError")
-    assert shelf.rows["compare-1/fedavg/seed-0"].state == "stopped"
+    index = RunIndex(root)
+    index.look()
+    assert index.rows["begun"].state == index.rows["done"].state == "damaged"
+    assert index.rows["begun"].why.startswith("TOMLDecodeError")
+    assert index.rows["compare-1/fedavg/seed-0"].state == "stopped"
 
 
 def test_links_are_not_followed(root, tmp_path):
     written.begun(tmp_path / "elsewhere")
     (root / "link").symlink_to(tmp_path / "elsewhere")
     (root / "loop").symlink_to(root)
-    shelf = Shelf(root)
-    shelf.look()
-    assert list(shelf.rows) == ["begun", "compare-1/fedavg/seed-0", "done"]
+    index = RunIndex(root)
+    index.look()
+    assert list(index.rows) == ["begun", "compare-1/fedavg/seed-0", "done"]
 
 
 def test_a_run_folder_itself_can_be_watched(root):
-    shelf = Shelf(root / "done")
-    shelf.look()
-    assert list(shelf.rows) == ["."]
+    index = RunIndex(root / "done")
+    index.look()
+    assert list(index.rows) == ["."]
     assert told(Board(root / "done", pause=0).watch(["."]).rows())["runs"]["changed"][0]["state"] == "finished"
 
 
 def test_half_a_line_is_not_yet_a_round_and_an_unscored_one_keeps_the_last_accuracy(root):
-    shelf, path = Shelf(root), root / "begun/events.jsonl"
-    shelf.look()
-    scored = shelf.rows["begun"].accuracy
+    index, path = RunIndex(root), root / "begun/events.jsonl"
+    index.look()
+    scored = index.rows["begun"].accuracy
     unscored = written.round_event(4)
     del unscored["accuracy"]
     with path.open("a") as file:
         file.write(json.dumps(unscored) + "\n" + '{"event": "round", "round": 5, "accur')
-    shelf.look()
-    assert (shelf.rows["begun"].rounds, shelf.rows["begun"].accuracy) == (4, scored)
+    index.look()
+    assert (index.rows["begun"].rounds, index.rows["begun"].accuracy) == (4, scored)
 
 
 def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
@@ -180,13 +180,13 @@ def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
     whole, progress = json.loads, shelves._progress
     monkeypatch.setattr(shelves.json, "loads", lambda text: parsed.append(len(text)) or whole(text))
     monkeypatch.setattr(shelves, "_progress", lambda path: read.append(path) or progress(path))
-    shelf = Shelf(tmp_path / "runs")
-    shelf.look()
-    assert len(shelf.rows) == len(read) == len(parsed) == 200  # one line of each
+    index = RunIndex(tmp_path / "runs")
+    index.look()
+    assert len(index.rows) == len(read) == len(parsed) == 200  # one line of each
     written.play(Run(tmp_path / "runs/run-7"), 101, 101, clients=50)
-    shelf.look()
+    index.look()
     assert len(read) == len(parsed) == 201
-    assert shelf.rows["run-7"].rounds == 101
+    assert index.rows["run-7"].rounds == 101
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------
@@ -278,8 +278,8 @@ def test_more_runs_than_can_be_told_apart_are_not_drawn(root):
 def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypatch):
     run = written.begun(tmp_path / "runs/long", clients=20, rounds=10_000)
     written.play_long(run, 10_000, clients=20)
-    taken, take = [], Trail._take
-    monkeypatch.setattr(Trail, "_take", lambda self, line: taken.append(1) or take(self, line))
+    taken, take = [], RunData._take
+    monkeypatch.setattr(RunData, "_take", lambda self, line: taken.append(1) or take(self, line))
     board = Board(tmp_path / "runs", pause=0)
     watch, other = board.watch(["long"]), board.watch(["long"])
     watch.rows()
@@ -305,8 +305,8 @@ def test_what_nobody_watches_any_more_is_let_go(root):
 
 
 def test_looks_are_shared_and_paced(root, monkeypatch):
-    looks, look = [], Shelf.look
-    monkeypatch.setattr(Shelf, "look", lambda self: looks.append(1) or look(self))
+    looks, look = [], RunIndex.look
+    monkeypatch.setattr(RunIndex, "look", lambda self: looks.append(1) or look(self))
     board = Board(root, pause=feeds.PAUSE)
     for watch in [board.watch([]) for _ in range(50)]:
         assert watch.rows()
@@ -356,7 +356,7 @@ def test_files_cannot_be_had(root, path):
 
 @pytest.mark.parametrize("run", ["..", "../runs/done", "/etc", "done/../done", "", "foreign", "done/checkpoint", "\0"])
 def test_only_runs_that_are_listed_can_be_opened(root, run, monkeypatch):
-    monkeypatch.setattr(Trail, "read", lambda *_: pytest.fail("something was opened"))
+    monkeypatch.setattr(RunData, "read", lambda *_: pytest.fail("something was opened"))
     _, (_, shown) = events(Browser(root).get("/events", params={"run": run}))
     assert shown["warnings"] == [f"there is no run {run} here"]
     assert shown["order"] == []

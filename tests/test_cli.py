@@ -66,7 +66,9 @@ def test_runs_get_folders_of_their_own(cli):
 def test_a_file_and_overrides(cli, tmp_path):
     file = tmp_path / "e.toml"
     file.write_text('[method]\nname = "fedprox"\n[train]\nrounds = 9\nseed = 4\n')
-    code, out, _ = cli("run", str(file), "-q", "--json", "--set", "train.rounds=1", "--set", "method.correct.0.mu=0.5")
+    code, out, _ = cli(
+        "run", str(file), "-q", "--json", "--set", "train.rounds=1", "--set", "method.corrections.0.mu=0.5"
+    )
     answer = json.loads(out)
     assert (code, answer["method"], answer["rounds"], answer["seed"]) == (0, "fedprox", 1, 4)
     assert "mu = 0.5" in Path(answer["run_dir"], "experiment.toml").read_text()
@@ -206,7 +208,7 @@ def test_parts_in_the_folder_one_works_in_are_found(tmp_path):
         "@dataclass(frozen=True)\nclass Mine(Random):\n    'Mine.'\n"
     )
     program = str(Path(sys.executable).with_name("fedstrata"))
-    options = ["--set", "train.rounds=1", "--set", "method.select=mine:Mine"]
+    options = ["--set", "train.rounds=1", "--set", "method.selector=mine:Mine"]
     done = subprocess.run([program, "run", "-q", *options], cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

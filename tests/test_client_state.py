@@ -1,4 +1,4 @@
-"""What clients keep between visits, in memory or on disk: the same run, and nothing that is not needed."""
+"""What clients keep between client updates, in memory or on disk: the same run, and nothing that is not needed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from fedstrata import RequestError, Run, resume, train
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.runs.folder import Checkpoints
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.worlds import TINY
+from fedstrata.testing.tiny import TINY
 
 STATEFUL = {
     "scaffold": {"method.name": "scaffold"},
-    "feddyn": {"method.name": "feddyn", "method.correct.0.alpha": 0.1},
+    "feddyn": {"method.name": "feddyn", "method.corrections.0.alpha": 0.1},
     "moon": {"method.name": "moon"},
     "kept momentum": {"train.optimizer": Sgd(momentum=0.9, state="kept")},
-    "several visits a round": {
+    "several client updates a round": {
         "method.name": "terraform",
         "method.driver.min_clients": 1,
-        "method.correct": [Scaffold()],
+        "method.corrections": [Scaffold()],
         "train.clients_per_round": 4,
     },
-    "probes beside": {"method.name": "power-of-choice", "method.correct": [Scaffold()], "train.clients_per_round": 2},
+    "probes beside": {
+        "method.name": "power-of-choice",
+        "method.corrections": [Scaffold()],
+        "train.clients_per_round": 2,
+    },
     "cursors of a sampler": {"method.name": "stratify-single", "method.schedule.rounds_per_epoch": 3},
 }
 LATE = {"system.stragglers.rate": 0.4}
@@ -43,7 +47,7 @@ def trained(out, policy, overrides, **how):
 
 
 def outcome(run):
-    """Give what two equal runs share: model and events."""
+    """Return what two equal runs share: model and events."""
     summary = {k: v for k, v in run.summary.items() if k not in ("seconds", "run_dir")}
     return {k: t.tolist() for k, t in run.model().items()}, run.events(wall=False), summary
 
@@ -75,13 +79,13 @@ def test_where_state_is_kept_does_not_change_a_bit(case, tmp_path):
 
 
 @pytest.mark.parametrize(("policy", "held"), [("memory", True), ("disk", False)])
-@pytest.mark.parametrize("case", ["feddyn", "moon", "several visits a round"])
+@pytest.mark.parametrize("case", ["feddyn", "moon", "several client updates a round"])
 def test_on_disk_no_client_state_stays_in_memory_after_a_round(case, policy, held, tmp_path, monkeypatch):
     write, kept, alive = Checkpoints.write, [], []
 
-    def watched(self, round, state, keeps, about):
-        kept.append([weakref.ref(t) for _, tensors in keeps.values() for t in tensors.values()])
-        write(self, round, state, keeps, about)
+    def watched(self, round, state, client_states, about):
+        kept.append([weakref.ref(t) for _, tensors in client_states.values() for t in tensors.values()])
+        write(self, round, state, client_states, about)
 
     def watch(event):
         if event["event"] == "round":
@@ -139,14 +143,14 @@ def interrupted(out, policy, overrides, after=2):
         trained(out, policy, overrides, watch=watch)
 
 
-def go_on(out, policy, overrides):
+def run(out, policy, overrides):
     """Continue under a policy that may not be the one that the run began with."""
-    experiment = described(None, None, asked_for(policy, overrides), tiny_federation(), None)
-    folder, work = Run.open(out), Work(experiment, tiny_federation(), None)
+    experiment = describe_experiment(None, None, asked_for(policy, overrides), tiny_federation(), None)
+    folder, work = Run.open(out), Session(experiment, tiny_federation(), None)
     manifest = folder.checkpoints.manifest()
-    state, keeps = folder.checkpoints.read(manifest, like=work.fresh())
+    state, client_states = folder.checkpoints.read(manifest, like=work.initial_state())
     folder.cut_events(manifest["events"])
-    return work.go_on(folder, state, None, keeps=keeps)
+    return work.run(folder, state, None, client_states=client_states)
 
 
 @pytest.mark.parametrize(("before", "after"), [("memory", "disk"), ("disk", "memory")])
@@ -154,7 +158,7 @@ def go_on(out, policy, overrides):
 def test_a_run_goes_on_under_either_policy(case, before, after, tmp_path):
     whole = trained(tmp_path / "whole", before, STATEFUL[case] | LATE)
     interrupted(tmp_path / "cut", before, STATEFUL[case] | LATE)
-    assert outcome(whole) == outcome(go_on(tmp_path / "cut", after, STATEFUL[case] | LATE))
+    assert outcome(whole) == outcome(run(tmp_path / "cut", after, STATEFUL[case] | LATE))
 
 
 def test_an_interrupted_run_on_disk_is_resumed(tmp_path):
@@ -175,4 +179,4 @@ def test_state_that_was_damaged_on_disk_ends_the_run(tmp_path):
 
 def test_a_policy_that_does_not_exist_is_refused():
     with pytest.raises(RequestError, match=r"engine\.client_state"):
-        described(None, None, {"engine.client_state": "cloud"}, None, None)
+        describe_experiment(None, None, {"engine.client_state": "cloud"}, None, None)

@@ -23,13 +23,13 @@ WHITE = XYZ.sum(1)
 
 
 def light(colour: str) -> np.ndarray:
-    """Give linear light, [3]."""
+    """Return linear light, [3]."""
     parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def lab(linear: np.ndarray) -> np.ndarray:
-    """Give CIE Lab: distances are about what people see; 2 is just visible."""
+    """Return CIE Lab: distances are about what people see; 2 is just visible."""
     ratio = XYZ @ linear / WHITE
     x, y, z = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])

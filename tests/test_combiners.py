@@ -20,17 +20,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstrata import Experiment, Federation, RequestError, train
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.core import registry
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import LocalPart
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Report, Slot, weighted_sum
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import View
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcess
+from fedstrata.engines.local.in_process import InProcessPool
 from fedstrata.methods.combiners import fedcda, robust
 from fedstrata.methods.combiners.fedcda import Cache, FedCda, Kept
 from fedstrata.methods.combiners.fedga_greedy import FedGaGreedy
@@ -38,7 +38,7 @@ from fedstrata.methods.combiners.fednova import FedNova
 from fedstrata.methods.combiners.inco import crossed, references
 from fedstrata.methods.combiners.inverse_probability import InverseProbability
 from fedstrata.methods.combiners.robust import Median, NormClip, TrimmedMean
-from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.soft import Soft, soft_weights
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.corrections.feddyn import FedDyn
@@ -46,15 +46,15 @@ from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.methods.selectors.random import Random
-from fedstrata.methods.selectors.size import Size as BySize
+from fedstrata.methods.selectors.size import SelectBySize as BySize
 from fedstrata.methods.selectors.size import chances_by_size, draw_by_size
 from fedstrata.methods.server_steps.fedexp import FedExp
 from fedstrata.models.resnet import BasicBlock
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
-from fedstrata.server.loop import play_round, scored
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
+from fedstrata.server.loop import model_to_evaluate, play_round
 from fedstrata.testing import check_server, tiny_federation
-from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.testing.tiny import play, same, session_of
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 
@@ -65,10 +65,10 @@ class Told:
     def __init__(self, updates, clients=None, weights=None, chances=None, beside=None, **numbers):
         self._whole = {}
         for i, update in enumerate(updates):
-            report = Report(i if clients is None else clients[i], 1, 1, drift=float(update.norm()))
-            summed = {"update": update, **{name: each[i] for name, each in (beside or {}).items()}}
+            report = Report(i if clients is None else clients[i], 1, 1, update_norm=float(update.norm()))
+            aggregated = {"update": update, **{name: each[i] for name, each in (beside or {}).items()}}
             told = {name: each[i] for name, each in numbers.items()}
-            self._whole[report.client] = replace(report, summed=summed, **told)
+            self._whole[report.client] = replace(report, aggregated=aggregated, **told)
         self.reports = [report.open() for report in self._whole.values()]
         self.weights = np.ones(len(updates)) if weights is None else np.array(weights, dtype=float)
         self.chances = np.full(len(updates), np.nan) if chances is None else np.array(chances)
@@ -81,7 +81,7 @@ class Told:
 
 
 def weighed(combiner, **told):
-    """Give the weights that a combiner asks for: client k sends the k-th unit vector."""
+    """Return the weights that a combiner asks for: client k sends the k-th unit vector."""
     n = max(map(len, told.values()))
     view = view_of([1] * n)
     return combiner.combine(None, view, model_of(), Told(list(torch.eye(n).double()), **told)).total["update"]
@@ -92,14 +92,16 @@ def variances(*values):
 
 
 def view_of(sizes, k=1, round=0, note=lambda *_, **__: None, P=2, Q=0, **known):
-    """Give what parts at the server see of clients of these sizes."""
-    roster = Roster(len(sizes), 2, np.flatnonzero(sizes), np.arange(len(sizes)), {"sizes": np.array(sizes)}, **known)
+    """Return what parts at the server see of clients of these sizes."""
+    client_info = ClientInfo(
+        len(sizes), 2, np.flatnonzero(sizes), np.arange(len(sizes)), {"sizes": np.array(sizes)}, **known
+    )
     space = SimpleNamespace(P=P, Q=Q)
-    return View(round, 10, k, roster.holders, roster, space, partial(Streams(0), round=round), note)
+    return View(round, 10, k, client_info.holders, client_info, space, partial(Streams(0), round=round), note)
 
 
 def model_of(*weights):
-    return Model(f64(*weights), f64())
+    return FlatModel(f64(*weights), f64())
 
 
 @dataclass(frozen=True)
@@ -108,27 +110,27 @@ class Moves(LocalPart):
 
     by: tuple[tuple[float, ...], ...]
 
-    def lane(self, space):
+    def declare_slots(self, space):
         return {"by": Slot((space.P,))}
 
-    def fill(self, own, buf, visit):
-        own["by"].copy_(torch.tensor(self.by[visit.client.id], dtype=torch.float64))
+    def fill(self, own, buf, context):
+        own["by"].copy_(torch.tensor(self.by[context.client.id], dtype=torch.float64))
 
-    def grad(self, own, buf, rate):
+    def edit_gradient(self, own, buf, rate):
         buf.g.copy_(-own["by"])
 
 
 def moving_work(by, overrides, sizes=None):
-    """Give a run of two weights in which every client moves as told, once a batch."""
-    moves = {"method.correct": [Moves(tuple(map(tuple, by)))], "train.rounds": 4}
+    """Return a run of two weights in which every client moves as told, once a batch."""
+    moves = {"method.corrections": [Moves(tuple(map(tuple, by)))], "train.rounds": 4}
     return given_work(sizes or [2] * len(by), {**moves, **overrides})
 
 
 class Watched(LocalEngine):
     """The local engine, which remembers the weights that it was asked for."""
 
-    def __init__(self, crew):
-        super().__init__(crew)
+    def __init__(self, pool):
+        super().__init__(pool)
         self.asked = []
 
     def collect(self, weights):
@@ -143,22 +145,22 @@ def played(work, rounds=1, weights=None):
     def note(kind, **fields):
         notes.append({"event": kind, **fields})
 
-    state, engine, outcomes = work.fresh(note), Watched(InProcess(work.plan.local, work.federation)), []
+    state, engine, outcomes = work.initial_state(note), Watched(InProcessPool(work.plan.local, work.federation)), []
     if weights is not None:
-        state = replace(state, model=Model(f64(*weights), state.model.buffers))
+        state = replace(state, model=FlatModel(f64(*weights), state.model.buffers))
     for round in range(rounds):
-        outcomes.append(play_round(work.plan, state, work.plan.view(work.roster, round, note), engine))
+        outcomes.append(play_round(work.plan, state, work.plan.view(work.client_info, round, note), engine))
         state.round += 1
     return SimpleNamespace(state=state, rounds=outcomes, notes=notes, weights=engine.asked, work=work)
 
 
 def normed_work(overrides, seed=0):
-    """Give a run of a network with norm statistics."""
+    """Return a run of a network with norm statistics."""
     torch.manual_seed(0)
     layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), relu=nn.ReLU(), head=nn.Linear(5, 3))
     federation, module = tiny_federation(seed=seed), nn.Sequential(layers)
     asked = {"train.batch_size": 4, "train.epochs": 1, "train.clients_per_round": "all", "engine.precision": "fp64"}
-    return Work(described(None, None, {**asked, **overrides}, federation, module), federation, module)
+    return Session(describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module)
 
 
 COMBINERS = sorted(registry.names("combiners"))
@@ -166,9 +168,9 @@ COMBINERS = sorted(registry.names("combiners"))
 
 @pytest.mark.parametrize("name", COMBINERS)
 def test_every_combiner_goes_with_scaffold_and_norm_statistics(name):
-    work = normed_work({"method.combine": name, "method.correct": [Scaffold()]})
+    work = normed_work({"method.combiner": name, "method.corrections": [Scaffold()]})
     seen = played(work, rounds=2)
-    for tensor in (seen.state.model.params, seen.state.model.buffers, seen.state.servers["scaffold"].c):
+    for tensor in (seen.state.model.params, seen.state.model.buffers, seen.state.server_steps["scaffold"].c):
         assert torch.isfinite(tensor).all()
         assert tensor.abs().sum() > 0
     variances = [norm.var.of(seen.state.model.buffers) for norm in work.plan.space.norms]
@@ -177,11 +179,11 @@ def test_every_combiner_goes_with_scaffold_and_norm_statistics(name):
 
 @pytest.mark.parametrize("name", COMBINERS)
 def test_every_combiner_leaves_the_model_alone_where_nobody_moved(name):
-    work = work_of({"method.combine": name})
-    still, combiner = torch.zeros(work.plan.space.P, dtype=torch.float64), work.plan.combine
-    told = Told([still] * 3, chances=[0.5] * 3, meta=[{"a": 0.0, "gradient_variance": 0.0}] * 3, samples=[1, 0, 5])
-    view, state = work.plan.view(work.roster, 0, lambda *_, **__: None), work.fresh()
-    assert torch.equal(combiner.combine(state.combine, view, state.model, told).total["update"], still)
+    work = session_of({"method.combiner": name})
+    still, combiner = torch.zeros(work.plan.space.P, dtype=torch.float64), work.plan.combiner
+    told = Told([still] * 3, chances=[0.5] * 3, metrics=[{"a": 0.0, "gradient_variance": 0.0}] * 3, samples=[1, 0, 5])
+    view, state = work.plan.view(work.client_info, 0, lambda *_, **__: None), work.initial_state()
+    assert torch.equal(combiner.combine(state.combiner, view, state.model, told).total["update"], still)
 
 
 # ---- soft weights, FedBS ---------------------------------------------------------------------------------------------
@@ -201,14 +203,14 @@ def test_soft_weights_oracle(normalise, expected):
 )
 def test_soft_mean_of_three_models(combiner, expected):
     models, here = [f64(1.0, 0.0), f64(0.0, 1.0), f64(4.0, 4.0)], f64(-1.0, 2.0)
-    told = Told([m - here for m in models], meta=variances(0.5, 1.0, 4.0))
-    sums = combiner.combine(None, view_of((1, 1, 1)), Model(here, f64()), told)
+    told = Told([m - here for m in models], metrics=variances(0.5, 1.0, 4.0))
+    sums = combiner.combine(None, view_of((1, 1, 1)), FlatModel(here, f64()), told)
     close(here + sums.total["update"], f64(*expected), atol=1e-6)
 
 
 def soft_of(told, **options):
-    """Give the weights that the combiner asks for, of clients that told these variances."""
-    return weighed(Soft(**options), meta=variances(*told)).numpy()
+    """Return the weights that the combiner asks for, of clients that told these variances."""
+    return weighed(Soft(**options), metrics=variances(*told)).numpy()
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 5, 6, 7, 49])
@@ -246,16 +248,16 @@ def test_a_client_whose_variance_is_not_finite_does_not_count(broken, normalise)
 def test_variances_that_are_not_finite_are_an_event():
     notes = []
     view = view_of((1, 1, 1), note=lambda kind, **fields: notes.append((kind, fields["clients"])))
-    Soft().combine(None, view, model_of(), Told([f64(0.0)] * 3, meta=variances(0.5, np.nan, np.inf)))
+    Soft().combine(None, view, model_of(), Told([f64(0.0)] * 3, metrics=variances(0.5, np.nan, np.inf)))
     assert notes == [("fallback", [1, 2])]
 
 
 def test_soft_weights_count_a_client_drawn_twice_twice():
-    close(weighed(Soft(), weights=[2, 1], meta=variances(1.0, 1.0)), f64(2 / 3, 1 / 3))
+    close(weighed(Soft(), weights=[2, 1], metrics=variances(1.0, 1.0)), f64(2 / 3, 1 / 3))
 
 
 def variance_by_hand(work, model, client, of):
-    """Give the spread of a client's probe batch, from one backward pass a sample (Eq. 8)."""
+    """Return the spread of a client's probe batch, from one backward pass a sample (Eq. 8)."""
     module, data = work.plan.local.build().double().eval(), work.federation.train
     work.plan.space.bind(module, model.params.clone(), model.buffers.clone())
     rows = work.federation.train_split[client]
@@ -273,8 +275,8 @@ def variance_by_hand(work, model, client, of):
 
 @pytest.mark.parametrize("of", ["gradient", "head-gradient", "loss"])
 def test_soft_weights_in_the_loop_follow_each_clients_own_variance(of):
-    work = work_of({"method.combine": {"kind": "soft", "by": of}, "train.clients_per_round": "all"})
-    model = work.fresh().model
+    work = session_of({"method.combiner": {"kind": "soft", "by": of}, "train.clients_per_round": "all"})
+    model = work.initial_state().model
     (weights,) = played(work).weights
     variances = np.array([variance_by_hand(work, model, client, of) for client in range(6)])
     assert len(set(variances.round(9))) > 3
@@ -282,25 +284,25 @@ def test_soft_weights_in_the_loop_follow_each_clients_own_variance(of):
 
 
 def test_fedbs_trains_the_stable_and_weighs_them_by_the_variance_they_told():
-    work = work_of({"method.name": "fedbs", "train.clients_per_round": 3})
+    work = session_of({"method.name": "fedbs", "train.clients_per_round": 3})
     seen = played(work, rounds=3)
     for (probe, trained), weights in zip(seen.rounds, seen.weights, strict=True):
-        told = {r.client: r.meta["gradient_variance"] for r in probe.reports}
+        told = {r.client: r.metrics["gradient_variance"] for r in probe.reports}
         assert sorted(told) == list(range(6))
         assert [a.client for a in trained.step.asks] == sorted(sorted(told, key=told.get)[:3])
-        again = {r.client: r.meta["gradient_variance"] for r in trained.reports}
+        again = {r.client: r.metrics["gradient_variance"] for r in trained.reports}
         assert again == {client: told[client] for client in again}  # one batch, one variance
         expected = soft_weights(np.array(list(again.values())), 1.0, "mean")
         assert list(weights.values()) == pytest.approx(expected, abs=1e-12)
         assert max(weights, key=weights.get) == min(told, key=told.get)
-    first = {r.client: r.meta["gradient_variance"] for r in seen.rounds[0][0].reports}
-    model = work.fresh().model
+    first = {r.client: r.metrics["gradient_variance"] for r in seen.rounds[0][0].reports}
+    model = work.initial_state().model
     for client, value in first.items():
         assert value == pytest.approx(variance_by_hand(work, model, client, "gradient"), rel=1e-9)
 
 
 def test_fedbs_pays_for_its_probes():
-    work = work_of({"method.name": "fedbs", "engine.precision": "fp32", "train.clients_per_round": 2})
+    work = session_of({"method.name": "fedbs", "engine.precision": "fp32", "train.clients_per_round": 2})
     seen = played(work)
     P, traffic = work.plan.space.P, seen.state.traffic
     assert traffic.bytes_down == (6 + 2) * 4 * P
@@ -312,7 +314,7 @@ def test_fedbs_pays_for_its_probes():
 
 def test_equal_chances_make_weights_by_size_exactly():
     samples = [3, 7, 1, 12, 5]
-    by_size = weighed(Size(), samples=samples).tolist()
+    by_size = weighed(SizeWeighted(), samples=samples).tolist()
     for chance in (1.0, *(k / n for n in range(2, 12) for k in range(1, n)), 1e-6):
         assert weighed(InverseProbability(), samples=samples, chances=[chance] * 5).tolist() == by_size
 
@@ -341,7 +343,7 @@ def test_the_weighted_mean_is_that_of_all_clients_on_average(selector):
     sizes = rng.integers(1, 30, 40)
     values = f64(*(sizes + rng.normal(size=40)))[:, None]
     truth = float((sizes / sizes.sum()) @ values[:, 0].numpy())
-    means = {InverseProbability: [], Uniform: [], Size: []}
+    means = {InverseProbability: [], Uniform: [], SizeWeighted: []}
     for round in range(500):
         view = view_of(sizes, k=10, round=round)
         asks = selector.select(None, view)
@@ -379,12 +381,12 @@ def test_chances_of_one_client_that_holds_nearly_everything():
 
 @pytest.mark.parametrize("name", sorted(registry.names("selectors")))
 def test_inverse_probability_asks_for_selectors_that_tell_chances(name):
-    asked = {"method.select": name, "method.combine": "inverse-probability"}
+    asked = {"method.selector": name, "method.combiner": "inverse-probability"}
     if name not in ("random", "size", "everyone"):
-        with pytest.raises(RequestError, match=r"method\.combine does not fit this plan: it needs the chance"):
-            work_of(asked)
+        with pytest.raises(RequestError, match=r"method\.combiner does not fit this plan: it needs the chance"):
+            session_of(asked)
         return
-    seen = played(work_of(asked))
+    seen = played(session_of(asked))
     assert all(0 < ask.chance <= 1 for ask in seen.rounds[0][0].step.asks)
     assert sum(seen.weights[0].values()) == pytest.approx(1.0)
 
@@ -392,7 +394,7 @@ def test_inverse_probability_asks_for_selectors_that_tell_chances(name):
 @pytest.mark.parametrize("method", ["stratify-single", "stratify-batch"])
 def test_inverse_probability_does_not_follow_a_schedule(method):
     with pytest.raises(RequestError, match="side by side"):
-        work_of({"method.name": method, "method.combine": "inverse-probability"})
+        session_of({"method.name": method, "method.combiner": "inverse-probability"})
 
 
 # ---- FedNova ---------------------------------------------------------------------------------------------------------
@@ -403,16 +405,16 @@ def nova(told, **options):
 
 
 def test_fednova_oracle():
-    told = Told([f64(-0.4), f64(-0.6)], steps=[2, 6], meta=[{"a": 2.0}, {"a": 6.0}])
+    told = Told([f64(-0.4), f64(-0.6)], steps=[2, 6], metrics=[{"a": 2.0}, {"a": 6.0}])
     assert nova(told) == pytest.approx(0.4, abs=1e-12)
-    assert 1 + float(Size().combine(None, None, None, told).total["update"]) == pytest.approx(0.5, abs=1e-12)
+    assert 1 + float(SizeWeighted().combine(None, None, None, told).total["update"]) == pytest.approx(0.5, abs=1e-12)
 
 
 def test_fednova_in_the_loop():
     """Gradients .2 and .1, 2 and 6 steps, p = 1/4 and 3/4: tau_eff = 5, mean d = .125."""
     for combine, expected in (("fednova", 0.375), ("size", 0.45)):
         work = moving_work(
-            [(-0.2, -0.2), (-0.1, -0.1)], {"method.combine": combine, "train.batch_size": 1}, sizes=(2, 6)
+            [(-0.2, -0.2), (-0.1, -0.1)], {"method.combiner": combine, "train.batch_size": 1}, sizes=(2, 6)
         )
         close(played(work, weights=(1.0, 1.0)).state.model.params, f64(expected, expected))
 
@@ -420,21 +422,21 @@ def test_fednova_in_the_loop():
 @pytest.mark.parametrize(("effective", "expected"), [("normalised", 2.75), ("steps", 4.0)])
 def test_fednova_with_steps_that_add_up_to_less(effective, expected):
     """With a proximal term a_k is below the number of steps; the authors' code takes steps for tau_eff."""
-    told = Told([f64(-0.3), f64(-0.4)], steps=[2, 6], meta=[{"a": 1.5}, {"a": 4.0}])
+    told = Told([f64(-0.3), f64(-0.4)], steps=[2, 6], metrics=[{"a": 1.5}, {"a": 4.0}])
     assert nova(told, effective=effective) == pytest.approx(1 - expected * (0.2 + 0.1) / 2, abs=1e-12)
 
 
 def test_fednova_ignores_who_took_no_step():
     both = [{"a": 2.0}, {"a": 6.0}]
-    told = Told([f64(-0.4), f64(-0.6), f64(0.0)], steps=[2, 6, 0], samples=[1, 1, 50], meta=[*both, {"a": 0.0}])
+    told = Told([f64(-0.4), f64(-0.6), f64(0.0)], steps=[2, 6, 0], samples=[1, 1, 50], metrics=[*both, {"a": 0.0}])
     assert nova(told) == pytest.approx(0.4, abs=1e-12)
-    nobody = Told([f64(0.0)] * 2, steps=[0, 0], meta=[{"a": 0.0}] * 2)
+    nobody = Told([f64(0.0)] * 2, steps=[0, 0], metrics=[{"a": 0.0}] * 2)
     assert nova(nobody) == 1.0
 
 
 def test_fednova_averages_norm_statistics():
     told = Told(
-        [f64(-0.4), f64(-0.6)], steps=[2, 6], meta=[{"a": 2.0}, {"a": 6.0}], beside={"buffers": [f64(1.0), f64(1.0)]}
+        [f64(-0.4), f64(-0.6)], steps=[2, 6], metrics=[{"a": 2.0}, {"a": 6.0}], beside={"buffers": [f64(1.0), f64(1.0)]}
     )
     sums = FedNova().combine(None, view_of((1, 1)), model_of(1.0), told)
     close(sums.mean("buffers"), f64(1.0))
@@ -442,13 +444,13 @@ def test_fednova_averages_norm_statistics():
 
 def test_fednova_counts_momentum_and_proximal_terms():
     """rho = .9: 1, 2.9, 5.61 after three steps; eta mu = .5: 1, 1.5, 1.75."""
-    asked = {"method.combine": "fednova", "train.lr": 0.5, "train.batch_size": 1}
+    asked = {"method.combiner": "fednova", "train.lr": 0.5, "train.batch_size": 1}
     still = [(0.0, 0.0)] * 2
     momentum = moving_work(still, {**asked, "train.optimizer": {"kind": "sgd", "momentum": 0.9}}, sizes=(3, 1))
-    told = [r.meta["a"] for r in played(momentum).rounds[0][0].reports]
+    told = [r.metrics["a"] for r in played(momentum).rounds[0][0].reports]
     assert told == pytest.approx([5.61, 1.0], abs=1e-12)
-    prox = moving_work(still, {**asked, "method.correct": [Moves(tuple(still)), Prox(mu=1.0)]}, sizes=(3, 1))
-    told = [r.meta["a"] for r in played(prox).rounds[0][0].reports]
+    prox = moving_work(still, {**asked, "method.corrections": [Moves(tuple(still)), Prox(mu=1.0)]}, sizes=(3, 1))
+    told = [r.metrics["a"] for r in played(prox).rounds[0][0].reports]
     assert told == pytest.approx([1.75, 1.0], abs=1e-12)
 
 
@@ -457,18 +459,18 @@ def test_fednova_counts_momentum_and_proximal_terms():
     [
         {"train.optimizer": "adam"},
         {"train.optimizer": Sgd(momentum=0.9, state="kept")},
-        {"method.correct": [FedDyn()]},
-        {"method.correct": [Prox(when="unstable")]},
+        {"method.corrections": [FedDyn()]},
+        {"method.corrections": [Prox(when="unstable")]},
     ],
 )
 def test_fednova_refuses_steps_that_it_cannot_count(beside):
-    with pytest.raises(RequestError, match=r"method\.combine does not fit this plan: it counts steps"):
-        work_of({"method.combine": "fednova", **beside})
+    with pytest.raises(RequestError, match=r"method\.combiner does not fit this plan: it counts steps"):
+        session_of({"method.combiner": "fednova", **beside})
 
 
 def test_momentum_of_one_is_refused():
     with pytest.raises(RequestError, match=r"momentum = 1\.0 is not valid"):
-        work_of({"method.combine": "fednova", "train.optimizer": {"kind": "sgd", "momentum": 1.0}})
+        session_of({"method.combiner": "fednova", "train.optimizer": {"kind": "sgd", "momentum": 1.0}})
 
 
 # ---- FedCDA ----------------------------------------------------------------------------------------------------------
@@ -486,7 +488,7 @@ def kept(models, losses, chosen=0):
 
 
 def cached():
-    """Give the oracle's two clients."""
+    """Return the oracle's two clients."""
     return Cache({0: kept([(1, 0), (0, 0)], (0.3, 0.4)), 1: kept([(0, 1), (2, 2)], (0.2, 0.1))})
 
 
@@ -552,7 +554,7 @@ def cda_round(part, state, view, models, losses, here=(0.0, 0.0)):
     """Let clients report models; give the next one."""
     here = f64(*here)
     told = Told([f64(*m) - here for m in models.values()], clients=list(models), loss=[losses[c] for c in models])
-    return here + part.combine(state, view, Model(here, f64()), told).total["update"]
+    return here + part.combine(state, view, FlatModel(here, f64()), told).total["update"]
 
 
 def test_fedcda_over_rounds():
@@ -586,69 +588,69 @@ def test_fedcda_remembers_models_while_it_warms_up():
 
 @pytest.mark.parametrize(("warmup", "rounds", "differs_from"), [(2, 4, 2), (0.5, 4, 2), (0, 4, 0), (0.25, 4, 1)])
 def test_fedcda_warms_up_as_plain_averaging(warmup, rounds, differs_from):
-    asked = {"train.rounds": rounds, "method.combine": {"kind": "fedcda", "warmup": warmup}}
+    asked = {"train.rounds": rounds, "method.combiner": {"kind": "fedcda", "warmup": warmup}}
     for round in range(1, rounds + 1):
-        plain, _ = play(work_of({**asked, "method.combine": "uniform"}), rounds=round)
-        state, _ = play(work_of(asked), rounds=round)
+        plain, _ = play(session_of({**asked, "method.combiner": "uniform"}), rounds=round)
+        state, _ = play(session_of(asked), rounds=round)
         gap = float((plain.model.params - state.model.params).abs().max())
         assert (gap < 1e-12) == (round <= max(differs_from, 1)), round  # in one round there is nothing to choose
 
 
 def test_fedcda_refuses_to_keep_more_than_it_may(monkeypatch):
     monkeypatch.setattr(fedcda, "MEMORY", 1000)
-    with pytest.raises(RequestError, match=r"use a smaller method\.combine\.models, fewer clients or a smaller model"):
-        work_of({"method.combine": "fedcda"}).fresh()
+    with pytest.raises(RequestError, match=r"use a smaller method\.combiner\.models, fewer clients or a smaller model"):
+        session_of({"method.combiner": "fedcda"}).fresh()
     monkeypatch.setattr(fedcda, "MEMORY", 4 * 43 * 3 * 6)  # 43 numbers of 4 bytes, 3 models, 6 clients
-    work_of({"method.combine": "fedcda"}).fresh()
+    session_of({"method.combiner": "fedcda"}).fresh()
 
 
 def test_fedcda_makes_groups_smaller_where_they_have_too_many_combinations(monkeypatch):
     monkeypatch.setattr(fedcda, "COMBINATIONS", 9)  # 3^2: two clients a group
-    asked = {"method.combine": {"kind": "fedcda", "warmup": 0, "groups": 2}, "train.clients_per_round": "all"}
-    notes = played(work_of(asked)).notes
+    asked = {"method.combiner": {"kind": "fedcda", "warmup": 0, "groups": 2}, "train.clients_per_round": "all"}
+    notes = played(session_of(asked)).notes
     assert notes == [
         {"event": "fallback", "what": "fedcda", "used": "3 groups", "why": "larger ones have too many combinations"}
     ]
     monkeypatch.setattr(fedcda, "COMBINATIONS", 27)
-    assert played(work_of(asked)).notes == []
+    assert played(session_of(asked)).notes == []
 
 
 def test_fedcda_leaves_out_reports_that_are_lost_or_not_finite():
     moves = [(1.0, 0.0), (np.inf, 0.0), (0.0, 1.0)]
-    work = moving_work(moves, {"method.combine": {"kind": "fedcda", "warmup": 0}})
+    work = moving_work(moves, {"method.combiner": {"kind": "fedcda", "warmup": 0}})
     seen = played(work, rounds=2, weights=(0.0, 0.0))
-    assert sorted(seen.state.combine.clients) == [0, 2]
+    assert sorted(seen.state.combiner.clients) == [0, 2]
     assert torch.isfinite(seen.state.model.params).all()
 
 
 def test_fedcda_chooses_norm_statistics_with_the_model():
-    work = normed_work({"method.combine": {"kind": "fedcda", "warmup": 0, "models": 2}, "train.rounds": 3})
+    work = normed_work({"method.combiner": {"kind": "fedcda", "warmup": 0, "models": 2}, "train.rounds": 3})
     seen = played(work, rounds=3)
-    mean = torch.stack([k.model for k in seen.state.combine.clients.values()]).mean(0)
+    mean = torch.stack([k.model for k in seen.state.combiner.clients.values()]).mean(0)
     close(torch.cat([seen.state.model.params, seen.state.model.buffers]), mean)
-    assert any(k.chosen for k in seen.state.combine.clients.values())
+    assert any(k.chosen for k in seen.state.combiner.clients.values())
 
 
 def test_fedcda_resumes_with_its_models(tmp_path):
-    asked = {"method.name": "fedcda", "method.combine.warmup": 1, "system.stragglers.rate": 0.3, "train.rounds": 6}
-    whole, _ = play(work_of(asked), rounds=6)
+    asked = {"method.name": "fedcda", "method.combiner.warmup": 1, "system.stragglers.rate": 0.3, "train.rounds": 6}
+    whole, _ = play(session_of(asked), rounds=6)
     for cut in (1, 3, 5):
-        resumed, _ = play(work_of(asked), rounds=6, cut=cut)
+        resumed, _ = play(session_of(asked), rounds=6, cut=cut)
         assert same(whole, resumed)
         assert list(whole.combine.clients) == list(resumed.combine.clients)
 
 
 @pytest.mark.parametrize("method", ["sfl", "stratify-single", "stratify-batch"])
 def test_fedcda_wants_models_that_were_trained_side_by_side(method):
-    with pytest.raises(RequestError, match=r"method\.combine does not fit this plan"):
-        work_of({"method.name": method, "method.combine": "fedcda"})
+    with pytest.raises(RequestError, match=r"method\.combiner does not fit this plan"):
+        session_of({"method.name": method, "method.combiner": "fedcda"})
 
 
 # ---- InCo ------------------------------------------------------------------------------------------------------------
 
 
 def kernels(*values):
-    """Give one kernel of one row."""
+    """Return one kernel of one row."""
     return f64(*values).view(1, 1, 1, -1)
 
 
@@ -682,9 +684,9 @@ def test_inco_works_kernel_by_kernel_and_leaves_kernels_that_did_not_move():
 
 def space_of(name, shape=(3, 32, 32)):
     """Lay a model out without its weights."""
-    with torch.device("meta"):
+    with torch.device("metrics"):
         module = registry.build("models", name, {}, "model").build(shape, 10)
-    return Space.of(module, "head")
+    return ParameterSpace.of(module, "head")
 
 
 def learns(space):
@@ -711,7 +713,7 @@ def test_inco_knows_the_names_of_torchvision():
 
     module = nn.ModuleDict({"layer1": nn.Sequential(block(), block()), "head": nn.Linear(4, 2)})
     expected = {f"layer1.1.conv{i}.weight": "layer1.0.conv2.weight" for i in (1, 2)}
-    assert learns(Space.of(module, "head")) == expected
+    assert learns(ParameterSpace.of(module, "head")) == expected
 
 
 @pytest.mark.parametrize("model", sorted(set(registry.names("models")) - {"resnet20", "resnet18", "resnet50"}))
@@ -734,18 +736,20 @@ class Staged(nn.Module):
 
 
 def image_work(combine):
-    """Give a run of it on a few tiny images."""
+    """Return a run of it on a few tiny images."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(16, 2, 4, 4)).astype(np.float32), np.arange(16) % 2
     torch.manual_seed(0)
     federation, module = Federation.from_arrays(x, y, [np.arange(4), np.arange(4, 16)], test=(x[:4], y[:4])), Staged()
     asked = {"train.epochs": 1, "train.batch_size": 6, "train.clients_per_round": "all", "engine.precision": "fp64"}
-    return Work(described(None, None, {**asked, "method.combine": combine}, federation, module), federation, module)
+    return Session(
+        describe_experiment(None, None, {**asked, "method.combiner": combine}, federation, module), federation, module
+    )
 
 
 def test_inco_mixes_after_averaging_and_touches_no_other_layer():
     plain, mixed = (played(image_work(combine)) for combine in ("size", "inco"))
-    space, before = plain.work.plan.space, plain.work.fresh().model.params
+    space, before = plain.work.plan.space, plain.work.initial_state().model.params
     mean = plain.state.model.params - before
     pairs = {place.name: reference for place, reference in references(space)}
     assert list(pairs) == ["stages.0.1.conv1.weight", "stages.0.1.conv2.weight"]
@@ -762,7 +766,7 @@ def test_inco_mixes_after_averaging_and_touches_no_other_layer():
 
 
 def test_inco_without_stages_is_fedavg_and_says_so():
-    plain, mixed = (played(work_of({"method.combine": combine}), rounds=3) for combine in ("size", "inco"))
+    plain, mixed = (played(session_of({"method.combiner": combine}), rounds=3) for combine in ("size", "inco"))
     assert same(plain.state, mixed.state)
     why = "the model has no stages of residual blocks"
     assert mixed.notes == [{"event": "fallback", "what": "inco", "used": "the mean by size", "why": why}]
@@ -772,7 +776,7 @@ def test_inco_without_stages_is_fedavg_and_says_so():
 
 
 def greedy(models, samples=None, loss=lambda w: (w - 1.5) ** 2, here=10.0, **known):
-    """Give the model that greedy aggregation makes of scalar models."""
+    """Return the model that greedy aggregation makes of scalar models."""
     view = view_of([1] * len(models), proxy=lambda model: loss(float(model.params)), **known)
     told = Told([f64(m - here) for m in models], samples=samples or [1] * len(models))
     return here + float(FedGaGreedy().combine(None, view, model_of(here), told).total["update"])
@@ -811,13 +815,13 @@ def test_greedy_takes_equal_models_by_their_key():
     told = Told([f64(1.0), f64(2.0)])
     for key, expected in (((0, 1), 1.0), ((1, 0), 2.0)):
         view = view_of((1, 1), proxy=lambda model: abs(abs(float(model.params) - 1.5) - 0.5))
-        view = replace(view, roster=replace(view.roster, key=np.array(key)))
+        view = replace(view, client_info=replace(view.client_info, key=np.array(key)))
         sums = FedGaGreedy().combine(None, view, model_of(0.0), told)
         assert float(sums.total["update"]) == expected
 
 
 def test_greedy_without_samples_at_the_server_is_the_mean_by_size_and_says_so():
-    plain, unable = (played(work_of({"method.combine": combine}), rounds=3) for combine in ("size", "fedga-greedy"))
+    plain, unable = (played(session_of({"method.combiner": combine}), rounds=3) for combine in ("size", "fedga-greedy"))
     assert same(plain.state, unable.state)
     assert [note["what"] for note in unable.notes] == ["fedga-greedy"]
     assert "data.proxy" in unable.notes[0]["why"]
@@ -834,9 +838,9 @@ def proxied(proxy=12, clients=5, **how):
 def test_greedy_in_the_loop_lowers_the_loss_at_the_server():
     federation, *_ = proxied()
     asked = {"method.name": "fedga-greedy", "train.clients_per_round": "all", "train.epochs": 1, "train.lr": 0.5}
-    work = work_of(asked, federation)
+    work = session_of(asked, federation)
     seen = played(work)
-    proxy, (weights,) = work.roster.proxy, seen.weights
+    proxy, (weights,) = work.client_info.proxy, seen.weights
     module = work.plan.local.build().double()
     work.plan.space.bind(module, seen.state.model.params, seen.state.model.buffers)
     with torch.no_grad():
@@ -849,22 +853,22 @@ def test_greedy_in_the_loop_lowers_the_loss_at_the_server():
 
 
 def _combined(work, weights):
-    """Give the model that fixed weights make of a first round."""
+    """Return the model that fixed weights make of a first round."""
 
     @dataclass(frozen=True)
-    class Fixed(Size):
+    class Fixed(SizeWeighted):
         def weights(self, arrived):
             return np.array([weights[r.client] for r in arrived.reports])
 
-    again = Work(work.experiment, work.federation, work.model)
+    again = Session(work.experiment, work.federation, work.model)
     again.plan = replace(again.plan, combine=Fixed())
     return played(again).state.model
 
 
 @pytest.mark.parametrize("method", ["stratify-batch"])
 def test_greedy_wants_models_not_gradients(method):
-    with pytest.raises(RequestError, match=r"method\.combine does not fit this plan"):
-        work_of({"method.name": method, "method.combine": "fedga-greedy"})
+    with pytest.raises(RequestError, match=r"method\.combiner does not fit this plan"):
+        session_of({"method.name": method, "method.combiner": "fedga-greedy"})
 
 
 # ---- samples that the server holds -----------------------------------------------------------------------------------
@@ -935,7 +939,7 @@ def test_the_servers_samples_in_an_experiment(tmp_path):
     asked = {"method.name": "fedga-greedy", "data.proxy": 100, "data.clients": 5, "train.rounds": 1, "train.epochs": 1}
     run = train(overrides=asked, out=tmp_path / "run")
     begun = next(e for e in run.events() if e["event"] == "start")
-    plain = federation_of(Experiment.of(None, **{**asked, "data.proxy": 0}))
+    plain = build_federation(Experiment.of(None, **{**asked, "data.proxy": 0}))
     assert begun["samples"] == len(plain.train_split.rows) - 100
     assert begun["test_samples"] == len(plain.test)
     assert not [e for e in run.events() if e["event"] == "fallback"]
@@ -1013,7 +1017,7 @@ def test_how_many_are_trimmed(trim, clients, left):
 @pytest.mark.parametrize("trim", [0.5, -0.1, 1.0])
 def test_half_of_the_clients_cannot_be_trimmed_at_either_end(trim):
     with pytest.raises(RequestError, match=r"trim"):
-        work_of({"method.combine": {"kind": "trimmed-mean", "trim": trim}})
+        session_of({"method.combiner": {"kind": "trimmed-mean", "trim": trim}})
 
 
 @pytest.mark.parametrize("bound", [None, 0.5, 3.0, 1e6])
@@ -1031,7 +1035,7 @@ def test_long_updates_are_shortened(bound, clients):
 
 
 def test_norm_clipping_measures_lengths_itself():
-    told = Told([f64(3.0, 4.0), f64(0.3, 0.4)], drift=[1e-3, 1e-3])  # the first client lies
+    told = Told([f64(3.0, 4.0), f64(0.3, 0.4)], update_norm=[1e-3, 1e-3])  # the first client lies
     update = NormClip(bound=0.5).combine(None, view_of((1, 1)), model_of(), told).total["update"]
     close(update, f64(0.3, 0.4))
 
@@ -1048,32 +1052,32 @@ HONEST = [(1.0, -1.0), (1.1, -0.9), (0.9, -1.1), (1.0, -1.0)]
 @pytest.mark.parametrize("combine", ["median", {"kind": "trimmed-mean", "trim": 0.2}, "norm-clip"])
 @pytest.mark.parametrize("far", [1e6, -1e6])
 def test_one_client_far_out_does_not_move_the_result(combine, far):
-    work = moving_work([*HONEST, (far, far)], {"method.combine": combine})
+    work = moving_work([*HONEST, (far, far)], {"method.combiner": combine})
     found = played(work, weights=(0.0, 0.0)).state.model.params
     assert (found - f64(1.0, -1.0)).abs().max() < 0.5
-    naive = moving_work([*HONEST, (far, far)], {"method.combine": "uniform"})
+    naive = moving_work([*HONEST, (far, far)], {"method.combiner": "uniform"})
     assert (played(naive, weights=(0.0, 0.0)).state.model.params - f64(1.0, -1.0)).abs().max() > 1e5
 
 
 @pytest.mark.parametrize("combine", ["median", {"kind": "trimmed-mean", "trim": 0.2}])
 def test_one_client_far_out_does_not_move_controls_or_norm_statistics(combine):
     """Its samples are a million times too large: so are its gradients, its controls and its statistics."""
-    asked = {"method.combine": combine, "method.correct": [Scaffold()], "train.lr": 1e-3}
+    asked = {"method.combiner": combine, "method.corrections": [Scaffold()], "train.lr": 1e-3}
     honest = normed_work(asked)
     x = honest.federation.train.x.clone()
     x[torch.from_numpy(honest.federation.train_split[1])] *= 1e6
     federation = replace(honest.federation, train=replace(honest.federation.train, x=x))
-    attacked = Work(honest.experiment, federation, honest.model)
+    attacked = Session(honest.experiment, federation, honest.model)
     found, usual = (played(work).state for work in (attacked, honest))
     assert (found.model.params - usual.model.params).abs().max() < 0.1
     assert (found.model.buffers - usual.model.buffers).abs().max() < 10
-    assert (found.servers["scaffold"].c - usual.servers["scaffold"].c).abs().max() < 10
+    assert (found.server_steps["scaffold"].c - usual.server_steps["scaffold"].c).abs().max() < 10
 
 
 def test_robust_combiners_in_global_batches_keep_running_statistics():
     """Where a batch spans clients, norms agree on statistics that no client sends as its own."""
     asked = {"method.name": "stratify-batch", "engine.execution": "messages", "train.batch_size": 8}
-    found, usual = (played(normed_work({**asked, "method.combine": combine})).state for combine in ("median", "size"))
+    found, usual = (played(normed_work({**asked, "method.combiner": combine})).state for combine in ("median", "size"))
     assert (found.model.buffers - normed_work(asked).fresh().model.buffers).abs().max() > 0.1
     assert found.model.buffers.shape == usual.model.buffers.shape
 
@@ -1084,9 +1088,9 @@ DELTAS = [(1.0, 0.0), (0.0, 1.0), (-0.5, 0.5)]
 
 
 def fedexp(by, combine="uniform", rounds=1, overrides=None, sizes=None, **options):
-    """Give what a run with FedExP did, and its step lengths."""
+    """Return what a run with FedExP did, and its step lengths."""
     server = {"kind": "fedexp", **options}
-    work = moving_work(by, {"method.combine": {"kind": combine, "server": server}, **(overrides or {})}, sizes)
+    work = moving_work(by, {"method.combiner": {"kind": combine, "server": server}, **(overrides or {})}, sizes)
     seen = played(work, rounds=rounds, weights=(0.0, 0.0))
     return seen, [note["eta"] for note in seen.notes if note["event"] == "extrapolated"]
 
@@ -1136,7 +1140,7 @@ def test_fedexp_evaluates_the_mean_of_the_last_two_iterates():
     for rounds in (1, 2, 3):
         seen, _ = fedexp(DELTAS, rounds=rounds)
         iterates.append(seen.state.model.params)
-        close(scored(seen.work.plan, seen.state).params, (iterates[-2] + iterates[-1]) / 2)
+        close(model_to_evaluate(seen.work.plan, seen.state).params, (iterates[-2] + iterates[-1]) / 2)
         assert not torch.allclose(iterates[-2], iterates[-1])
 
 
@@ -1146,10 +1150,10 @@ def test_fedexp_scores_that_mean_in_a_run(tmp_path):
     assert run.summary["rounds"] == 3
     manifest = run.checkpoints.manifest()
     experiment = Experiment.of(run.path / "experiment.toml")
-    work = Work(experiment, federation_of(experiment), None)
-    state, _ = run.checkpoints.read(manifest, like=work.fresh())
-    mean = (state.servers["server"].before.params + state.model.params) / 2
-    assert not torch.equal(state.servers["server"].before.params, state.model.params)
+    work = Session(experiment, build_federation(experiment), None)
+    state, _ = run.checkpoints.read(manifest, like=work.initial_state())
+    mean = (state.server_steps["server"].before.params + state.model.params) / 2
+    assert not torch.equal(state.server_steps["server"].before.params, state.model.params)
     written = work.plan.space.flatten(run.model(), torch.float32).params
     assert torch.equal(written, mean)
 
@@ -1165,7 +1169,7 @@ def test_the_eps_of_fedexp_falls_with_the_square_of_the_step_size():
 
 def test_fedexp_does_not_extrapolate_norm_statistics():
     uniform = {"kind": "uniform", "server": {"kind": "fedexp"}}
-    longer, plain = (played(normed_work({"method.combine": c, "train.lr": 0.5})) for c in (uniform, "uniform"))
+    longer, plain = (played(normed_work({"method.combiner": c, "train.lr": 0.5})) for c in (uniform, "uniform"))
     assert longer.notes[0]["eta"] > 1
     assert torch.equal(longer.state.model.buffers, plain.state.model.buffers)
     assert not torch.equal(longer.state.model.params, plain.state.model.params)

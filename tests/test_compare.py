@@ -97,16 +97,16 @@ def test_a_live_table_on_a_terminal(tmp_path):
     command = [sys.executable, "-m", "fedstrata", "compare", "--methods", "fedavg,sfl", "--json", *SETS]
     process = subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE, cwd=tmp_path)
     os.close(theirs)
-    shown = b""
+    open_tensors = b""
     while True:
         try:
-            shown += os.read(ours, 4096)
+            open_tensors += os.read(ours, 4096)
         except OSError:
             break
     out, _ = process.communicate()
     assert len(json.loads(out)["rows"]) == 2
-    assert b"running" in shown
-    assert b"2/2 runs" in shown
+    assert b"running" in open_tensors
+    assert b"2/2 runs" in open_tensors
 
 
 # ---- side by side --------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Fussy(Random):
 def test_side_by_side_gives_the_same_bits_and_a_failing_cell_stops_no_other(cli, tmp_path, monkeypatch):
     (tmp_path / "fussy.py").write_text(FUSSY)
     monkeypatch.syspath_prepend(tmp_path)
-    fussy = "--set=method.select=fussy:Fussy"
+    fussy = "--set=method.selector=fussy:Fussy"
     args = ["compare", "--methods", "fedavg,scaffold", "--seeds", "3", *SETS, fussy, "--json"]
     code, out, err = cli(*args, "--jobs", "2", "--out", "two")
     assert code == 1
@@ -178,7 +178,7 @@ def test_a_process_that_dies_takes_only_its_own_cell_with_it(tmp_path, monkeypat
     text = FUSSY.replace('raise ValueError("not this one")', "__import__('os')._exit(7)")
     (tmp_path / "deadly.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    how = {"overrides": QUICK | {"method.select": "deadly:Fussy", "train.rounds": 1}, "seeds": 3, "jobs": 2}
+    how = {"overrides": QUICK | {"method.selector": "deadly:Fussy", "train.rounds": 1}, "seeds": 3, "jobs": 2}
     done = quickly(("fedavg",), **how)
     assert [cell.state for cell in done.cells] == ["finished", "failed", "finished"]
     assert "ended unexpectedly with exit code 7" in done.failed[0].why
@@ -203,7 +203,7 @@ def test_finished_cells_are_never_run_again_and_new_methods_and_seeds_are_added(
 def test_a_cell_without_its_summary_is_concluded_again(cli):
     first = quickly(("fedavg", "fedprox")).rows
     Path("c/fedprox/seed-0/summary.json").unlink()
-    again = reopen("c").go_on()
+    again = reopen("c").run()
     assert [row["accuracy"] for row in again.rows] == [row["accuracy"] for row in first]
 
 

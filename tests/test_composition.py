@@ -10,7 +10,7 @@ import torch
 
 from fedstrata.core import registry
 from fedstrata.testing.composition import STAGES, attempt, named, overrides, pairs, table
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.testing.tiny import play, session_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
 CHUNKS = 12  # so that several workers can share
@@ -46,8 +46,8 @@ def test_every_part_of_every_stage_is_tried():
 
 def test_a_combination_is_what_runs():
     choice = {"select": "size", "sample": "bias-aware", "correct": "moon", "also": "prox", "combine": "median"}
-    plan = work_of(overrides({**choice, "server": "yogi", "optimizer": "adam"})).plan
-    parts = [plan.select, plan.local.sampler, *plan.local.parts.values(), plan.combine, plan.servers["server"]]
+    plan = session_of(overrides({**choice, "server": "yogi", "optimizer": "adam"})).plan
+    parts = [plan.selector, plan.local.sampler, *plan.local.parts.values(), plan.combiner, plan.server_steps["server"]]
     names = [type(part).__name__ for part in [*parts, plan.local.optimizer]]
     assert names == ["Size", "BiasAware", "Moon", "Prox", "Median", "Yogi", "Adam"]
 
@@ -58,8 +58,8 @@ def test_refusals_are_written_in_few_lines():
 
 
 def test_two_stages_may_want_two_variances():
-    asked = {"method.name": "fedpbs", "method.combine": "soft"}  # the gate reads losses, the weights read gradients
-    state, rounds = play(work_of(asked))
-    told = rounds[-1][0].reports[0].meta
+    asked = {"method.name": "fedpbs", "method.combiner": "soft"}  # the gate reads losses, the weights read gradients
+    state, rounds = play(session_of(asked))
+    told = rounds[-1][0].reports[0].metrics
     assert {"loss_variance", "gradient_variance", "mu"} <= set(told)
     assert torch.isfinite(state.model.params).all()

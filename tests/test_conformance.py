@@ -14,16 +14,16 @@ import torch
 from fedstrata import testing
 from fedstrata.core import registry
 from fedstrata.core.client_parts import Done, LocalPart, Optimizer, Order, Sampler
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
-from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerPart, Step, chosen
+from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerStep, Step, finish_choice
 from fedstrata.data.partitions.base import Deal, Partition
 from fedstrata.methods.drivers.sync import Sync
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.models.architecture import Architecture
-from fedstrata.testing import Sites
+from fedstrata.testing import WireEngine
 from fedstrata.testing.conformance import check_part
-from fedstrata.testing.worlds import in_process, play, same, work_of
+from fedstrata.testing.tiny import in_process, play, same, session_of
 
 CHECKS = {
     "schedules": testing.check_schedule,
@@ -33,7 +33,7 @@ CHECKS = {
     "corrections": testing.check_local_part,
     "optimizers": lambda part: testing.check_local_part(part, optimizer=True),
     "combiners": testing.check_combiner,
-    "servers": testing.check_server,
+    "server_steps": testing.check_server,
     "partitions": testing.check_partition,
     "models": testing.check_model,
     "rates": check_part,
@@ -69,7 +69,7 @@ def test_every_stage_is_checked():
         ("schedules", "stratified", {"clients": "remaining", "order": "spread", "on_empty": "drop"}),
         ("schedules", "stratified", {"strata": "none", "replacement": True, "length": 31, "chunk": 1}),
         ("schedules", "stratified", {"pool": 1.0, "chunk": 50, "each": 7}),
-        ("servers", "sgd", {"lr": 0.5, "momentum": 0.9}),
+        ("server_steps", "sgd", {"lr": 0.5, "momentum": 0.9}),
         ("selectors", "power-of-choice", {"candidates": 2}),
         ("partitions", "labels-per-client", {"labels": 1, "unowned": "drop"}),
         ("partitions", "labels-per-client", {"labels": 5}),
@@ -89,7 +89,7 @@ def test_registered_part_with_other_options(stage, name, options):
 class Floats(LocalPart):
     """Reads the loss on the host."""
 
-    def loss(self, own, buf, batch):
+    def add_loss(self, own, buf, batch):
         return batch.logits.sum() * 0.0 * float(batch.each.detach().sum())
 
 
@@ -97,7 +97,7 @@ class Floats(LocalPart):
 class Masks(LocalPart):
     """Picks samples by a boolean mask, whose shape depends on data."""
 
-    def loss(self, own, buf, batch):
+    def add_loss(self, own, buf, batch):
         return (batch.each * batch.weight)[batch.y == 0].sum()
 
 
@@ -105,10 +105,10 @@ class Masks(LocalPart):
 class Branches(LocalPart):
     """Does something else in the first step."""
 
-    def fill(self, own, buf, visit):
+    def fill(self, own, buf, context):
         object.__setattr__(self, "seen", 0)
 
-    def grad(self, own, buf, rate):
+    def edit_gradient(self, own, buf, rate):
         if self.seen == 0:
             buf.g.mul_(0.5)
         object.__setattr__(self, "seen", self.seen + 1)
@@ -118,10 +118,10 @@ class Branches(LocalPart):
 class Remembers(Optimizer):
     """Momentum that is not cleared between clients."""
 
-    def slots(self, space):
+    def declare_memory(self, space):
         return {"v": Slot((space.P,))}
 
-    def fill(self, own, buf, visit):
+    def fill(self, own, buf, context):
         pass
 
     def move(self, own, w, g, rate):
@@ -130,9 +130,9 @@ class Remembers(Optimizer):
 
 @dataclass(frozen=True)
 class Reallocates(LocalPart):
-    """Puts a new tensor in the place of the lane's weights."""
+    """Puts a new tensor in the place of the worker's weights."""
 
-    def grad(self, own, buf, rate):
+    def edit_gradient(self, own, buf, rate):
         buf.w = buf.w - rate * buf.g
 
 
@@ -140,7 +140,7 @@ class Reallocates(LocalPart):
 class CountsPadding(LocalPart):
     """Adds a term over all rows of a batch, padding included."""
 
-    def loss(self, own, buf, batch):
+    def add_loss(self, own, buf, batch):
         return 0.1 * batch.each.mean()
 
 
@@ -148,23 +148,23 @@ class CountsPadding(LocalPart):
 class SendsUndeclared(LocalPart):
     """Sends what it did not declare."""
 
-    def finish(self, own, buf, visit):
-        return Done(summed={"secret": buf.w.clone()})
+    def finish(self, own, buf, context):
+        return Done(aggregated={"secret": buf.w.clone()})
 
 
 @dataclass(frozen=True)
 class KeepsUndeclared(LocalPart):
     """Keeps what it did not declare."""
 
-    def finish(self, own, buf, visit):
-        return Done(keep={"secret": buf.w.clone()})
+    def finish(self, own, buf, context):
+        return Done(client_state={"secret": buf.w.clone()})
 
 
 @dataclass(frozen=True)
 class SendsLess(LocalPart):
     """Declares what it does not send."""
 
-    def up(self, space):
+    def declare_aggregated(self, space):
         return {"missing": Slot((space.P,))}
 
 
@@ -172,21 +172,21 @@ class SendsLess(LocalPart):
 class MeterThatRemembers(LocalPart):
     """Reports a number that still holds what the client before left."""
 
-    def lane(self, space):
+    def declare_slots(self, space):
         return {"sum": Slot()}
 
     def observe(self, own, buf, batch):
         own["sum"].add_((batch.each * batch.weight).sum())
 
-    def finish(self, own, buf, visit):
-        return Done(meta={"sum": own["sum"].clone()})
+    def finish(self, own, buf, context):
+        return Done(metrics={"sum": own["sum"].clone()})
 
 
 @dataclass(frozen=True)
 class MeterThatCountsPadding(MeterThatRemembers):
     """Reports a number to which padding was added."""
 
-    def fill(self, own, buf, visit):
+    def fill(self, own, buf, context):
         own["sum"].zero_()
 
     def observe(self, own, buf, batch):
@@ -201,7 +201,7 @@ class MeterThatCountsPadding(MeterThatRemembers):
         (Branches(), "not the same for every batch"),
         (CountsPadding(), "padding changed update"),
         (SendsUndeclared(), "`up` declares"),
-        (KeepsUndeclared(), "`keep` declares"),
+        (KeepsUndeclared(), "`client_state` declares"),
         (SendsLess(), "`up` declares"),
         (MeterThatRemembers(), "depends on the client before"),
         (MeterThatCountsPadding(), "padding changed sum"),
@@ -225,10 +225,16 @@ def test_a_broken_optimizer_is_caught(part, said):
 
 def test_a_slot_that_is_not_cleared_breaks_the_equality_of_engines():
     asked = {"train.optimizer": Remembers()}
-    here, there = play(work_of(asked))[0], play(work_of(asked), engine=lambda w: Sites(w.plan.local, w.federation))[0]
+    here, there = (
+        play(session_of(asked))[0],
+        play(session_of(asked), engine=lambda w: WireEngine(w.plan.local, w.federation))[0],
+    )
     assert not same(here, there)
     clean = {"train.optimizer": Sgd(momentum=0.9)}
-    here, there = play(work_of(clean))[0], play(work_of(clean), engine=lambda w: Sites(w.plan.local, w.federation))[0]
+    here, there = (
+        play(session_of(clean))[0],
+        play(session_of(clean), engine=lambda w: WireEngine(w.plan.local, w.federation))[0],
+    )
     assert same(here, there)
 
 
@@ -237,53 +243,53 @@ def test_a_slot_that_is_not_cleared_breaks_the_equality_of_engines():
 
 @dataclass(frozen=True)
 class GivesItsOwnBuffers(LocalPart):
-    """Gives back the lane's own buffers: its last weights to sum, and the weights it received to keep."""
+    """Gives back the worker's own buffers: its last weights to sum, and the weights it received to keep."""
 
-    def lane(self, space):
+    def declare_slots(self, space):
         return {"last": Slot((space.P,)), "sum": Slot()}
 
-    def up(self, space):
+    def declare_aggregated(self, space):
         return {"last": Slot((space.P,))}
 
-    def keep(self, space):
+    def declare_client_state(self, space):
         return {"last": Slot((space.P,))}
 
-    def fill(self, own, buf, visit):
-        own["last"].copy_(visit.keep["last"])
+    def fill(self, own, buf, context):
+        own["last"].copy_(context.client_state["last"])
         own["sum"].zero_()
 
-    def grad(self, own, buf, rate):
+    def edit_gradient(self, own, buf, rate):
         buf.g.add_(own["last"], alpha=0.01)
 
     def observe(self, own, buf, batch):
         own["sum"].add_((batch.each * batch.weight).sum())
 
-    def finish(self, own, buf, visit):
+    def finish(self, own, buf, context):
         own["last"].copy_(buf.w)
-        return Done(summed={"last": own["last"]}, keep={"last": buf.w})
+        return Done(aggregated={"last": own["last"]}, client_state={"last": buf.w})
 
 
 @dataclass(frozen=True)
 class ReportsItsOwnBuffer(GivesItsOwnBuffers):
-    """Gives back an open number that is the lane's own buffer."""
+    """Gives back an open number that is the worker's own buffer."""
 
-    def finish(self, own, buf, visit):
-        return replace(super().finish(own, buf, visit), meta={"sum": own["sum"]})
+    def finish(self, own, buf, context):
+        return replace(super().finish(own, buf, context), metrics={"sum": own["sum"]})
 
 
 @dataclass(frozen=True)
 class Shows(LocalPart):
     """Shows the server the update of the head."""
 
-    def finish(self, own, buf, visit):
-        return Done(shown={"head": (buf.w - buf.w0)[buf.head]})
+    def finish(self, own, buf, context):
+        return Done(open_tensors={"head": (buf.w - buf.w0)[buf.head]})
 
 
 @dataclass(frozen=True)
 class Meter(MeterThatRemembers):
     """Reports the sum of the losses, cleared and without padding."""
 
-    def fill(self, own, buf, visit):
+    def fill(self, own, buf, context):
         own["sum"].zero_()
 
 
@@ -294,19 +300,19 @@ def test_a_sound_local_part_passes(part):
 
 @pytest.mark.parametrize("part", [GivesItsOwnBuffers(), ReportsItsOwnBuffer()], ids=lambda part: type(part).__name__)
 def test_giving_back_the_lanes_own_buffers_is_harmless(part):
-    """The lane copies what leaves it, or every client would hold the last client's numbers."""
-    asked = {"method.correct": [part], "train.clients_per_round": "all"}
-    here, there = work_of(asked), work_of(asked)
-    (one, seen), (other, told) = play(here), play(there, engine=lambda w: Sites(w.plan.local, w.federation))
+    """The worker copies what leaves it, or every client would hold the last client's numbers."""
+    asked = {"method.corrections": [part], "train.clients_per_round": "all"}
+    here, there = session_of(asked), session_of(asked)
+    (one, seen), (other, told) = play(here), play(there, engine=lambda w: WireEngine(w.plan.local, w.federation))
     assert same(one, other)
     assert seen == told
 
 
 def test_kept_tensors_differ_between_clients():
-    work = work_of({"method.correct": [GivesItsOwnBuffers()], "train.clients_per_round": "all"})
+    work = session_of({"method.corrections": [GivesItsOwnBuffers()], "train.clients_per_round": "all"})
     engine = in_process(work)
     play(work, 1, engine=lambda _: engine)
-    kept = [keep["GivesItsOwnBuffers/last"] for _, keep in engine.keeps().values()]
+    kept = [client_state["GivesItsOwnBuffers/last"] for _, client_state in engine.client_states().values()]
     assert len(kept) == 6
     assert len({tuple(k.tolist()) for k in kept}) == 6
 
@@ -406,7 +412,7 @@ class NeedsAll(Driver):
     """Fails when a report is missing."""
 
     def round(self, state, view, select):
-        asks = yield from chosen(select())
+        asks = yield from finish_choice(select())
         outcome = yield Step(tuple(asks))
         assert not outcome.missing, "a report is missing"
 
@@ -425,17 +431,17 @@ class OutOfRange(Sampler):
 
     beyond: bool = False
 
-    def plan(self, visit):
-        n = visit.client.samples
-        return Order((np.append(np.arange(n - 1), n if self.beyond else -1),), visit.batch_size)
+    def plan(self, context):
+        n = context.client.samples
+        return Order((np.append(np.arange(n - 1), n if self.beyond else -1),), context.batch_size)
 
 
 @dataclass(frozen=True)
 class DrawsAfresh(Sampler):
     """Shuffles with a generator of its own, without a seed."""
 
-    def plan(self, visit):
-        n = visit.client.samples
+    def plan(self, context):
+        n = context.client.samples
         return Order((np.random.default_rng().permutation(n),), batch_size=2)
 
 
@@ -470,13 +476,13 @@ def test_weights_that_do_not_sum_to_one_are_caught():
 
 
 @dataclass(frozen=True)
-class HiddenVelocity(ServerPart):
+class HiddenVelocity(ServerStep):
     """Keeps momentum in the object instead of in the state."""
 
     def step(self, state, view, model, proposal, sums):
         velocity = 0.9 * getattr(self, "v", 0.0) + proposal.params - model.params
         object.__setattr__(self, "v", velocity)
-        return Model(model.params + velocity, proposal.buffers)
+        return FlatModel(model.params + velocity, proposal.buffers)
 
 
 def test_a_server_step_with_hidden_state_is_caught():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedstrata import Federation, resume, train
-from fedstrata.client.trainer import Lane
+from fedstrata.client.trainer import Trainer
 from fedstrata.core import registry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -67,13 +67,13 @@ def gap_of(one, other):
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "moon", "fedbss", "fedpbs", "feddyn", "fedyogi"])
 def test_recorded_lanes_side_by_side_equal_plain_steps_on_one(method, together, tmp_path):
     asked = SMALL | {"method.name": method, "engine.device": "cuda", "train.clients_per_round": "all"}
-    asked |= {"method.sample.warmup": 0} if method == "fedbss" else {}
+    asked |= {"method.sampler.warmup": 0} if method == "fedbss" else {}
     plain = train(
-        overrides=asked | {"engine.record": False, "engine.lanes": 1, "engine.together": "never"}, out=tmp_path / "1"
+        overrides=asked | {"engine.cuda_graphs": False, "engine.workers": 1, "engine.vmap": "never"}, out=tmp_path / "1"
     )
-    lanes = train(overrides=asked | {"engine.lanes": 3, "engine.together": together}, out=tmp_path / "3")
-    assert gap_of(plain, lanes) < 1e-9
-    remarks = [e["wall"].get("remark") for e in lanes.events() if e["event"] == "engine"]
+    workers = train(overrides=asked | {"engine.workers": 3, "engine.vmap": together}, out=tmp_path / "3")
+    assert gap_of(plain, workers) < 1e-9
+    remarks = [e["wall"].get("remark") for e in workers.events() if e["event"] == "engine"]
     assert not any(remarks)
 
 
@@ -103,7 +103,7 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_is_with_the_reason(tmp_pa
         "train.rounds": 2,
         "engine.precision": "fp64",
         "train.clients_per_round": "all",
-        "engine.together": "never",
+        "engine.vmap": "never",
     }
     runs = [
         train(federation=federation, model=module, overrides=asked | {"engine.device": d}, out=tmp_path / d)
@@ -115,9 +115,9 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_is_with_the_reason(tmp_pa
 
 
 def test_out_of_memory_costs_lanes_and_no_rounds(tmp_path, monkeypatch):
-    asked = SMALL | {"engine.device": "cuda", "engine.lanes": 4, "engine.together": "never", "method.name": "scaffold"}
+    asked = SMALL | {"engine.device": "cuda", "engine.workers": 4, "engine.vmap": "never", "method.name": "scaffold"}
     expected = train(overrides=asked, out=tmp_path / "calm")
-    step, left = Lane.step, [30]
+    step, left = Trainer.step, [30]
 
     def hungry(self, width):
         left[0] -= 1
@@ -125,10 +125,10 @@ def test_out_of_memory_costs_lanes_and_no_rounds(tmp_path, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         step(self, width)
 
-    monkeypatch.setattr(Lane, "step", hungry)
-    run = train(overrides=asked | {"engine.record": False}, out=tmp_path / "tight")
+    monkeypatch.setattr(Trainer, "step", hungry)
+    run = train(overrides=asked | {"engine.cuda_graphs": False}, out=tmp_path / "tight")
     remarks = [e["wall"].get("remark") or "" for e in run.events() if e["event"] == "engine"]
-    assert "2 lanes instead of 4: the device ran out of memory" in remarks
+    assert "2 workers instead of 4: the device ran out of memory" in remarks
     assert gap_of(expected, run) < 1e-9
 
 

@@ -30,7 +30,7 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import client, flower, keys, processes, server, state, status, submit
 from fedstrata.deploy.app import eager, foreign
 from fedstrata.deploy.auth_proxy import GATE, Gate
-from fedstrata.remote.credentials import Papers
+from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower import node_names as acquaintances
 from fedstrata.runs.folder import Run
 
@@ -137,13 +137,15 @@ def test_tls_takes_the_certificate_as_strictly_as_python_can(made):
 
 
 def test_the_roll_has_every_party_and_everybody_has_the_same(made):
-    papers = {name: Papers.load(made / "sites" / name) for name in "abc"} | {"server": Papers.load(made / "server")}
+    credentials = {name: Credentials.load(made / "sites" / name) for name in "abc"} | {
+        "server": Credentials.load(made / "server")
+    }
     assert len({(made / p / "roll.json").read_bytes() for p in ("server", "sites/a", "sites/b", "sites/c")}) == 1
-    roll = papers["a"].roll(["a", "b", "c"])
-    assert roll.server == papers["server"].identity.public
-    assert list(roll.clients) == [papers[name].identity.public for name in "abc"]
-    signed = papers["b"].identity.sign(b"said")
-    roll.key(1).verify(signed, b"said")
+    key_directory = credentials["a"].key_directory(["a", "b", "c"])
+    assert key_directory.server == credentials["server"].identity.public
+    assert list(key_directory.clients) == [credentials[name].identity.public for name in "abc"]
+    signed = credentials["b"].identity.sign(b"said")
+    key_directory.key(1).verify(signed, b"said")
 
 
 def test_existing_keys_are_never_touched(cli, tmp_path):
@@ -278,7 +280,7 @@ def test_what_flower_prints_is_read_wherever_it_stands():
 )
 def test_addresses(text, read):
     assert state.address(text) == read
-    assert state.joined(*read) == text
+    assert state.join_address(*read) == text
 
 
 @pytest.mark.parametrize("text", ["", "h", "h:", ":8000", "h:0", "h:65536", "http://h:80", "h x:80", "a@b:80", "h:-1"])

@@ -13,7 +13,7 @@ from fedstrata.cli import main
 from fedstrata.data.federation import Federation
 from fedstrata.server.metrics import label_divergence
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.testing.tiny import play, session_of
 
 ALL = {"train.clients_per_round": "all", "train.epochs": 2}
 
@@ -23,7 +23,7 @@ def with_devices(speeds=None, bandwidths=None):
 
 
 def seconds(overrides, federation=None, rounds=1):
-    _, outcomes = play(work_of({**ALL, **overrides}, federation), rounds=rounds)
+    _, outcomes = play(session_of({**ALL, **overrides}, federation), rounds=rounds)
     return {r.client: r.seconds for o in outcomes[0] for r in o.reports}, outcomes
 
 
@@ -31,7 +31,7 @@ def test_a_latency_is_work_by_speed_and_bytes_by_bandwidth():
     speeds, bandwidths = np.array([1.0, 2.0, 0.5, 1.0, 1.0, 4.0]), np.full(6, 1000.0)
     federation = with_devices(speeds, bandwidths)
     took, ((step,),) = seconds({"system.seconds_per_sample": 0.1}, federation)
-    parameters = work_of(ALL).plan.space.P
+    parameters = session_of(ALL).plan.space.P
     for client, size in enumerate(federation.train_split.sizes):
         work = 2 * size * 0.1 / speeds[client]
         assert took[client] == pytest.approx(work + 2 * 8 * parameters / 1000)
@@ -64,7 +64,7 @@ def test_the_time_to_a_target_is_that_of_the_first_round_that_reaches_it(tmp_pat
 @pytest.mark.parametrize("kind", ["lognormal", "tiers"])
 def test_speeds_are_drawn_once_from_the_seed(kind):
     asked = {**ALL, "system.speed.kind": kind, "system.speed.sigma": 1.0}
-    one, again, other = (work_of({**asked, "train.seed": seed}).federation.speeds for seed in (0, 0, 1))
+    one, again, other = (session_of({**asked, "train.seed": seed}).federation.speeds for seed in (0, 0, 1))
     assert one.tolist() == again.tolist() != other.tolist()
     if kind == "tiers":
         assert {round(1 / s, 6) for s in one} == {1.0, 1.5, 2.0, 3.0, 5.0}
@@ -72,11 +72,11 @@ def test_speeds_are_drawn_once_from_the_seed(kind):
 
 def test_given_speeds_are_kept():
     federation = with_devices(np.arange(1.0, 7.0))
-    assert work_of({"system.speed.kind": "lognormal"}, federation).federation.speeds.tolist() == [1, 2, 3, 4, 5, 6]
+    assert session_of({"system.speed.kind": "lognormal"}, federation).federation.speeds.tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def lost(overrides, federation=None, rounds=4):
-    return [outcome.missing for (outcome,) in play(work_of({**ALL, **overrides}, federation), rounds=rounds)[1]]
+    return [outcome.missing for (outcome,) in play(session_of({**ALL, **overrides}, federation), rounds=rounds)[1]]
 
 
 def test_the_slowest_are_late():
@@ -102,7 +102,7 @@ def test_partial_work_arrives_and_is_less():
 
 def test_a_deadline_loses_who_is_slower_and_is_how_long_the_round_takes():
     sizes = tiny_federation().train_split.sizes
-    work = work_of({**ALL, "system.seconds_per_sample": 1.0, "system.deadline": 20.0})
+    work = session_of({**ALL, "system.seconds_per_sample": 1.0, "system.deadline": 20.0})
     state, ((outcome,),) = play(work, rounds=1)
     assert outcome.missing == tuple(np.flatnonzero(2 * sizes > 20).tolist())
     assert state.clock == 20.0
@@ -110,16 +110,16 @@ def test_a_deadline_loses_who_is_slower_and_is_how_long_the_round_takes():
 
 def test_the_server_may_wait_for_a_share_only():
     sizes = tiny_federation().train_split.sizes
-    work = work_of({**ALL, "system.seconds_per_sample": 1.0, "system.wait_for": 0.5})
+    work = session_of({**ALL, "system.seconds_per_sample": 1.0, "system.wait_for": 0.5})
     state, ((outcome,),) = play(work, rounds=1)
     assert sorted(r.client for r in outcome.reports) == sorted(np.argsort(sizes, kind="stable")[:3].tolist())
     assert state.clock == 2 * np.sort(sizes)[2]
 
 
 def test_more_clients_are_asked_than_are_waited_for():
-    _, outcomes = play(work_of({"train.clients_per_round": 3, "system.over_select": 1.5}))
+    _, outcomes = play(session_of({"train.clients_per_round": 3, "system.over_select": 1.5}))
     assert all(len(o.step.asks) == 5 and len(o.reports) == 3 for (o,) in outcomes)
-    _, outcomes = play(work_of({"train.clients_per_round": "all", "system.over_select": 1.5}))
+    _, outcomes = play(session_of({"train.clients_per_round": "all", "system.over_select": 1.5}))
     assert all(len(o.step.asks) == len(o.reports) == 6 for (o,) in outcomes)  # nobody is in reserve
 
 
@@ -127,7 +127,7 @@ def test_more_clients_are_asked_than_are_waited_for():
 
 
 def asked(overrides, rounds=4, federation=None):
-    _, outcomes = play(work_of({**ALL, **overrides}, federation), rounds=rounds)
+    _, outcomes = play(session_of({**ALL, **overrides}, federation), rounds=rounds)
     return [sorted(a.client for o in steps for a in o.step.asks) for steps in outcomes]
 
 
@@ -167,7 +167,7 @@ def test_a_bad_trace_is_refused(tmp_path, text, said):
     if text is not None:
         path.write_text(text)
     with pytest.raises(RequestError, match=said):
-        work_of({"system.availability": {"kind": "trace", "trace": str(path)}})
+        session_of({"system.availability": {"kind": "trace", "trace": str(path)}})
 
 
 def test_a_bad_system_ends_with_code_2(capsys, monkeypatch):
@@ -204,22 +204,22 @@ def test_steps_played_as_one_take_as_long_as_the_single_ones(method):
     speeds = np.array([1.0, 2.0, 0.5, 1.0, 3.0, 4.0])
     clocks = []
     for way in ("fused", "messages"):
-        work = work_of({"method.name": method, "engine.execution": way}, with_devices(speeds, np.full(6, 1e4)))
+        work = session_of({"method.name": method, "engine.execution": way}, with_devices(speeds, np.full(6, 1e4)))
         clocks.append(play(work)[0].clock)
     assert clocks[0] == pytest.approx(clocks[1], rel=1e-9)
     assert clocks[0] > 0
 
 
 def test_sticky_stragglers_are_never_everybody():
-    _, outcomes = play(work_of({"train.clients_per_round": 1, "system.stragglers": {"rate": 0.9, "mode": "sticky"}}))
+    _, outcomes = play(session_of({"train.clients_per_round": 1, "system.stragglers": {"rate": 0.9, "mode": "sticky"}}))
     assert all(outcome.reports for (outcome,) in outcomes)
 
 
 def test_probes_are_late_too_and_cost_time():
-    asked = {"method.select": "power-of-choice", "train.clients_per_round": 2, "system.seconds_per_sample": 1.0}
-    _, rounds = play(work_of(asked))
+    asked = {"method.selector": "power-of-choice", "train.clients_per_round": 2, "system.seconds_per_sample": 1.0}
+    _, rounds = play(session_of(asked))
     assert all(outcomes[0].seconds > 0 for outcomes in rounds)
-    _, rounds = play(work_of({**asked, "system.deadline": 3.0}))
+    _, rounds = play(session_of({**asked, "system.deadline": 3.0}))
     assert any(outcomes[0].missing for outcomes in rounds)
 
 

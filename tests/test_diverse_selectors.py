@@ -12,28 +12,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View, chosen
+from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View, finish_choice
 from fedstrata.methods.selectors import hics
 from fedstrata.methods.selectors.clustered_size import ClusteredSize
 from fedstrata.methods.selectors.divfl import DivFl
 from fedstrata.methods.selectors.gradclus import GradClus
 from fedstrata.methods.selectors.hics import HeadUpdate, Hics
-from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, lengths, sketched
+from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, lengths, sketch
 from fedstrata.methods.selectors.urns import by_group, by_size
 from fedstrata.methods.selectors.ward import ward
 from fedstrata.testing import check_local_part, check_selector
-from fedstrata.testing.worlds import alike, play, work_of
+from fedstrata.testing.tiny import alike, play, session_of
 
 UPDATES = np.array([(1, 0), (0.9, 0.1), (0, 1), (0.1, 0.9)])
 RNG = np.random.default_rng
 
 
 def space_of(numbers=2, classes=2):
-    """Give a model that is all head: one row of weights a class, then the biases."""
+    """Return a model that is all head: one row of weights a class, then the biases."""
     cut = numbers - classes
     return SimpleNamespace(P=numbers, head=slice(0, numbers), head_weight=slice(0, cut), head_bias=slice(cut, numbers))
 
@@ -41,21 +41,30 @@ def space_of(numbers=2, classes=2):
 def view_of(sizes, k, round=0, key=None, space=None, seed=0, notes=None, classes=2, rounds=1):
     sizes = np.array(sizes)
     tiebreak = np.arange(len(sizes)) if key is None else np.array(key)
-    roster = Roster(len(sizes), classes, np.flatnonzero(sizes), tiebreak, {"sizes": sizes})
+    client_info = ClientInfo(len(sizes), classes, np.flatnonzero(sizes), tiebreak, {"sizes": sizes})
     rng = partial(Streams(seed), round=round)
 
     def note(kind, **fields):
         if notes is not None:
             notes.append((kind, fields))
 
-    known = round, rounds, min(k, len(roster.holders)), roster.holders, roster, space or space_of(), rng, note
+    known = (
+        round,
+        rounds,
+        min(k, len(client_info.holders)),
+        client_info.holders,
+        client_info,
+        space or space_of(),
+        rng,
+        note,
+    )
     return View(*known)
 
 
 def asks(selector, state, view):
     """Let a selector that does not probe finish."""
     with pytest.raises(StopIteration) as done:
-        next(chosen(selector.select(state, view)))
+        next(finish_choice(selector.select(state, view)))
     return done.value.value
 
 
@@ -70,10 +79,10 @@ def remembered(updates):
 
 
 def told(updates, missing=(), **kinds):
-    """Give the outcome of a round in which clients sent these updates."""
+    """Return the outcome of a round in which clients sent these updates."""
     step = Step(tuple(Ask(i) for i in sorted({*updates, *missing})), **kinds)
     tensors = {i: torch.tensor(u, dtype=torch.float64) for i, u in updates.items()}
-    reports = [Report(i, 1, summed={"update": u}, shown={"HeadUpdate/head": u}) for i, u in tensors.items()]
+    reports = [Report(i, 1, aggregated={"update": u}, open_tensors={"HeadUpdate/head": u}) for i, u in tensors.items()]
     return [Outcome(step, 0, tuple(reports), tuple(missing))]
 
 
@@ -204,8 +213,8 @@ def test_a_sketch_keeps_the_order_of_distances():
     scale = np.array([0, 1, 2, 4, 8])[:, None]  # further and further from the first
     rows = RNG(0).normal(size=(1, 4000)) + scale * RNG(1).normal(size=(5, 4000))
     vectors = {i: torch.from_numpy(row) for i, row in enumerate(rows)}
-    few = sketched(vectors, 512, view_of((1,) * 5, 2))
-    again = sketched(vectors, 512, view_of((1,) * 5, 2, round=7))
+    few = sketch(vectors, 512, view_of((1,) * 5, 2))
+    again = sketch(vectors, 512, view_of((1,) * 5, 2, round=7))
     assert all(np.array_equal(few[i], again[i]) for i in few)
     exact = lengths(rows[:1], rows)[0]
     short = lengths(few[0][None], np.stack([few[i] for i in range(5)]))[0]
@@ -326,7 +335,7 @@ def test_hics_prefers_even_labels_less_and_less(t, expected):
 
 
 def heads_of(updates, entropies):
-    """Give the state of HiCS after everybody was asked."""
+    """Return the state of HiCS after everybody was asked."""
     return hics.Heads(remembered(updates), np.array(entropies), np.ones(len(updates), dtype=bool))
 
 
@@ -390,14 +399,14 @@ def test_hics_refuses_a_head_without_bias():
 
 
 def test_hics_in_the_loop_sees_how_heads_moved():
-    work = work_of({"method.select": Hics(), "train.clients_per_round": 2})
-    before = work.fresh().model
+    work = session_of({"method.selector": Hics(), "train.clients_per_round": 2})
+    before = work.initial_state().model
     state, (first, *_) = play(work, rounds=1)
     space = work.plan.space
-    assert state.select.last.ids.tolist() == [0, 1]
-    moved = state.select.last.of(np.array([0, 1])).sum(0)
+    assert state.selector.last.ids.tolist() == [0, 1]
+    moved = state.selector.last.of(np.array([0, 1])).sum(0)
     sizes = np.array([r.samples for r in first[0].reports])
-    mean = sizes / sizes.sum() @ state.select.last.of(np.array([0, 1]))
+    mean = sizes / sizes.sum() @ state.selector.last.of(np.array([0, 1]))
     assert moved.any()
     np.testing.assert_allclose(mean, (state.model.params - before.params)[space.head].numpy(), atol=1e-6)
 
@@ -451,18 +460,18 @@ def test_divfl_over_many_clients_by_columns(monkeypatch):
 
 
 def test_divfl_can_ask_everybody_for_a_gradient():
-    work = work_of({"method.select": DivFl(refresh="all"), "train.clients_per_round": 2})
+    work = session_of({"method.selector": DivFl(refresh="all"), "train.clients_per_round": 2})
     state, ((probe, train), *_) = play(work, rounds=1)
     assert [a.client for a in probe.step.asks] == list(range(6))
     assert len(train.step.asks) == 2
-    model = work.fresh().model
+    model = work.initial_state().model
     module = work.plan.local.build().double()
     work.plan.space.bind(module, model.params, model.buffers)
     data, rows = work.federation.train, torch.from_numpy(work.federation.train_split[1])
     loss = torch.nn.functional.cross_entropy(module(data.x[rows].double()), data.y[rows])
     gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
-    np.testing.assert_allclose(state.select.of(np.array([1]))[0], gradient.numpy(), atol=1e-6)
-    charged = play(work_of({"method.select": DivFl(), "train.clients_per_round": 2}), rounds=1)[0].traffic
+    np.testing.assert_allclose(state.selector.of(np.array([1]))[0], gradient.numpy(), atol=1e-6)
+    charged = play(session_of({"method.selector": DivFl(), "train.clients_per_round": 2}), rounds=1)[0].traffic
     assert state.traffic.bytes_up == charged.bytes_up + 6 * 8 * work.plan.space.P
 
 
@@ -492,9 +501,9 @@ def test_conformance_of_the_meter():
 
 @pytest.mark.parametrize("selector", ALL, ids=str)
 def test_a_resumed_run_remembers_the_same(selector):
-    asked = {"method.select": selector, "method.combine": {"kind": "uniform"}, "train.clients_per_round": 2}
-    whole, outcomes = play(work_of(asked))
-    resumed, others = play(work_of(asked), cut=3)
+    asked = {"method.selector": selector, "method.combiner": {"kind": "uniform"}, "train.clients_per_round": 2}
+    whole, outcomes = play(session_of(asked))
+    resumed, others = play(session_of(asked), cut=3)
     assert alike(whole.select, resumed.select)
     assert alike(outcomes, others)
 
@@ -502,7 +511,7 @@ def test_a_resumed_run_remembers_the_same(selector):
 @pytest.mark.parametrize("selector", [GradClus(), Hics(), DivFl()], ids=lambda s: type(s).__name__)
 def test_too_many_clients_are_refused_politely(selector):
     view = view_of(np.ones(5001, dtype=int), 10)
-    with pytest.raises(RequestError, match=r"limited to 5,000 of them; here are 5,001. Set method.select.s"):
+    with pytest.raises(RequestError, match=r"limited to 5,000 of them; here are 5,001. Set method.selector.s"):
         selector.init(view)
     selector.init(view_of(np.ones(5000, dtype=int), 10))
 

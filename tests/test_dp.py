@@ -21,7 +21,7 @@ from fedstrata.privacy.noise import at_most_one, central_noise, clipped, local_n
 
 
 def by_hand(sigma, delta):
-    """Give the epsilon of a Gaussian mechanism of sensitivity 1: Balle and Wang, 2018, Theorem 8."""
+    """Return the epsilon of a Gaussian mechanism of sensitivity 1: Balle and Wang, 2018, Theorem 8."""
 
     def excess(epsilon):
         a, b = 1 / (2 * sigma), epsilon * sigma
@@ -64,7 +64,7 @@ def renyi_by_hand(q, sigma, delta, rounds):
 
 
 def least_by_hand(q, sigma, delta, apart):
-    """Give the epsilon of one round of two neighbours: with probability q an update is drawn that was replaced."""
+    """Return the epsilon of one round of two neighbours: with probability q an update is drawn that was replaced."""
     x = np.linspace(-12 * sigma - 2, 12 * sigma + 2, 200_001)
     zero = norm.pdf(x, 0, sigma)
     p = (1 - q) * zero + q * norm.pdf(x, 1, sigma)
@@ -76,7 +76,7 @@ def least_by_hand(q, sigma, delta, apart):
 @pytest.mark.parametrize(("k", "of", "noise"), [(10, 100, 2.0), (5, 500, 2.5), (50, 100, 4.0)])
 def test_drawing_without_replacement_is_between_what_neighbours_attain_and_the_printed_bound(k, of, noise):
     accountant = Accountant(noise, 1e-5, FixedSize(k, of))
-    assert least_by_hand(k / of, noise, 1e-5, apart=2) < accountant.epsilon(1) <= by_hand(noise / 2, 1e-5)
+    assert least_by_hand(k / of, noise, 1e-5, why_not_fused=2) < accountant.epsilon(1) <= by_hand(noise / 2, 1e-5)
     for rounds in (1, 50):
         assert accountant.epsilon(rounds) <= renyi_by_hand(k / of, noise / 2, 1e-5, rounds) * (1 + 1e-9)
     gain = accountant.epsilon(50) / Accountant(noise, 1e-5, local=True).epsilon(50)
@@ -86,7 +86,7 @@ def test_drawing_without_replacement_is_between_what_neighbours_attain_and_the_p
 @pytest.mark.parametrize(("q", "noise"), [(0.01, 1.0), (0.1, 2.0)])
 def test_drawing_each_client_by_chance_amplifies(q, noise):
     accountant = Accountant(noise, 1e-5, Fraction(q))
-    assert least_by_hand(q, noise, 1e-5, apart=1) < accountant.epsilon(1)
+    assert least_by_hand(q, noise, 1e-5, why_not_fused=1) < accountant.epsilon(1)
     assert accountant.epsilon(100) < 0.5 * Accountant(noise, 1e-5).epsilon(100)
 
 
@@ -270,7 +270,7 @@ def test_epsilon_of_histograms_adds_up_over_tellings_only():
 
 
 def kinds(seed, clients=200, many=10, labels=10, samples=300):
-    """Give label counts of clients of clear kinds, and the kinds: each prefers labels of its own."""
+    """Return label counts of clients of clear kinds, and the kinds: each prefers labels of its own."""
     rng = np.random.default_rng(seed)
     mixes = rng.dirichlet(np.full(labels, 0.3), many)
     kind = np.arange(clients) % many

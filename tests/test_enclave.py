@@ -22,9 +22,9 @@ from torch import nn
 
 from fedstrata import Federation, RequestError
 from fedstrata.core import tree
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
@@ -39,14 +39,14 @@ from fedstrata.privacy.enclave.dev_insecure import DevInsecure, InsecureWarning
 from fedstrata.privacy.enclave.launch import Enclave, Setting, start, tell
 from fedstrata.privacy.enclave.policy import Scoring, Terms
 from fedstrata.privacy.enclave.requests import Request
-from fedstrata.privacy.enclave.selector import Asked, InEnclave
+from fedstrata.privacy.enclave.selector import EnclaveAnswers, InEnclave
 from fedstrata.privacy.enclave.service import SECRET, Service, distribution
 from fedstrata.privacy.enclave.sev_snp import SevSnp
 from fedstrata.privacy.frames import RefusedError, join, split
-from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.runs.training import described
+from fedstrata.privacy.identity import Identity, KeyDirectory
+from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.worlds import work_of
+from fedstrata.testing.tiny import session_of
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 SNP = PACKS / "snp"
@@ -60,21 +60,21 @@ OPEN = Setting("dev-insecure", allow_insecure=True)
 
 
 def milan():
-    """Give a real report and its certificates."""
+    """Return a real report and its certificates."""
     report = bytes.fromhex((SNP / "report_milan.hex").read_text().strip())
     pems = [(SNP / f"{name}.milan.pem").read_text() for name in ("ask", "ark")]
     return report, (SNP / "vcek_milan.der").read_bytes(), *map(ssl.PEM_cert_to_DER_cert, pems)
 
 
 def debugged():
-    """Give another, whose guest may be debugged."""
+    """Return another, whose guest may be debugged."""
     end = "-----END CERTIFICATE-----\n"
     ask, ark = (ssl.PEM_cert_to_DER_cert(pem + end) for pem in (SNP / "g_milan.testcer").read_text().split(end)[:2])
     return (SNP / "g_attestation.bin").read_bytes(), (SNP / "g_vcek.testcer").read_bytes(), ask, ark
 
 
 def said(report):
-    """Give report data and a policy that are just what a report says of itself."""
+    """Return report data and a policy that are just what a report says of itself."""
     read = sev_snp.Report(report)
     return read.report_data, Policy(read.measurement, debug=True, vmpl=read.vmpl)
 
@@ -260,12 +260,12 @@ def seeded(party, seed=0):
 
 
 def parties_of(counts, verifier=None, seed=0, **terms):
-    """Give a job, and a party for every client and for the owner of a test set."""
+    """Return a job, and a party for every client and for the owner of a test set."""
     counts = np.asarray(counts)
     draws = [seeded(i, seed) for i in range(len(counts) + 1)]
     identities = [Identity.new(draw) for draw in draws]
-    roll = Roll.of(Identity.new(seeded(-1)), identities)
-    job = Job(bytes(16), roll, Terms(*counts.shape, 100, 0, **terms).written())
+    key_directory = KeyDirectory.of(Identity.new(seeded(-1)), identities)
+    job = Job(bytes(16), key_directory, Terms(*counts.shape, 100, 0, **terms).written())
     secrets = [draw(SECRET) for draw in draws]
     believes, policy = verifier or DevInsecure(True), Policy(dev_insecure.measured())
     parties = [Party(i, job, identities[i], believes, policy, draws[i]) for i in range(len(draws))]
@@ -273,7 +273,7 @@ def parties_of(counts, verifier=None, seed=0, **terms):
 
 
 def channel_of(message=b"a secret"):
-    """Give a service's desk and what one party sends it, in order."""
+    """Return a service's desk and what one party sends it, in order."""
     job, parties, _ = parties_of(np.ones((3, 2), dtype=int))
     desk = Desk(job, dev_insecure.attest, seeded(9))
     offer, _ = desk.take(0, parties[0].hello())
@@ -294,7 +294,7 @@ def test_a_message_arrives(size, monkeypatch):
 def test_the_report_data_bind_nonce_and_key():
     job = parties_of(np.ones((3, 2), dtype=int))[0]
     nonce, key = os.urandom(32), os.urandom(32)
-    head = [channels.DOMAIN, job.id, job.roll.digest, channels.sha256(job.terms).digest(), b"1", nonce, key]
+    head = [channels.DOMAIN, job.id, job.key_directory.digest, channels.sha256(job.terms).digest(), b"1", nonce, key]
     assert job.report_data(1, nonce, key) == sha512(join(head)).digest()
     others = [job.report_data(0, nonce, key), job.report_data(1, key, nonce)]
     others += [replace(job, **{name: b"x" * 16}).report_data(1, nonce, key) for name in ("id", "terms")]
@@ -447,7 +447,7 @@ class Direct:
 
 
 def told(counts, who=None, seed=0, **terms):
-    """Give a service to which clients told their counts."""
+    """Return a service to which clients told their counts."""
     job, parties, secrets = parties_of(counts, seed=seed, **terms)
     enclave = Direct(Service(job, dev_insecure.attest))
     for i in range(len(counts)) if who is None else who:
@@ -464,15 +464,15 @@ def dirichlet(clients=60, classes=8, seed=1):
 
 
 def views(counts, rounds, k=10):
-    """Give what the server sees: not the counts. From round to round a fifth of the clients is away."""
+    """Return what the server sees: not the counts. From round to round a fifth of the clients is away."""
     holders, streams = np.flatnonzero(counts.sum(1)), Streams(0)
     key = streams("tiebreak").permutation(len(counts))
     rng = np.random.default_rng(3)
     for round in range(rounds):
         here = holders if round % 3 == 0 else np.sort(rng.choice(holders, len(holders) * 4 // 5, replace=False))
         for known in ({"counts": counts}, {}):
-            roster = Roster(*counts.shape, holders, key, known)
-            yield View(round, rounds, k, here, roster, None, partial(streams, round=round), lambda *_, **__: None)
+            client_info = ClientInfo(*counts.shape, holders, key, known)
+            yield View(round, rounds, k, here, client_info, None, partial(streams, round=round), lambda *_, **__: None)
 
 
 def played(selector, state, counts, rounds, open_run, cut=None, fresh=None, k=10):
@@ -483,7 +483,7 @@ def played(selector, state, counts, rounds, open_run, cut=None, fresh=None, k=10
         if round == cut:
             arrays = {}
             saved = json.loads(json.dumps(tree.flatten(state, arrays)))
-            selector, state = fresh, tree.restore(saved, arrays, Asked())
+            selector, state = fresh, tree.restore(saved, arrays, EnclaveAnswers())
         chosen = sorted(selector.select(state, view))
         missing = sorted(rng.choice(chosen, len(chosen) // 5, replace=False).tolist())
         reports = tuple(Report(i, 1, 1, 1.0, 1.0) for i in chosen if i not in missing)
@@ -500,19 +500,19 @@ def test_the_enclave_selects_as_flips_does_in_the_open_and_after_a_restart(flips
     opened = played(flips, flips.init(next(views(counts, 1))), counts, 30, open_run=True)
     inside = InEnclave(told(counts, flips=flips))
     assert inside.needs == frozenset()
-    assert played(inside, Asked(), counts, 30, open_run=False) == opened
+    assert played(inside, EnclaveAnswers(), counts, 30, open_run=False) == opened
     fresh = InEnclave(told(counts, flips=flips, seed=8))
     halfway = InEnclave(told(counts, flips=flips))
-    assert played(halfway, Asked(), counts, 30, open_run=False, cut=13, fresh=fresh) == opened
+    assert played(halfway, EnclaveAnswers(), counts, 30, open_run=False, cut=13, fresh=fresh) == opened
     assert len({len(ids) for ids in opened}) > 1  # where reports are missing, more are asked
 
 
 def test_a_service_serves_one_run():
     counts = dirichlet()
     selector = InEnclave(told(counts, flips=Flips(clusters=6)))
-    played(selector, Asked(), counts, 3, open_run=False)
+    played(selector, EnclaveAnswers(), counts, 3, open_run=False)
     with pytest.raises(FedstrataError, match="another run"):
-        played(selector, Asked(), counts, 3, open_run=False)
+        played(selector, EnclaveAnswers(), counts, 3, open_run=False)
 
 
 def test_every_round_is_asked_about_once():
@@ -575,10 +575,12 @@ def test_requests_about_nobody_are_refused(ids):
 
 def test_noise_exchanges_picks_and_nobody_outside_can_tell_which():
     counts, flips, rounds = dirichlet(), Flips(clusters=6, over_provision=False), 40
-    plain = played(InEnclave(told(counts, flips=flips)), Asked(), counts, rounds, open_run=False)
-    noisy = played(InEnclave(told(counts, flips=flips, noise=0.3)), Asked(), counts, rounds, open_run=False)
-    same = played(InEnclave(told(counts, flips=flips, noise=0.3)), Asked(), counts, rounds, open_run=False)
-    other = played(InEnclave(told(counts, flips=flips, noise=0.3, seed=5)), Asked(), counts, rounds, open_run=False)
+    plain = played(InEnclave(told(counts, flips=flips)), EnclaveAnswers(), counts, rounds, open_run=False)
+    noisy = played(InEnclave(told(counts, flips=flips, noise=0.3)), EnclaveAnswers(), counts, rounds, open_run=False)
+    same = played(InEnclave(told(counts, flips=flips, noise=0.3)), EnclaveAnswers(), counts, rounds, open_run=False)
+    other = played(
+        InEnclave(told(counts, flips=flips, noise=0.3, seed=5)), EnclaveAnswers(), counts, rounds, open_run=False
+    )
     assert noisy == same
     assert noisy != other  # with other secrets of the clients, which the server does not know
     assert all(len(set(ids)) == 10 for ids in noisy)
@@ -586,7 +588,7 @@ def test_noise_exchanges_picks_and_nobody_outside_can_tell_which():
     assert np.mean(exchanged) == pytest.approx(0.3, abs=0.08)
     fresh = InEnclave(told(counts, flips=flips, noise=0.3))
     halfway = InEnclave(told(counts, flips=flips, noise=0.3))
-    assert played(halfway, Asked(), counts, rounds, open_run=False, cut=11, fresh=fresh) == noisy
+    assert played(halfway, EnclaveAnswers(), counts, rounds, open_run=False, cut=11, fresh=fresh) == noisy
 
 
 # ---- scoring and the process -----------------------------------------------------------------------------------------
@@ -606,7 +608,7 @@ def gone(pid, seconds=10.0):
 
 
 def grouped():
-    """Give clients that hold many samples of every label, and tests in groups: their counts are like nothing else."""
+    """Return clients that hold many samples of every label, and tests in groups: their counts are like nothing else."""
     rng = np.random.default_rng(0)
     owner = np.repeat(np.arange(8), rng.integers(60, 90, 8))
     y = np.array([rng.choice(6, p=p) for p in rng.dirichlet(np.full(6, 3.0), 8)[owner]])
@@ -618,9 +620,9 @@ def grouped():
 
 
 def test_the_process_from_start_to_end():
-    work = work_of({"method.select": "flips", "train.stop.vote": 0.5, "train.stop.target": 0.4}, grouped())
+    work = session_of({"method.selector": "flips", "train.stop.vote": 0.5, "train.stop.target": 0.4}, grouped())
     federation, heard, events = work.federation, [], []
-    flips, scoring = work.plan.select, Scoring.of(work.experiment, federation, work.plan.local.head)
+    flips, scoring = work.plan.selector, Scoring.of(work.experiment, federation, work.plan.local.head)
     with pytest.warns(InsecureWarning):
         started = start(
             flips,
@@ -634,16 +636,16 @@ def test_the_process_from_start_to_end():
         )
     try:
         assert events == ["insecure"]
-        view = work.plan.view(work.roster, 0, lambda *_, **__: None)
+        view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
         plain = flips.init(view)
         state = started.select.init(view)
         for round in range(4):
-            view = work.plan.view(work.roster, round, lambda *_, **__: None)
+            view = work.plan.view(work.client_info, round, lambda *_, **__: None)
             assert started.select.select(state, view) == sorted(flips.select(plain, view))
-        model, judge = work.fresh().model, work._judge("cpu")
-        assert started.judge.score(model) == judge.score(model)
-        assert set(judge.score(model).figures) >= {"recall", "groups", "satisfied", "worst10"}
-        assert started.judge(model, replace(view, round=3, rounds=4)) == judge.score(model)
+        model, evaluator = work.initial_state().model, work._evaluator("cpu")
+        assert started.evaluator.score(model) == evaluator.score(model)
+        assert set(evaluator.score(model).figures) >= {"recall", "groups", "satisfied", "worst10"}
+        assert started.evaluator(model, replace(view, round=3, rounds=4)) == evaluator.score(model)
         with pytest.raises(RefusedError, match="not among"):  # a refusal is no reason to end
             started.enclave.ask(Request("select", 0, 2, [np.array([99])]))
         assert started.enclave.process.poll() is None
@@ -653,7 +655,7 @@ def test_the_process_from_start_to_end():
     assert started.enclave.process.returncode == 0
     started.close()
     with pytest.raises(FedstrataError, match="closed"):
-        started.judge.score(model)
+        started.evaluator.score(model)
 
     seen = b"|".join(heard)
     for own in federation.counts:
@@ -662,16 +664,16 @@ def test_the_process_from_start_to_end():
     assert not any(x.numpy().tobytes() in seen for x in federation.test.x)
     assert federation.test.y.numpy().tobytes() not in seen
     assert all(key in seen for key in (b"dev-insecure", b"enclave-hello", b"accuracy"))  # it did hear the rest
-    assert work.fresh().model.params.numpy().tobytes() in seen
+    assert work.initial_state().model.params.numpy().tobytes() in seen
 
 
 def test_an_error_inside_ends_the_process_and_tells_only_its_kind():
-    work = work_of()
+    work = session_of()
     scoring = Scoring.of(work.experiment, work.federation, work.plan.local.head)
     with pytest.warns(InsecureWarning):
         started = start(Flips(clusters=2), work.federation, Streams(0), OPEN, 9, scoring=scoring)
     with pytest.raises(FedstrataError, match=r"failed \(\w+\) and ended"):
-        started.enclave.score(Model(torch.zeros(3), torch.zeros(0)))
+        started.enclave.score(FlatModel(torch.zeros(3), torch.zeros(0)))
     assert gone(started.enclave.process.pid)
     with pytest.raises(FedstrataError, match="closed"):
         started.enclave.ask(Request("select", 0, 2))
@@ -729,13 +731,13 @@ def test_labels_that_change_are_refused():
 
 def test_a_model_given_from_python_is_refused():
     federation = tiny_federation()
-    asked = described(None, None, {}, federation, nn.Linear(4, 3))
+    asked = describe_experiment(None, None, {}, federation, nn.Linear(4, 3))
     with pytest.raises(RequestError, match="given"):
         Scoring.of(asked, federation, "")
 
 
 def test_terms_come_back_as_they_were():
-    work = work_of()
+    work = session_of()
     scoring = Scoring.of(work.experiment, work.federation, "head")
     for terms in (Terms(6, 3, 9), Terms(6, 3, 9, 1, Flips(clusters=3, rate="reset"), 0.25, scoring)):
         assert Terms.read(terms.written()).written() == terms.written()

@@ -25,98 +25,106 @@ from fedstrata.methods.corrections.fedrs import FedRs
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.runs.folder import Checkpoints
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
-from fedstrata.testing import Sites, tiny_federation
-from fedstrata.testing.worlds import alike, play, same, work_of
+from fedstrata.testing import WireEngine, tiny_federation
+from fedstrata.testing.tiny import alike, play, same, session_of
 
 METHODS = sorted(registry.names("methods"))
-UNIFORM = {"method.combine": {"kind": "uniform"}}
+UNIFORM = {"method.combiner": {"kind": "uniform"}}
 EVERYBODY = {"train.clients_per_round": "all"}
 both_precisions = pytest.mark.parametrize("precision", ["fp64", "fp32"])
 
 
 def asked_for(method):
-    """Give an experiment in which a method makes sense, played by messages."""
+    """Return an experiment in which a method makes sense, played by messages."""
     beside = {"fedtan": {"model.norm": "batch"}}.get(method, {})
     return {"method.name": method, "engine.execution": "messages", **beside}
 
 
 def run(precision, overrides):
-    return play(work_of({**overrides, "engine.precision": precision}))[0]
+    return play(session_of({**overrides, "engine.precision": precision}))[0]
 
 
 def sites(work):
-    return Sites(work.plan.local, work.federation)
+    return WireEngine(work.plan.local, work.federation)
 
 
 def normed_work(overrides):
-    """Give a run of a network with norm statistics and dropout, some clients of which end in a single sample."""
+    """Return a run of a network with norm statistics and dropout, some clients of which end in a single sample."""
     torch.manual_seed(0)
     layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), drop=nn.Dropout(0.3), head=nn.Linear(5, 3))
     federation, module = tiny_federation(), nn.Sequential(layers)
     asked = {"train.batch_size": 4, "train.epochs": 2, "train.clients_per_round": 3, "engine.precision": "fp64"}
-    return Work(described(None, None, {**asked, **overrides}, federation, module), federation, module)
+    return Session(describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module)
 
 
 # ---- one method is another ------------------------------------------------------------------------------------------
 
 SPECIAL_CASES = {
-    "fedprox with mu = 0 is fedavg": ({"method.name": "fedprox", "method.correct.0.mu": 0.0}, {}),
+    "fedprox with mu = 0 is fedavg": ({"method.name": "fedprox", "method.corrections.0.mu": 0.0}, {}),
     "frozen scaffold is fedavg with uniform weights": (
-        {"method.name": "scaffold", "method.correct.0.frozen": True},
+        {"method.name": "scaffold", "method.corrections.0.frozen": True},
         UNIFORM,
     ),
-    "frozen scaffold and mu = 0 together are fedavg": ({"method.correct": [Scaffold(frozen=True), Prox(mu=0.0)]}, {}),
+    "frozen scaffold and mu = 0 together are fedavg": (
+        {"method.corrections": [Scaffold(frozen=True), Prox(mu=0.0)]},
+        {},
+    ),
     "sfl with one client a round is fedavg with one": (
         {"method.name": "sfl", "train.clients_per_round": 1},
         {"train.clients_per_round": 1},
     ),
     "power of choice with d = k is selection by size, for samples in a fixed order": (
-        {"method.name": "power-of-choice", "method.select.candidates": 3, "method.sample": "full-batch"},
-        {"method.select": "size", "method.sample": "full-batch", **UNIFORM},
+        {"method.name": "power-of-choice", "method.selector.candidates": 3, "method.sampler": "full-batch"},
+        {"method.selector": "size", "method.sampler": "full-batch", **UNIFORM},
     ),
     "power of choice with d = k is selection by size": (
-        {"method.name": "power-of-choice", "method.select.candidates": 3},
-        {"method.select": "size", **UNIFORM},
+        {"method.name": "power-of-choice", "method.selector.candidates": 3},
+        {"method.selector": "size", **UNIFORM},
     ),
     "random selection of all clients is everyone": (
         {"train.clients_per_round": "all"},
-        {"method.select": "everyone"},
+        {"method.selector": "everyone"},
     ),
     "sgd with momentum = 0 is sgd": ({"train.optimizer": {"kind": "sgd", "momentum": 0.0}}, {}),
     "fedbss with one epoch is fedavg with uniform weights": (
-        {"method.name": "fedbss", "method.sample.warmup": 0, "train.epochs": 1},
+        {"method.name": "fedbss", "method.sampler.warmup": 0, "train.epochs": 1},
         {"train.epochs": 1, **UNIFORM},
     ),
     "fedbss that is still warming up is fedavg with uniform weights": (
-        {"method.name": "fedbss", "method.sample.warmup": 99},
+        {"method.name": "fedbss", "method.sampler.warmup": 99},
         UNIFORM,
     ),
     "inco without stages is fedavg": ({"method.name": "inco"}, {}),
-    "moon with mu = 0 is fedavg": ({"method.name": "moon", "method.correct.0.mu": 0.0}, {}),
-    "fedrs with a = 1 is fedavg": ({"method.name": "fedrs", "method.correct.0.alpha": 1.0}, {}),
-    "soft fedrs with a = 1 is fedavg": ({"method.correct": [FedRs(alpha=1.0, soft=True)]}, {}),
-    "fedlc with T = 0 is fedavg": ({"method.name": "fedlc", "method.correct.0.temperature": 0.0}, {}),
+    "moon with mu = 0 is fedavg": ({"method.name": "moon", "method.corrections.0.mu": 0.0}, {}),
+    "fedrs with a = 1 is fedavg": ({"method.name": "fedrs", "method.corrections.0.alpha": 1.0}, {}),
+    "soft fedrs with a = 1 is fedavg": ({"method.corrections": [FedRs(alpha=1.0, soft=True)]}, {}),
+    "fedlc with T = 0 is fedavg": ({"method.name": "fedlc", "method.corrections.0.temperature": 0.0}, {}),
     "frozen feddyn is fedprox with mu = a": (
-        {"method.correct": [FedDyn(alpha=0.3, frozen=True)]},
-        {"method.correct": [Prox(mu=0.3)]},
+        {"method.corrections": [FedDyn(alpha=0.3, frozen=True)]},
+        {"method.corrections": [Prox(mu=0.3)]},
     ),
-    "soft weights with tau = 0 are uniform": ({"method.combine": {"kind": "soft", "tau": 0.0}}, UNIFORM),
-    "inverse probability of equal chances is fedavg": ({"method.combine": "inverse-probability"}, {}),
+    "soft weights with tau = 0 are uniform": ({"method.combiner": {"kind": "soft", "tau": 0.0}}, UNIFORM),
+    "inverse probability of equal chances is fedavg": ({"method.combiner": "inverse-probability"}, {}),
     "fedpbs of stable clients is fedavg with uniform weights": (
-        {"method.name": "fedpbs", "method.correct.0.v_th": 1e9, "method.correct.0.b_th": 1, "method.sample.least": 4},
+        {
+            "method.name": "fedpbs",
+            "method.corrections.0.v_th": 1e9,
+            "method.corrections.0.b_th": 1,
+            "method.sampler.least": 4,
+        },
         UNIFORM,
     ),
     "fedpbs of unstable clients is fedprox with uniform weights": (
-        {"method.name": "fedpbs", "method.correct.0.v_th": 0.0, "method.sample.least": 4},
-        {"method.correct": [Prox(mu=0.01)], **UNIFORM},
+        {"method.name": "fedpbs", "method.corrections.0.v_th": 0.0, "method.sampler.least": 4},
+        {"method.corrections": [Prox(mu=0.01)], **UNIFORM},
     ),
     "fedga without samples at the server is fedavg": ({"method.name": "fedga-greedy"}, {}),
-    "clipping far above every gradient is no clipping": ({"method.correct": [Clip(norm=1e6)]}, {}),
+    "clipping far above every gradient is no clipping": ({"method.corrections": [Clip(norm=1e6)]}, {}),
     "a trimmed mean of one client is its update": (
-        {"method.combine": "trimmed-mean", "train.clients_per_round": 1},
+        {"method.combiner": "trimmed-mean", "train.clients_per_round": 1},
         {"train.clients_per_round": 1},
     ),
     "fedexp of one client is fedavg": (
@@ -137,26 +145,26 @@ def test_special_case(case, precision):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"method.name": "fedprox", "method.correct.0.mu": 0.5}, {}),
+        ({"method.name": "fedprox", "method.corrections.0.mu": 0.5}, {}),
         ({"method.name": "scaffold"}, UNIFORM),
         ({"method.name": "sfl"}, {}),
-        ({"method.name": "power-of-choice", "method.select.candidates": 6}, {"method.select": "size", **UNIFORM}),
+        ({"method.name": "power-of-choice", "method.selector.candidates": 6}, {"method.selector": "size", **UNIFORM}),
         (UNIFORM, {}),
         ({"train.seed": 1}, {}),
         ({"method.name": "fednova"}, {}),
-        ({"method.name": "fedbss", "method.sample.warmup": 0}, UNIFORM),
+        ({"method.name": "fedbss", "method.sampler.warmup": 0}, UNIFORM),
         ({"method.name": "moon"}, {}),
         ({"method.name": "fedrs"}, {}),
         ({"method.name": "fedlc"}, {}),
-        ({"method.correct": [FedDyn(alpha=0.3)]}, {"method.correct": [Prox(mu=0.3)]}),
-        ({"method.correct": [FedDyn(alpha=0.3, frozen=True)]}, {"method.correct": [Prox(mu=0.2)]}),
-        ({"method.combine": "soft"}, UNIFORM),
+        ({"method.corrections": [FedDyn(alpha=0.3)]}, {"method.corrections": [Prox(mu=0.3)]}),
+        ({"method.corrections": [FedDyn(alpha=0.3, frozen=True)]}, {"method.corrections": [Prox(mu=0.2)]}),
+        ({"method.combiner": "soft"}, UNIFORM),
         ({"method.name": "fedcda", **EVERYBODY}, {**UNIFORM, **EVERYBODY}),
-        ({"method.name": "fedpbs", "method.sample.least": 4}, UNIFORM),
-        ({"method.select": "size", "method.combine": "inverse-probability"}, {"method.select": "size"}),
-        ({"method.correct": [Clip(norm=0.1)]}, {}),
+        ({"method.name": "fedpbs", "method.sampler.least": 4}, UNIFORM),
+        ({"method.selector": "size", "method.combiner": "inverse-probability"}, {"method.selector": "size"}),
+        ({"method.corrections": [Clip(norm=0.1)]}, {}),
         ({"method.name": "fedexp"}, UNIFORM),
-        *(({"method.combine": kind}, {}) for kind in ("median", "trimmed-mean", "norm-clip")),
+        *(({"method.combiner": kind}, {}) for kind in ("median", "trimmed-mean", "norm-clip")),
     ],
 )
 def test_outside_the_special_case_methods_differ(one, other, precision):
@@ -167,7 +175,7 @@ def test_outside_the_special_case_methods_differ(one, other, precision):
 @pytest.mark.parametrize("warmup", [0, 2])
 def test_fedcda_that_keeps_one_model_of_everybody_is_fedavg_with_uniform_weights(precision, gap, warmup):
     combine = {"kind": "fedcda", "models": 1, "warmup": warmup}
-    one, other = run(precision, {"method.combine": combine, **EVERYBODY}), run(precision, {**UNIFORM, **EVERYBODY})
+    one, other = run(precision, {"method.combiner": combine, **EVERYBODY}), run(precision, {**UNIFORM, **EVERYBODY})
     torch.testing.assert_close(one.model.params, other.model.params, rtol=0, atol=gap)
 
 
@@ -177,38 +185,38 @@ def test_fednova_of_clients_that_take_equally_many_steps_is_fedavg(precision):
     rows = np.split(np.arange(26), [5, 11, 18])
     federation = replace(tiny_federation(4), train_split=Split.of(rows))
     asked = {"train.clients_per_round": 3, "engine.precision": precision}
-    one, other = (play(work_of({**asked, "method.name": m}, federation))[0] for m in ("fednova", "fedavg"))
+    one, other = (play(session_of({**asked, "method.name": m}, federation))[0] for m in ("fednova", "fedavg"))
     assert same(one, other)
 
 
 @both_precisions
 def test_flips_with_one_cluster_is_a_fair_rotation(precision):
     """Everybody takes part once before anybody takes part twice, in the order of the seeded key."""
-    work = work_of({"method.select": {"kind": "flips", "clusters": 1}, "engine.precision": precision})
+    work = session_of({"method.selector": {"kind": "flips", "clusters": 1}, "engine.precision": precision})
     turns = [[a.client for a in outcome.step.asks] for (outcome,) in play(work)[1]]
-    key = work.roster.key
+    key = work.client_info.key
     order = sorted(range(6), key=lambda client: key[client])
     assert turns == [sorted(order[:3]), sorted(order[3:])] * 2
 
 
 @both_precisions
 def test_server_sgd_with_rate_one_is_no_server_step(precision):
-    explicit = {"method.combine": {"kind": "size", "server": {"kind": "sgd", "lr": 1.0}}}
-    bare = work_of({"engine.precision": precision})
-    bare.plan = replace(bare.plan, servers={})
+    explicit = {"method.combiner": {"kind": "size", "server": {"kind": "sgd", "lr": 1.0}}}
+    bare = session_of({"engine.precision": precision})
+    bare.plan = replace(bare.plan, server_steps={})
     assert same(run(precision, explicit), play(bare)[0])
 
 
 @pytest.mark.parametrize(("precision", "gap"), [("fp64", 1e-12), ("fp32", 1e-5)])
 def test_fedsgd_is_fedavg_with_one_huge_batch_over_everyone(precision, gap):
-    huge = {"method.select": "everyone", "train.epochs": 1, "train.batch_size": 10_000}
+    huge = {"method.selector": "everyone", "train.epochs": 1, "train.batch_size": 10_000}
     one, other = run(precision, {"method.name": "fedsgd"}), run(precision, huge)
     torch.testing.assert_close(one.model.params, other.model.params, rtol=0, atol=gap)
 
 
 @pytest.mark.parametrize(("precision", "gap"), [("fp64", 1e-12), ("fp32", 1e-5)])
 def test_sfl_with_one_client_is_local_training(precision, gap):
-    work = work_of({"method.name": "sfl", "train.clients_per_round": 1, "engine.precision": precision})
+    work = session_of({"method.name": "sfl", "train.clients_per_round": 1, "engine.precision": precision})
     state, outcomes = play(work)
     local, data = work.plan.local, work.federation.train
     module = local.build().to(local.dtype)
@@ -230,7 +238,7 @@ def test_sfl_with_one_client_is_local_training(precision, gap):
 def test_equal_sizes_make_both_weightings_equal(precision):
     federation = replace(tiny_federation(), train_split=_even(tiny_federation().train_split, 6))
     asked = {"engine.precision": precision, "train.clients_per_round": 4}  # 1/4 is exact
-    runs = [play(work_of({**asked, **extra}, federation))[0] for extra in ({}, UNIFORM)]
+    runs = [play(session_of({**asked, **extra}, federation))[0] for extra in ({}, UNIFORM)]
     assert same(*runs)
 
 
@@ -246,11 +254,11 @@ def _even(split, clients):
 @pytest.mark.parametrize("stragglers", [0.0, 0.5])
 def test_in_process_equals_sites_behind_bytes(method, precision, stragglers):
     asked = {**asked_for(method), "engine.precision": precision, "system.stragglers.rate": stragglers}
-    (here, seen), (there, told) = play(work_of(asked)), play(work_of(asked), engine=sites)
+    (here, seen), (there, told) = play(session_of(asked)), play(session_of(asked), engine=sites)
     assert same(here, there)
     assert alike(seen, told)
     assert here.traffic == there.traffic
-    assert alike(here.ledger, there.ledger)
+    assert alike(here.participation_log, there.participation_log)
 
 
 @both_precisions
@@ -262,9 +270,9 @@ def test_resumed_equals_uninterrupted(method, precision, stragglers, execution):
     asked |= {"engine.execution": execution}
     if method.startswith("stratify"):
         asked |= {"method.schedule.rounds_per_epoch": 3}
-    whole, outcomes = play(work_of(asked))
+    whole, outcomes = play(session_of(asked))
     for cut in (1, 3):
-        resumed, again = play(work_of(asked), cut=cut)
+        resumed, again = play(session_of(asked), cut=cut)
         assert same(whole, resumed)
         assert alike(outcomes, again)
         assert whole.traffic == resumed.traffic
@@ -285,7 +293,7 @@ def test_norm_statistics_and_dropout_are_the_same_everywhere(method):
 
 def play_on(work, engine, state, rounds):
     for round in range(state.round, rounds):
-        view = work.plan.view(work.roster, round, lambda *_, **__: None)
+        view = work.plan.view(work.client_info, round, lambda *_, **__: None)
         with one_thread():
             play_round(work.plan, state, view, engine)
         state.round += 1
@@ -298,29 +306,29 @@ def play_on(work, engine, state, rounds):
 @pytest.mark.parametrize("lost_after", [3, 5, 6])
 def test_a_server_lost_while_sites_live_on(tmp_path, method, precision, stragglers, lost_after):
     """The server saved after round 2, played on, and died; sites keep what that checkpoint relies on."""
-    corrected = {"method.name": method, "method.correct": [Scaffold()]}
+    corrected = {"method.name": method, "method.corrections": [Scaffold()]}
     asked = {**corrected, "engine.precision": precision, "system.stragglers.rate": stragglers, "train.rounds": 6}
-    work = work_of(asked)
-    whole = play_on(work, sites(work), work.fresh(), 6)
+    work = session_of(asked)
+    whole = play_on(work, sites(work), work.initial_state(), 6)
 
     engine = sites(work)
-    state = play_on(work, engine, work.fresh(), 2)
-    state.ledger.secure()
-    Checkpoints(tmp_path).write(2, state, engine.keeps(), {})
+    state = play_on(work, engine, work.initial_state(), 2)
+    state.participation_log.secure()
+    Checkpoints(tmp_path).write(2, state, engine.client_states(), {})
     play_on(work, engine, state, lost_after)
     checkpoints = Checkpoints(tmp_path)
-    saved, keeps = checkpoints.read(checkpoints.manifest(), like=work.fresh())
-    engine.restore(keeps)
+    saved, client_states = checkpoints.read(checkpoints.manifest(), like=work.initial_state())
+    engine.restore(client_states)
     assert saved.round == 2
-    assert not alike(saved.ledger.accepted, state.ledger.accepted)
+    assert not alike(saved.participation_log.accepted, state.participation_log.accepted)
     assert same(whole, play_on(work, engine, saved, 6))
 
 
 def test_without_the_durable_version_a_lost_server_cannot_be_replayed():
     """Negative control: sites that are never told of the checkpoint forget it, and say so."""
-    work = work_of({"method.name": "scaffold", "train.clients_per_round": "all"})
+    work = session_of({"method.name": "scaffold", "train.clients_per_round": "all"})
     engine = sites(work)
-    state = play_on(work, engine, work.fresh(), 2)
+    state = play_on(work, engine, work.initial_state(), 2)
     older = copy.deepcopy(state)
     play_on(work, engine, state, 4)
     with pytest.raises(FedstrataError, match=r"has no state of round and step \(1, 0\)"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata import Run, visits
+from fedstrata import Run, client_updates
 from fedstrata.config.experiment import Experiment, Section
 from fedstrata.core import registry
 from fedstrata.testing import check_local_part, check_selector
@@ -59,7 +59,7 @@ def test_the_noise_experiments_compare_methods_that_rank_samples(name, kind, tmp
     assert [row["method"] for row in rows] == ["fedavg", "fedbss"]
     run = Run(tmp_path / rows[1]["run_dirs"][0])
     assert [noise["kind"] for noise in Experiment.of(run.path / "experiment.toml").data.noise] == [kind]
-    assert {visit.round for visit in visits(run) if visit.cut is not None} == {2, 3, 4}
+    assert {context.round for context in client_updates(run) if context.cut is not None} == {2, 3, 4}
 
 
 def test_every_key_of_an_experiment_is_documented():
@@ -77,7 +77,7 @@ def test_every_key_of_an_experiment_is_documented():
     assert not missing
 
 
-@pytest.mark.parametrize("stage", ["samplers", "corrections", "combiners", "servers"])
+@pytest.mark.parametrize("stage", ["samplers", "corrections", "combiners", "server_steps"])
 def test_every_option_inside_the_client_and_at_the_server_is_documented(stage):
     rows = [
         line.split("|") for line in (ROOT / "docs/experiment.md").read_text().splitlines() if line.startswith("| `")
@@ -93,7 +93,7 @@ def test_the_readme_names_every_method_and_every_part_of_a_stage():
     text = (ROOT / "README.md").read_text()
     methods = set(re.findall(r"[\w-]+", text[text.index("Named methods:") : text.index("`fedstrata list methods`")]))
     assert set(registry.names("methods")) <= methods
-    for stage in ("drivers", "selectors", "samplers", "corrections", "combiners", "servers"):
+    for stage in ("drivers", "selectors", "samplers", "corrections", "combiners", "server_steps"):
         assert not [name for name in registry.names(stage) if f"`{name}`" not in text], stage
 
 

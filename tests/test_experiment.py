@@ -14,14 +14,14 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count
 from fedstrata.core.server_parts import Selector
 from fedstrata.data.partitions.iid import Iid
-from fedstrata.methods.combiners.size import Size as BySize
+from fedstrata.methods.combiners.size import SizeWeighted as BySize
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.recipes import PARTS as METHODS
 from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
-from fedstrata.methods.server_steps.adaptive import Adam, Yogi
+from fedstrata.methods.server_steps.adaptive import ServerAdam, ServerYogi
 from fedstrata.models.mlp import Mlp
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.testing.tiny import play, session_of
 
 PROX = {
     "kind": "prox",
@@ -60,7 +60,7 @@ def of(**overrides):
 
 
 def asked(text):
-    """Give the experiment of `--set` words."""
+    """Return the experiment of `--set` words."""
     return Experiment.of(None, **dict(assignment(word) for word in text.split()))
 
 
@@ -76,7 +76,7 @@ def asked(text):
         {"data.partition": {"kind": "labels-per-client", "labels": 3}, "data.test": 0.5, "data.clients": 7},
         {"train.stop": {"target": 0.5, "patience": 3, "vote": 0.5}, "train.evaluate.every": 5},
         {"train.lr_schedule": {"kind": "one-cycle", "peak": 0.5}, "train.optimizer": {"kind": "adam", "beta1": 0.5}},
-        {"train.clients_per_round": "all", "engine.lanes": 2, "system.stragglers.rate": 0.1},
+        {"train.clients_per_round": "all", "engine.workers": 2, "system.stragglers.rate": 0.1},
         {"train.lr": 1, "train.clients_per_round": 3},
     ],
     ids=str,
@@ -116,9 +116,9 @@ def test_a_file_is_read_with_defaults_written_out(tmp_path):
         "min_size": 10,
         "max_tries": 1000,
     }
-    assert read.method.select == {"kind": "power-of-choice", "candidates": 5, "loss": "all"}
-    assert read.method.correct == [PROX]
-    assert read.method.combine == {"kind": "size", "server": YOGI | {"lr": 0.02}}
+    assert read.method.selector == {"kind": "power-of-choice", "candidates": 5, "loss": "all"}
+    assert read.method.corrections == [PROX]
+    assert read.method.combiner == {"kind": "size", "server": YOGI | {"lr": 0.02}}
     assert (read.data.clients, read.train.rounds, read.train.seed, read.train.batch_size) == (7, 3, 4, 16)
     assert read.train.optimizer == {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0, "state": "fresh"}
     assert read.train.lr_schedule == {"kind": "constant"}
@@ -152,9 +152,9 @@ def test_the_default_is_the_one_of_the_contract():
         ('data.name="digits"', "data.name", "digits"),
         ("data.partition.balance=false", "data.partition.balance", False),
         ("model.hidden=[8, 4]", "model.hidden", [8, 4]),
-        ("method.select={kind='size'}", "method.select", {"kind": "size"}),
+        ("method.selector={kind='size'}", "method.selector", {"kind": "size"}),
         ("model.init=a=b.safetensors", "model.init", "a=b.safetensors"),
-        ("method.select=my.module:Newest", "method.select", "my.module:Newest"),
+        ("method.selector=my.module:Newest", "method.selector", "my.module:Newest"),
         ("data.name=", "data.name", ""),
     ],
 )
@@ -205,7 +205,7 @@ def test_overrides_win_over_the_source_and_later_ones_over_earlier():
     [
         ({"train": {"rounds": 3}}, "train.rounds", 4),
         ({"train": {"stop": {"target": 0.9}}}, "train.stop.target", 0.5),
-        ({"method": {"correct": [{"kind": "prox", "mu": 1.0}]}}, "method.correct.0.mu", 0.5),
+        ({"method": {"correct": [{"kind": "prox", "mu": 1.0}]}}, "method.corrections.0.mu", 0.5),
     ],
 )
 def test_the_source_is_left_as_it_was(source, key, value):
@@ -221,21 +221,21 @@ def test_the_source_is_left_as_it_was(source, key, value):
     ("words", "stage", "result"),
     [
         ("method.name=fedprox", "correct", [PROX]),
-        ("method.name=fedprox method.correct.0.mu=0.5", "correct", [PROX | {"mu": 0.5}]),
-        ("method.name=fedprox method.correct.0=scaffold", "correct", ["scaffold"]),
-        ("method.name=fedprox method.correct=[]", "correct", []),
-        ("method.correct=['prox','scaffold']", "correct", ["prox", "scaffold"]),
-        ("method.correct=['prox'] method.correct.0.mu=0.5", "correct", [PROX | {"mu": 0.5}]),
+        ("method.name=fedprox method.corrections.0.mu=0.5", "correct", [PROX | {"mu": 0.5}]),
+        ("method.name=fedprox method.corrections.0=scaffold", "correct", ["scaffold"]),
+        ("method.name=fedprox method.corrections=[]", "correct", []),
+        ("method.corrections=['prox','scaffold']", "correct", ["prox", "scaffold"]),
+        ("method.corrections=['prox'] method.corrections.0.mu=0.5", "correct", [PROX | {"mu": 0.5}]),
         ("method.name=fedyogi", "combine", {"kind": "size", "server": YOGI}),
-        ("method.name=fedyogi method.combine.server.lr=0.5", "combine", {"server": YOGI | {"lr": 0.5}}),
-        ("method.name=fedyogi method.combine=uniform", "combine", {"kind": "uniform", "server": YOGI}),
-        ("method.name=fedyogi method.combine.server=sgd", "combine", {"server": SGD}),
-        ("method.combine={kind='uniform',server='yogi'}", "combine", {"kind": "uniform", "server": YOGI}),
-        ("method.combine={kind='size',server='yogi'}", "combine", {"kind": "size", "server": YOGI}),
+        ("method.name=fedyogi method.server_step.lr=0.5", "combine", {"server": YOGI | {"lr": 0.5}}),
+        ("method.name=fedyogi method.combiner=uniform", "combine", {"kind": "uniform", "server": YOGI}),
+        ("method.name=fedyogi method.server_step=sgd", "combine", {"server": SGD}),
+        ("method.combiner={kind='uniform',server='yogi'}", "combine", {"kind": "uniform", "server": YOGI}),
+        ("method.combiner={kind='size',server='yogi'}", "combine", {"kind": "size", "server": YOGI}),
         ("method.name=fedsgd", "select", {"kind": "everyone"}),
-        ("method.name=fedsgd method.select=size", "select", {"kind": "size"}),
-        ("method.select.kind=size", "select", {"kind": "size"}),
-        ("method.name=power-of-choice method.select.candidates=9", "select", {"candidates": 9}),
+        ("method.name=fedsgd method.selector=size", "select", {"kind": "size"}),
+        ("method.selector.kind=size", "select", {"kind": "size"}),
+        ("method.name=power-of-choice method.selector.candidates=9", "select", {"candidates": 9}),
         ("method.name=sfl", "driver", {"kind": "chain"}),
         ("method.driver=chain", "driver", {"kind": "chain"}),
     ],
@@ -250,7 +250,7 @@ def test_stages_override_the_parts_of_a_recipe(words, stage, result):
 
 
 def test_other_stages_keep_the_recipe_s_parts():
-    got = asked("method.name=scaffold method.select=size").method
+    got = asked("method.name=scaffold method.selector=size").method
     assert [c["kind"] for c in got.correct] == ["scaffold"]
     assert (got.combine["kind"], got.select["kind"], got.sample["kind"]) == ("uniform", "size", "shuffle")
 
@@ -264,7 +264,7 @@ def test_optimizer_partition_and_schedule_merge_with_their_defaults():
 
 
 def test_another_method_on_a_resolved_experiment_brings_its_own_parts():
-    assert Experiment.of(Experiment.of(), **{"method.name": "fedprox"}).method.correct == [PROX]
+    assert Experiment.of(Experiment.of(), **{"method.name": "fedprox"}).method.corrections == [PROX]
 
 
 # ---- parts as objects, by path, from other packages --------------------------------------------------------------
@@ -273,29 +273,29 @@ def test_another_method_on_a_resolved_experiment_brings_its_own_parts():
 def test_objects_stand_for_their_tables():
     got = Experiment.of(
         {"method": {"select": PowerOfChoice(candidates=4), "correct": [Prox(mu=0.5)]}, "data": {"partition": Iid()}},
-        **{"method.combine.server": Yogi()},
+        **{"method.server_step": ServerYogi()},
     )
-    assert got.method.select == {"kind": "power-of-choice", "candidates": 4, "loss": "all"}
-    assert got.method.correct == [PROX | {"mu": 0.5}]
-    assert got.method.combine["server"] == YOGI
+    assert got.method.selector == {"kind": "power-of-choice", "candidates": 4, "loss": "all"}
+    assert got.method.corrections == [PROX | {"mu": 0.5}]
+    assert got.method.combiner["server"] == YOGI
     assert got.data.partition == {"kind": "iid"}
 
 
 @pytest.mark.parametrize("part", [Newest(skip=3), {"kind": f"{__name__}:Newest", "skip": 3}], ids=["object", "path"])
 def test_any_importable_class_is_a_part(part):
     got = of(method__select=part)
-    assert got.method.select == {"kind": f"{__name__}:Newest", "skip": 3}
+    assert got.method.selector == {"kind": f"{__name__}:Newest", "skip": 3}
     assert Experiment.of(got.dump()) == got
 
 
 @pytest.mark.parametrize(
     ("key", "part"),
     [
-        ("method.select", BySize()),  # there is a selector of the same name
-        ("method.select", Mlp()),
-        ("train.optimizer", Adam()),
-        ("method.combine.server", Newest()),
-        ("method.correct", [Newest()]),
+        ("method.selector", BySize()),  # there is a selector of the same name
+        ("method.selector", Mlp()),
+        ("train.optimizer", ServerAdam()),
+        ("method.server_step", Newest()),
+        ("method.corrections", [Newest()]),
     ],
 )
 def test_a_part_of_another_stage_is_refused(key, part):
@@ -322,11 +322,11 @@ def third_party(monkeypatch):
 
 @pytest.mark.usefixtures("third_party")
 def test_entry_points_add_parts_and_methods():
-    assert of(method__select="newest").method.select == {"kind": "newest", "skip": 1}
-    assert of(method__select=Newest(skip=2)).method.select == {"kind": "newest", "skip": 2}
+    assert of(method__select="newest").method.selector == {"kind": "newest", "skip": 1}
+    assert of(method__select=Newest(skip=2)).method.selector == {"kind": "newest", "skip": 2}
     last = of(method__name="last")
-    assert last.method.select == {"kind": "newest", "skip": 2}
-    assert last.method.combine == {"kind": "uniform", "server": SGD}
+    assert last.method.selector == {"kind": "newest", "skip": 2}
+    assert last.method.combiner == {"kind": "uniform", "server": SGD}
     assert registry.describe("selectors", "newest")["summary"] == "The clients with the highest numbers train."
     assert "random" in registry.names("selectors")
     assert "elsewhere" not in registry.names("selectors")
@@ -342,7 +342,9 @@ def test_a_recipe_may_name_its_parts_plainly_as_a_file_may():
 
 @pytest.mark.usefixtures("third_party")
 def test_a_part_from_another_package_trains():
-    state, _ = play(work_of({"method.select": {"kind": "newest", "skip": 2}, "train.clients_per_round": 2}), rounds=2)
+    state, _ = play(
+        session_of({"method.selector": {"kind": "newest", "skip": 2}, "train.clients_per_round": 2}), rounds=2
+    )
     assert state.participation.tolist() == [0, 0, 2, 2, 0, 0]
 
 
@@ -356,7 +358,7 @@ def test_a_part_from_another_package_trains():
     ],
 )
 def test_a_part_from_another_package_that_does_not_fit_is_refused(kind, said):
-    with pytest.raises(RequestError, match=rf"method\.select\.kind = .*{said}"):
+    with pytest.raises(RequestError, match=rf"method\.selector\.kind = .*{said}"):
         of(method__select=kind)
 
 
@@ -381,8 +383,8 @@ def refused(said, source=None, **overrides):
         ("data.partition.alhpa", "alpha"),
         ("model.hiden", "hidden"),
         ("method.selct", "select"),
-        ("method.combine.servr", None),
-        ("method.combine.server.lrr", "lr"),
+        ("method.combiner.servr", None),
+        ("method.server_step.lrr", "lr"),
         ("train.rouns", "rounds"),
         ("train.stop.targett", "target"),
         ("train.evaluate.evry", "every"),
@@ -391,7 +393,7 @@ def refused(said, source=None, **overrides):
         ("system.straglers", "stragglers"),
         ("system.stragglers.rat", "rate"),
         ("privacy.label", "labels"),
-        ("engine.lane", "lanes"),
+        ("engine.lane", "workers"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_one(key, meant):
@@ -404,8 +406,10 @@ def test_an_unknown_key_beside_given_data_or_model_is_refused(section, key):
 
 
 def test_an_unknown_key_of_a_correction_is_refused():
-    refused(["method.correct.0.muu", 'did you mean "mu"'], **{"method.name": "fedprox", "method.correct.0.muu": 1})
-    refused(["method.correct.1.muu", 'did you mean "mu"'], {"method": {"correct": ["scaffold", PROX | {"muu": 1}]}})
+    refused(
+        ["method.corrections.0.muu", 'did you mean "mu"'], **{"method.name": "fedprox", "method.corrections.0.muu": 1}
+    )
+    refused(["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"correct": ["scaffold", PROX | {"muu": 1}]}})
 
 
 @pytest.mark.parametrize(
@@ -416,20 +420,20 @@ def test_an_unknown_key_of_a_correction_is_refused():
         ("data.name", "digit", "digits"),
         ("model.name", "lenet", "lenet5"),
         ("engine.kind", "locl", "local"),
-        ("method.select", "randm", "random"),
-        ("method.sample", "shufle", "shuffle"),
+        ("method.selector", "randm", "random"),
+        ("method.sampler", "shufle", "shuffle"),
         ("method.driver", "round", "rounds"),
-        ("method.combine", "sise", "size"),
-        ("method.combine.server", "yogy", "yogi"),
-        ("method.correct", ["proxy"], "prox"),
+        ("method.combiner", "sise", "size"),
+        ("method.server_step", "yogy", "yogi"),
+        ("method.corrections", ["proxy"], "prox"),
         ("train.optimizer", "sdg", "sgd"),
         ("train.lr_schedule", "cosin", "cosine"),
         ("data.partition", "dirichlet", "dirichlet-class"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
-    shown = name[0] if isinstance(name, list) else name
-    refused([key, f'"{shown}"', "allowed: ", *([f'did you mean "{meant}"'] if meant else [])], **{key: name})
+    open_tensors = name[0] if isinstance(name, list) else name
+    refused([key, f'"{open_tensors}"', "allowed: ", *([f'did you mean "{meant}"'] if meant else [])], **{key: name})
 
 
 @pytest.mark.parametrize(
@@ -468,22 +472,22 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
         ("data.partition", 5, "a table"),
         ("model.hidden", "wide", "a list"),
         ("method.name", 3, "text"),
-        ("method.correct", "prox", "a list"),
-        ("method.combine.server", 5, "a table"),
-        ("method.combine.server.lr", 0, "> 0"),
+        ("method.corrections", "prox", "a list"),
+        ("method.server_step", 5, "a table"),
+        ("method.server_step.lr", 0, "> 0"),
         ("system.stragglers.rate", 1.1, "<= 1"),
         ("system.stragglers.mode", "never", '"uniform"'),
-        ("engine.lanes", 0, '"auto"'),
-        ("engine.lanes", "many", '"auto"'),
+        ("engine.workers", 0, '"auto"'),
+        ("engine.workers", "many", '"auto"'),
         ("engine.precision", "fp12", '"fp32", "tf32", "bf16" or "fp64"'),
         ("engine.device", "tpu", '"cpu"'),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_key_the_value_and_what_is_allowed(key, value, allowed):
-    shown = {True: "true", "nan": "NaN", "inf": "Infinity"}.get(value if value is True else str(value))
-    if shown is None:
-        shown = f'"{value}"' if isinstance(value, str) else str(value)
-    refused([f"{key} = {shown} ", "allowed: ", allowed], **{key: value})
+    open_tensors = {True: "true", "nan": "NaN", "inf": "Infinity"}.get(value if value is True else str(value))
+    if open_tensors is None:
+        open_tensors = f'"{value}"' if isinstance(value, str) else str(value)
+    refused([f"{key} = {open_tensors} ", "allowed: ", allowed], **{key: value})
 
 
 @pytest.mark.parametrize("table", ["train", "train.stop", "method", "data", "system.stragglers"])
@@ -495,12 +499,12 @@ def test_a_value_where_a_table_belongs_is_refused(table, value):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"method": {"correct": [5]}}, ["method.correct", "5", "a table"]),
-        ({"method": {"correct": {"kind": "prox"}}}, ["method.correct", "a list"]),
-        ({"method": {"name": "fedprox", "correct": {"0": 5}}}, ["method.correct.0", "5"]),
-        ({"method": {"name": "fedprox", "correct": {"1": {"mu": 1}}}}, ["method.correct.1", "counted from 0"]),
-        ({"method": {"correct": [{"mu": 1}]}}, ["method.correct.0.kind is required", "prox"]),
-        ({"method": {"select": {"kind": "random", "server": {}}}}, ["method.select.server is not an option"]),
+        ({"method": {"correct": [5]}}, ["method.corrections", "5", "a table"]),
+        ({"method": {"correct": {"kind": "prox"}}}, ["method.corrections", "a list"]),
+        ({"method": {"name": "fedprox", "correct": {"0": 5}}}, ["method.corrections.0", "5"]),
+        ({"method": {"name": "fedprox", "correct": {"1": {"mu": 1}}}}, ["method.corrections.1", "counted from 0"]),
+        ({"method": {"correct": [{"mu": 1}]}}, ["method.corrections.0.kind is required", "prox"]),
+        ({"method": {"select": {"kind": "random", "server": {}}}}, ["method.selector.server is not an option"]),
         ({"model": {"hidden": [8, 0]}}, ["model.hidden.1 = 0", ">= 1"]),
         ({"train": {"stop": {"vote": 0.5}}}, ["train.stop.vote", "target"]),  # satisfied at what?
     ],
@@ -523,7 +527,7 @@ def test_tables_that_make_no_sense_are_refused(source, said):
     ],
 )
 def test_a_path_that_leads_to_no_part_is_refused(path, said):
-    refused(["method.select", said], **{"method.select": path})
+    refused(["method.selector", said], **{"method.selector": path})
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_nothing_is_held_out_if_the_share_is_zero(share):
 def test_a_client_may_have_nothing(empty):
     federation = Federation.from_clients([(X, Y), empty], test=[TEST, empty])
     assert federation.train_split.sizes.tolist() == [12, 0]
-    assert federation.roster(frozenset(), Streams(0)).holders.tolist() == [0]
+    assert federation.client_info(frozenset(), Streams(0)).holders.tolist() == [0]
 
 
 @pytest.mark.parametrize("clients", [4, np.int64(4)], ids=["int", "numpy"])
@@ -163,8 +163,8 @@ def test_groups_go_with_the_samples_that_are_held_out():
 def test_speeds_are_known_to_the_client_and_to_a_server_that_asks():
     federation = build(speeds=[1, 0.5, 4])
     assert federation.client(2).speed == 4.0
-    assert federation.roster(frozenset({"speeds"}), Streams(0)).speeds.tolist() == [1.0, 0.5, 4.0]
-    assert build().roster(frozenset({"speeds"}), Streams(0)).speeds.tolist() == [1.0, 1.0, 1.0]
+    assert federation.client_info(frozenset({"speeds"}), Streams(0)).speeds.tolist() == [1.0, 0.5, 4.0]
+    assert build().client_info(frozenset({"speeds"}), Streams(0)).speeds.tolist() == [1.0, 1.0, 1.0]
 
 
 # ---- shared data -------------------------------------------------------------------------------------------------
@@ -195,19 +195,19 @@ BYTES = {"sizes": 8 * 3, "counts": 4 * 9, "speeds": 8 * 3}
 
 @pytest.mark.parametrize("needs", [(), ("sizes",), ("counts",), ("speeds",), ("sizes", "counts"), tuple(KNOWN)])
 def test_the_roster_shows_what_was_declared_and_charges_for_it(needs):
-    roster = build(speeds=[1, 2, 3]).roster(frozenset(needs), Streams(0))
-    assert (roster.clients, roster.classes) == (3, 3)
-    assert roster.setup_bytes == sum(BYTES[name] for name in needs)
+    client_info = build(speeds=[1, 2, 3]).client_info(frozenset(needs), Streams(0))
+    assert (client_info.clients, client_info.classes) == (3, 3)
+    assert client_info.setup_bytes == sum(BYTES[name] for name in needs)
     for name, value in KNOWN.items():
         if name in needs:
-            assert getattr(roster, name).tolist() == value
+            assert getattr(client_info, name).tolist() == value
         else:
             with pytest.raises(RequestError, match=rf'roster\.{name} without declaring.*"{name}".*needs'):
-                getattr(roster, name)
+                getattr(client_info, name)
 
 
 def test_the_tie_break_is_a_seeded_permutation():
-    key = [build(clients=np.arange(12)[:, None]).roster(frozenset(), Streams(s)).key.tolist() for s in (0, 0, 1)]
+    key = [build(clients=np.arange(12)[:, None]).client_info(frozenset(), Streams(s)).key.tolist() for s in (0, 0, 1)]
     assert sorted(key[0]) == list(range(12))
     assert key[0] == key[1] != key[2]
 

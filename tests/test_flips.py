@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedstrata import Federation, train
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
@@ -19,7 +19,7 @@ from fedstrata.methods.selectors.clusters import davies_bouldin, elbow, find_clu
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.testing import check_selector, tiny_federation
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.testing.tiny import play, session_of
 
 POINTS = np.array([(10, 0), (9, 1), (0, 10), (1, 9), (5, 5)], dtype=float)
 CURVE = {2: 1.20, 3: 1.00, 4: 0.40, 5: 0.38, 6: 0.41}
@@ -28,17 +28,17 @@ PURE = np.eye(3, dtype=np.int64)[OF] * 10  # whose clients hold one label each
 
 
 def view_of(counts, k, round=0, eligible=None, note=lambda *_, **__: None, key=None):
-    """Give what FLIPS sees of clients with these label counts; ties go by id."""
+    """Return what FLIPS sees of clients with these label counts; ties go by id."""
     counts = np.asarray(counts)
     holders = np.flatnonzero(counts.sum(1))
     key = np.arange(len(counts)) if key is None else key
-    roster = Roster(len(counts), counts.shape[1], holders, key, {"counts": counts})
+    client_info = ClientInfo(len(counts), counts.shape[1], holders, key, {"counts": counts})
     eligible = holders if eligible is None else np.array(eligible)
-    return View(round, 9, min(k, len(eligible)), eligible, roster, None, partial(Streams(0), round=round), note)
+    return View(round, 9, min(k, len(eligible)), eligible, client_info, None, partial(Streams(0), round=round), note)
 
 
 def outcome_of(asked, missing):
-    """Give what becomes of a step in which some do not report."""
+    """Return what becomes of a step in which some do not report."""
     reports = tuple(Report(i, 1, 1, 1.0, 1.0) for i in asked if i not in missing)
     return Outcome(Step(tuple(map(Ask, asked))), 0, reports, tuple(missing))
 
@@ -52,14 +52,14 @@ def found(vectors, k=None, rule="curvature", repeats=5, seed=0, note=lambda *_, 
 
 
 def groups(sizes, labels=4, spread=0.02, seed=0):
-    """Give label vectors in clear groups, one label each, with a little of the others."""
+    """Return label vectors in clear groups, one label each, with a little of the others."""
     rng = np.random.default_rng(seed)
     vectors = np.eye(labels)[np.repeat(np.arange(len(sizes)), sizes)] + spread * rng.random((sum(sizes), labels))
     return vectors / vectors.sum(1, keepdims=True)
 
 
 def partition_of(cluster):
-    """Give clusters as sets, whatever their numbers."""
+    """Return clusters as sets, whatever their numbers."""
     return {frozenset(np.flatnonzero(cluster == c).tolist()) for c in np.unique(cluster)}
 
 
@@ -410,10 +410,10 @@ def test_a_client_that_leaves_is_not_taken_and_comes_back_as_it_was():
 
 def test_drift_in_a_run_moves_clients_and_a_resumed_run_is_the_same():
     fed = tiny_federation().moving(drift=Drift((3,), 1.0))
-    overrides = {"method.select": Flips(clusters=2)}
-    whole, outcomes = play(work_of(overrides, fed))
-    cut, _ = play(work_of(overrides, fed), cut=3)
-    still, _ = play(work_of(overrides))
+    overrides = {"method.selector": Flips(clusters=2)}
+    whole, outcomes = play(session_of(overrides, fed))
+    cut, _ = play(session_of(overrides, fed), cut=3)
+    still, _ = play(session_of(overrides))
     assert whole.select.cluster.tolist() == cut.select.cluster.tolist() != still.select.cluster.tolist()
     assert whole.select.picks.tolist() == cut.select.picks.tolist()
     assert whole.select.picks.sum() == 3 * len(outcomes)
@@ -431,7 +431,7 @@ def test_conformance(flips):
 
 @pytest.mark.parametrize("method", ["fedprox", "fedyogi", "scaffold"])
 def test_it_works_under_other_methods(method):
-    work = work_of({"method.name": method, "method.select": Flips(), "system.stragglers.rate": 0.4})
+    work = session_of({"method.name": method, "method.selector": Flips(), "system.stragglers.rate": 0.4})
     assert play(work)[0].participation.sum() > 0
 
 
@@ -442,7 +442,7 @@ LABELS = 8
 
 
 def skewed(seed, clients=40):
-    """Give clients that hold few labels each, Dirichlet 0.2, while all labels together are about equally common."""
+    """Return clients that hold few labels each, Dirichlet 0.2, while all labels together are about equally common."""
     rng = np.random.default_rng(seed)
     mixes = rng.dirichlet(np.full(LABELS, 0.2), clients)
     y = np.concatenate([rng.choice(LABELS, 20, p=mix) for mix in mixes])
@@ -452,14 +452,14 @@ def skewed(seed, clients=40):
 
 def run_of(select, late, seed):
     overrides = {
-        "method.select": select,
+        "method.selector": select,
         "train.seed": seed,
         "train.rounds": 10,
         "train.clients_per_round": 10,
         "train.batch_size": 20,
         "model.hidden": (2,),
         "system.stragglers.rate": late,
-        "engine.lanes": 1,
+        "engine.workers": 1,
     }
     return train(overrides=overrides, federation=skewed(seed), out=f"runs/{uuid4().hex}")
 

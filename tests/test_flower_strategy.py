@@ -18,7 +18,7 @@ from fedstrata import Federation, RequestError, train
 from fedstrata.core import registry
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.flower_strategy import Strategy, describe, utility
-from fedstrata.methods.server_steps.adaptive import Yogi
+from fedstrata.methods.server_steps.adaptive import ServerYogi
 
 SHAPES = {"layer.weight": (3, 2), "layer.bias": (3,), "norm.running_mean": (3,)}
 
@@ -93,7 +93,7 @@ def test_yogi_is_that_of_flower_but_starts_from_tau_squared_and_leaves_statistic
     ours = {"kind": "yogi", "lr": 0.02, "beta1": 0.8, "beta2": 0.95, "tau": 1e-2}
     model, plain = result(Strategy(server=ours), grid), result(FedAvg(), grid, rounds=1)
     assert close(model, result(theirs, grid), trained)
-    assert close(model, result(Strategy(server=Yogi(0.02, 0.8, 0.95, 1e-2)), grid))
+    assert close(model, result(Strategy(server=ServerYogi(0.02, 0.8, 0.95, 1e-2)), grid))
     assert close(result(Strategy(server="yogi"), grid, rounds=1), plain, ["norm.running_mean"])
 
 
@@ -168,9 +168,9 @@ def test_what_needs_our_own_clients_is_refused_by_name():
     refused = {
         "selectors": {"power-of-choice", "hics", "divfl", "sur"},
         "combiners": {"soft", "fednova", "fedga-greedy"},
-        "servers": set(),
+        "server_steps": set(),
     }
-    for stage, key in (("selectors", "select"), ("combiners", "combine"), ("servers", "server")):
+    for stage, key in (("selectors", "select"), ("combiners", "combine"), ("server_steps", "server")):
         for name in set(registry.names(stage)) - refused[stage]:
             Strategy(**{key: name})
         for name in refused[stage]:

@@ -25,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from fedstrata.core.errors import FedstrataError, RequestError  # noqa: E402
 from fedstrata.privacy.frames import RefusedError  # noqa: E402
 from fedstrata.remote.flower import client_app, messages, records, stream  # noqa: E402
-from fedstrata.remote.flower.certificate import certified  # noqa: E402
+from fedstrata.remote.flower.certificate import make_certificate  # noqa: E402
 from fedstrata.remote.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kind, Parcel, parcels  # noqa: E402
 from fedstrata.remote.flower.invitation import Invitation  # noqa: E402
 from fedstrata.remote.flower.joining import with_stream  # noqa: E402
@@ -33,7 +33,7 @@ from fedstrata.remote.flower.messages import Messages  # noqa: E402
 from fedstrata.remote.flower.server_app import Asked, registered, wait_for, way, write_failure  # noqa: E402
 from fedstrata.remote.flower.stream import open_stream  # noqa: E402
 from fedstrata.remote.flower.stream_site import StreamSite  # noqa: E402
-from fedstrata.remote.introduction import Facts  # noqa: E402
+from fedstrata.remote.introduction import Introduction  # noqa: E402
 from fedstrata.remote.site_socket import Door, ask  # noqa: E402
 from fedstrata.remote.transport import Failure  # noqa: E402
 
@@ -425,7 +425,7 @@ def test_frames_that_do_not_fit_are_refused(frames, why):
 
 
 def test_an_invitation_is_checked():
-    good = Invitation("[::1]:80", certified("::1")[2].decode(), "0" * 64, "bonn", "run-1", 5.0)
+    good = Invitation("[::1]:80", make_certificate("::1")[2].decode(), "0" * 64, "bonn", "run-1", 5.0)
     assert Invitation.read(good.written()) == good
     for wrong in (
         {"address": "bonn"},
@@ -612,7 +612,7 @@ def test_a_token_is_of_one_site_in_one_run_and_is_used_once():
 
 def test_a_site_trusts_no_other_server(capfd):
     with streaming(ECHO) as (opened, messages):
-        foreign = certified("127.0.0.1")[2].decode()
+        foreign = make_certificate("127.0.0.1")[2].decode()
         start = time.monotonic()
         assert "cannot be reached" in refused(messages.invitations["bonn"], authority=foreign, grace=1.0)
         assert time.monotonic() - start < 8.0
@@ -648,7 +648,7 @@ def test_where_a_site_does_not_reach_the_stream_messages_carry_everything(tmp_pa
 
 def test_a_site_that_comes_after_its_run_went_on_is_invited_to_the_stream(tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "LOOK", 0.1)
-    facts = Facts((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x").dump()
+    facts = Introduction((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x").dump()
     (tmp_path / "sites.json").write_text(json.dumps({"run": "r", "sites": dict.fromkeys(ECHO, facts)}))
     told = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path), "sites": 2, "resume": True}
     messages = Loopback({name: bytes for name in ECHO if name != "bonn"} | {"dortmund": bytes})

@@ -8,28 +8,30 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata import Federation, RequestError, Run, follow, train, visits
+from fedstrata import Federation, RequestError, Run, client_updates, follow, train
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.noise import LabelNoise
-from fedstrata.runs.trace import Sides, Visited
-from fedstrata.runs.training import described
+from fedstrata.runs.trace import ClientUpdate, Sides
+from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
 
 NOISY = tiny_federation().with_noise([LabelNoise(rate=0.3)])
-FOLLOWED = {"method.sample.follow": True, "method.sample.warmup": 1, "train.epochs": 2}
+FOLLOWED = {"method.sampler.follow": True, "method.sampler.warmup": 1, "train.epochs": 2}
 
 
 def written(path, federation: Federation, rounds: list[dict[int, tuple[int, ...]]]) -> Run:
     """Write a run by hand: in each round, the positions of some clients' biased samples."""
-    experiment = described(None, "fedbss", FOLLOWED, federation, None)
+    experiment = describe_experiment(None, "fedbss", FOLLOWED, federation, None)
     run = Run.create(path, experiment.to_toml())
     run.log("start", fingerprint=federation.fingerprint)
     for i, told in enumerate(rounds):
-        meta = {str(c): {"cut": 0.5, "biased": 0.1, "biased_samples": list(p)} for c, p in told.items()}
-        drift = {str(c): 1.0 + c for c in told}
-        probe = {"kind": "probe", "clients": [5], "meta": {"5": {"probed_loss": 1.0}}}
+        metrics = {str(c): {"cut": 0.5, "biased": 0.1, "biased_samples": list(p)} for c, p in told.items()}
+        update_norm = {str(c): 1.0 + c for c in told}
+        probe = {"kind": "probe", "clients": [5], "metrics": {"5": {"probed_loss": 1.0}}}
         run.log(
-            "round", round=i + 1, steps=[probe, {"kind": "train", "clients": [*told], "drift": drift, "meta": meta}]
+            "round",
+            round=i + 1,
+            steps=[probe, {"kind": "train", "clients": [*told], "update_norm": update_norm, "metrics": metrics}],
         )
     return run
 
@@ -51,7 +53,7 @@ def test_positions_of_visits_become_counts_of_samples(tmp_path):
     ]
     assert got.rounds[0].chance == wrong[here].mean()
     assert got.rounds[0].share == found / 3
-    assert visits(run)[1] == Visited(1, 2, 3.0, 0.5, 0.1, (4,))
+    assert client_updates(run)[1] == ClientUpdate(1, 2, 3.0, 0.5, 0.1, (4,))
 
 
 def test_a_round_without_biased_samples_has_no_share(tmp_path):
@@ -63,9 +65,9 @@ def test_a_round_without_biased_samples_has_no_share(tmp_path):
 def test_a_sample_is_on_the_biased_side_where_its_loss_is_beyond_the_cut_of_its_client(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    asked = FOLLOWED | {"method.sample.warmup": 0, "train.rounds": 1, "train.clients_per_round": "all"}
+    asked = FOLLOWED | {"method.sampler.warmup": 0, "train.rounds": 1, "train.clients_per_round": "all"}
     run = train(method="fedbss", federation=NOISY, model=model, overrides=asked, out=tmp_path / "run")
-    got, cuts = follow(run, NOISY), {v.client: v.cut for v in visits(run)}
+    got, cuts = follow(run, NOISY), {v.client: v.cut for v in client_updates(run)}
     with torch.no_grad():
         losses = cross_entropy(model(NOISY.train.x), NOISY.train.y, reduction="none").numpy()
     beyond = losses[got.rows] > np.array([cuts[c] for c in got.clients.tolist()]) + 1e-6
@@ -74,12 +76,12 @@ def test_a_sample_is_on_the_biased_side_where_its_loss_is_beyond_the_cut_of_its_
     assert (got.ranked == 1).all()
 
 
-@pytest.mark.parametrize("how", [{"drift": Drift(at=(2, 3), share=1.0)}, {"stream": Stream(start=0.3, until=4)}])
+@pytest.mark.parametrize("how", [{"update_norm": Drift(at=(2, 3), share=1.0)}, {"stream": Stream(start=0.3, until=4)}])
 def test_samples_are_found_where_data_move(tmp_path, how):
     moving = NOISY.moving(**how)
     asked = FOLLOWED | {"train.rounds": 4, "train.clients_per_round": "all"}
     run = train(method="fedbss", federation=moving, overrides=asked, out=tmp_path / "run")
-    got, seen = follow(run, moving), [v for v in visits(run) if v.cut is not None]
+    got, seen = follow(run, moving), [v for v in client_updates(run) if v.cut is not None]
     assert {v.round for v in seen} == {2, 3, 4}
     assert got.biased.sum() == sum(len(v.positions) for v in seen) > 0
     held = [len(moving.at(v.round - 1).train_split[v.client]) for v in seen]
@@ -90,20 +92,20 @@ def test_samples_are_found_where_data_move(tmp_path, how):
 
 def test_data_by_name_are_dealt_out_again_and_wrong_labels_gather_on_the_biased_side(tmp_path):
     asked = {"data.noise": {"labels": 0.3}, "train.rounds": 12, "system.speed.kind": "tiers"}
-    run = train(method="fedbss", overrides=asked | FOLLOWED | {"method.sample.warmup": 6}, out=tmp_path / "run")
+    run = train(method="fedbss", overrides=asked | FOLLOWED | {"method.sampler.warmup": 6}, out=tmp_path / "run")
     got = follow(run)
     assert [sides.round for sides in got.rounds] == [*range(7, 13)]
     assert all(sides.chance == pytest.approx(0.3, abs=0.02) for sides in got.rounds)
     assert sum(s.found for s in got.rounds) > 1.2 * 0.3 * sum(s.biased for s in got.rounds)
-    assert [v.cut is None for v in visits(run)] == [v.round <= 6 for v in visits(run)]
-    assert all(v.drift > 0 for v in visits(run))
+    assert [v.cut is None for v in client_updates(run)] == [v.round <= 6 for v in client_updates(run)]
+    assert all(v.update_norm > 0 for v in client_updates(run))
 
 
 def test_curves_need_no_names_of_samples_but_following_does(tmp_path):
-    asked = FOLLOWED | {"method.sample.follow": False, "train.rounds": 2}
+    asked = FOLLOWED | {"method.sampler.follow": False, "train.rounds": 2}
     run = train(method="fedbss", federation=NOISY, overrides=asked, out=tmp_path / "run")
-    assert {v.round for v in visits(run) if v.cut is not None} == {2}
-    with pytest.raises(RequestError, match=r"method\.sample\.follow = true"):
+    assert {v.round for v in client_updates(run) if v.cut is not None} == {2}
+    with pytest.raises(RequestError, match=r"method\.sampler\.follow = true"):
         follow(run, NOISY)
 
 

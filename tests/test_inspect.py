@@ -15,7 +15,7 @@ import pytest
 import fedstrata
 from fedstrata import Experiment, Federation, RequestError, inspect
 from fedstrata.cli import main
-from fedstrata.config.build import assemble, federation_of
+from fedstrata.config.build import build_federation, build_plan
 from fedstrata.inspection import inspection, rules
 from fedstrata.inspection.rehearsal import rehearsed
 
@@ -85,8 +85,8 @@ def test_samples_with_two_labels_get_fedbss():
 def test_what_is_rehearsed_is_what_a_run_costs(method):
     table = {"method": {"name": method}, "train": {"rounds": 2}, "engine": {"together": "never"}}
     experiment = Experiment.of(table)
-    federation = federation_of(experiment)
-    cost = rehearsed(assemble(experiment, federation), federation)
+    federation = build_federation(experiment)
+    cost = rehearsed(build_plan(experiment, federation), federation)
     run = fedstrata.train(experiment).summary
     assert cost.client_updates == run["client_updates"] / 2
     assert cost.bytes == sum(run[f"bytes_{way}"] for way in ("up", "down", "p2p")) / 2
@@ -97,19 +97,19 @@ def test_what_is_rehearsed_is_what_a_run_costs(method):
 def test_a_schedule_is_rehearsed_in_part_and_counted_up(method, norm, monkeypatch):
     table = {"method": {"name": method}, "model": {"name": "mlp", "norm": norm}, "train": {"rounds": 1}}
     experiment = Experiment.of(table)
-    federation = federation_of(experiment)
+    federation = build_federation(experiment)
     run = fedstrata.train(experiment).summary
     for most, within in ((5_000, 0.05), (500, 0.25)):  # all of it, and a third
         monkeypatch.setattr("fedstrata.inspection.rehearsal.ENTRIES", most)
-        cost = rehearsed(assemble(experiment, federation), federation)
+        cost = rehearsed(build_plan(experiment, federation), federation)
         assert cost.client_updates == pytest.approx(run["client_updates"], rel=within)
         assert cost.bytes == pytest.approx(sum(run[f"bytes_{way}"] for way in ("up", "down", "p2p")), rel=within)
 
 
 def test_terraform_is_charged_for_clients_that_train_again():
     experiment = Experiment.of({"method": {"name": "terraform"}, "train": {"clients_per_round": "all", "rounds": 8}})
-    federation = federation_of(experiment)
-    cost = rehearsed(assemble(experiment, federation), federation)
+    federation = build_federation(experiment)
+    cost = rehearsed(build_plan(experiment, federation), federation)
     assert 22 < cost.client_updates < 60
 
 
@@ -125,7 +125,7 @@ def test_costs_and_reveals_are_told_beside_fedavg():
 
 def test_what_does_not_go_with_the_experiment_is_replaced_or_said():
     few = {"data.partition": {"kind": "labels-per-client", "labels": 1}, "train.clients_per_round": "all"}
-    clipped = {"method.correct": [{"kind": "clip"}]}  # works on local steps, and a global batch has none
+    clipped = {"method.corrections": [{"kind": "clip"}]}  # works on local steps, and a global batch has none
     (first, *_) = inspect(overrides=few | clipped).advice
     assert first.recipe == "stratify-single"
     assert "works on local steps" in first.not_here["stratify-batch"]
@@ -148,7 +148,7 @@ def test_every_rule_stands_in_the_documentation():
 def test_counts_alone_give_the_same_measures_and_say_what_they_lack():
     whole = inspect()
     experiment = Experiment.of()
-    counts = federation_of(experiment).counts
+    counts = build_federation(experiment).counts
     alone = inspect(counts=counts[:, np.random.default_rng(0).permutation(10)])  # placeholders: in no order
     known = {"duplicate_clients": None, "copied_samples": None, "conflicting_labels": None}
     same = replace(whole.measures, **known, round_balance=alone.measures.round_balance)
@@ -188,10 +188,10 @@ def test_the_object_is_short_to_look_at_and_draws():
 
 
 def test_data_from_python_get_a_call_instead_of_a_command():
-    federation = federation_of(Experiment.of({"data": {"partition": {"kind": "labels-per-client", "labels": 1}}}))
+    federation = build_federation(Experiment.of({"data": {"partition": {"kind": "labels-per-client", "labels": 1}}}))
     (_, flips, *_) = inspect(overrides={"train.rounds": 9}, federation=federation).advice
     assert flips.command == (
-        "fedstrata.train(method='flips', overrides={'train.rounds': 9, 'method.select.clusters': 10}, "
+        "fedstrata.train(method='flips', overrides={'train.rounds': 9, 'method.selector.clusters': 10}, "
         "federation=federation)"
     )
 

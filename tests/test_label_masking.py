@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.rng import Streams
-from fedstrata.privacy.agreement import Agreement, derived
-from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.agreement import Agreement, derive
+from fedstrata.privacy.frames import SERVER, Frame, RefusedError, open_frame
+from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.privacy.labels import ckks_paper, prf
 from fedstrata.privacy.labels.directory import Directory, check_paths
-from fedstrata.privacy.labels.encoding import encoded
-from fedstrata.privacy.labels.masking import MODES, Transcript, masked_labels
+from fedstrata.privacy.labels.encoding import encode
+from fedstrata.privacy.labels.masking import MODES, Transcript, mask_labels
 from fedstrata.privacy.labels.parties import INDEX, WORD, asked, replied
 from fedstrata.privacy.labels.prf import PrfClient, PrfServer
 from fedstrata.privacy.labels.served import Served
@@ -38,7 +38,7 @@ REFUSED = partial(pytest.raises, RefusedError)
 
 def mask(mode, held, seed=0, **more):
     """Mask labels with secrets that come from a seed."""
-    return masked_labels(
+    return mask_labels(
         mode,
         held,
         rng=np.random.default_rng(seed),
@@ -77,13 +77,13 @@ def parties(held, seed=0, members=None, kind=Spy, **more):
     identities = [Identity.new(source) for source in sources]
     of_server = secrets(Streams(seed), "labels", SERVER)
     server = Identity.new(of_server)
-    roll = Roll.of(server, identities)
-    clients = [kind(i, identities[i], roll, held[i], sources[i], **more) for i in range(len(held))]
+    key_directory = KeyDirectory.of(server, identities)
+    clients = [kind(i, identities[i], key_directory, held[i], sources[i], **more) for i in range(len(held))]
 
     def new_server(members=members, distributions=False):
         who = range(len(held)) if members is None else members
         rng = np.random.default_rng(seed)
-        return PrfServer(server, roll, who, of_server, rng, distributions=distributions)
+        return PrfServer(server, key_directory, who, of_server, rng, distributions=distributions)
 
     return new_server, clients
 
@@ -106,13 +106,13 @@ def talk(server, clients, until=None, meddle=None, change=None):
 def lie(server, step, client, *fields):
     """Write what a server says that does not keep to the protocol."""
     number = prf.STEPS.index(step) - (step == "counts" and server.counts is None)
-    return Frame(asked(prf.DOMAIN, step, number, client), server.job, SERVER, fields).signed(server._identity)
+    return Frame(asked(prf.DOMAIN, step, number, client), server.job, SERVER, fields).sign(server._identity)
 
 
-def said(server, step, client, data, roll):
+def said(server, step, client, data, key_directory):
     """Read the fields of one of the server's messages."""
     number = prf.STEPS.index(step) - (step == "counts" and server.counts is None)
-    return opened(data, roll, asked(prf.DOMAIN, step, number, client), server.job, SERVER).fields
+    return open_frame(data, key_directory, asked(prf.DOMAIN, step, number, client), server.job, SERVER).fields
 
 
 # ---- encoding --------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def by_the_book(label):
 
 @pytest.mark.parametrize(("label", "hexed"), KNOWN, ids=lambda x: repr(x)[:12])
 def test_known_encodings(label, hexed):
-    assert encoded(label).hex() == hexed == by_the_book(label)
+    assert encode(label).hex() == hexed == by_the_book(label)
 
 
 LABELS = st.one_of(
@@ -173,9 +173,9 @@ LABELS = st.one_of(
 
 @given(LABELS, LABELS)
 def test_labels_are_written_alike_only_if_they_are_the_same(a, b):
-    assert encoded(a).hex() == by_the_book(a)
-    assert (encoded(a) == encoded(b)) == (type(a) is type(b) and a == b)
-    assert encoded(a) == encoded(b) or not encoded(b).startswith(encoded(a))
+    assert encode(a).hex() == by_the_book(a)
+    assert (encode(a) == encode(b)) == (type(a) is type(b) and a == b)
+    assert encode(a) == encode(b) or not encode(b).startswith(encode(a))
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,13 @@ def test_labels_are_written_alike_only_if_they_are_the_same(a, b):
     ],
 )
 def test_numpy_scalars_are_read_as_the_plain_type(scalar, plain):
-    assert encoded(scalar) == encoded(plain)
+    assert encode(scalar) == encode(plain)
 
 
 @pytest.mark.parametrize("label", [float("nan"), np.float32("nan"), None, (1, 2), 1j, np.datetime64("2020"), "\ud800"])
 def test_what_is_no_label_is_refused(label):
     with pytest.raises(RequestError, match="allowed"):
-        encoded(label)
+        encode(label)
 
 
 # ---- primitives ------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def hkdf(secret, salt, info, size):
     ],
 )
 def test_derived_keys_are_those_of_rfc_5869(secret, salt, info, okm):
-    assert derived(secret, salt, info, 42).hex() == hkdf(secret, salt, info, 42).hex() == okm
+    assert derive(secret, salt, info, 42).hex() == hkdf(secret, salt, info, 42).hex() == okm
 
 
 def test_agreement_is_that_of_rfc_7748():
@@ -258,7 +258,7 @@ def test_a_public_key_that_gives_everybody_the_same_secret_is_refused(point):
 
 
 def structure(known, held):
-    """Give what is known, without the order of the placeholders."""
+    """Return what is known, without the order of the placeholders."""
     columns = [(tuple(known.holds[:, p].tolist()), int(known.totals[p])) for p in range(known.placeholders)]
     return sorted(columns), known.clients, [sorted(map(repr, own)) for own in known.own]
 
@@ -357,7 +357,7 @@ def test_the_server_never_sees_a_label_a_count_or_a_secret():
         pairs, _, group, contribution = client.kept
         secrets = [group, contribution, *(key for pair in pairs.values() for key in (pair.mask, pair.wrap))]
         secrets += [
-            word for label in labels for word in (label.encode(), encoded(label), sha256(encoded(label)).digest())
+            word for label in labels for word in (label.encode(), encode(label), sha256(encode(label)).digest())
         ]
         secrets += [n.to_bytes(8, "little") for n in labels.values()] + [n.to_bytes(8, "big") for n in labels.values()]
         assert not [secret for secret in secrets if secret in transcript]
@@ -395,7 +395,7 @@ def test_tokens_of_two_jobs_have_nothing_in_common():
 
 
 def reachable(thing, seen=None):
-    """Give everything that can be reached from an object."""
+    """Return everything that can be reached from an object."""
     seen = {} if seen is None else seen
     if id(thing) in seen or isinstance(thing, type):
         return seen
@@ -508,14 +508,14 @@ def test_jobs_and_sets_a_client_does_not_serve():
     new_server, clients = parties([*HELD, *HELD])
     with REFUSED(match="at least 3"):
         talk(new_server(members=(0, 1)), clients)
-    roll = clients[0]._roll.digest
+    key_directory = clients[0]._key_directory.digest
     for named in ((0, 1, 2), (2, 1, 9), (1, 1, 9), (1, 9, 10)):
         with REFUSED(match="not on the roll, or not this one"):
-            clients[9].answer("key", lie(new_server(), "key", 9, roll, np.array(named, dtype=INDEX).tobytes()))
+            clients[9].answer("key", lie(new_server(), "key", 9, key_directory, np.array(named, dtype=INDEX).tobytes()))
     server = new_server()
     talk(server, clients)
     with REFUSED(match="repeats the id"):
-        clients[0].answer("key", lie(server, "key", 0, roll, np.arange(10, dtype=INDEX).tobytes()))
+        clients[0].answer("key", lie(server, "key", 0, key_directory, np.arange(10, dtype=INDEX).tobytes()))
     talk(new_server(), clients)  # the same clients once more: the same sums
     for others in (range(9), range(8), range(3), (*range(6), 9, 8)):  # too near, too near, less than half, too near
         with REFUSED(match="subtracted"):
@@ -532,7 +532,7 @@ def test_a_job_that_ended_before_counts_were_sent_does_not_bind():
     talk(new_server(), clients, until="counts")
     assert all(client.served.last is None for client in clients)
     talk(new_server(members=(0, 1, 2, 3)), clients)
-    assert all(client.served.last == set(clients[0]._roll.clients[:4]) for client in clients[:4])
+    assert all(client.served.last == set(clients[0]._key_directory.clients[:4]) for client in clients[:4])
 
 
 def test_one_client_between_two_that_were_summed_apart_stays_hidden():
@@ -563,7 +563,7 @@ def test_sets_that_are_never_completed_do_not_open_the_way_to_small_ones():
 def test_no_sums_a_server_can_collect_isolate_fewer_than_three(seed):
     """A server asks for random sets and completes some of them; what it gets is searched for thin differences."""
     rng, clients = np.random.default_rng(seed), 13
-    memory, summed, asked_for = [Served() for _ in range(clients)], [], [tuple(range(clients))]
+    memory, aggregated, asked_for = [Served() for _ in range(clients)], [], [tuple(range(clients))]
     for _ in range(120):
         within = asked_for[rng.integers(len(asked_for))]
         some = tuple(sorted(rng.choice(within, rng.integers(3, len(within) + 1), replace=False).tolist()))
@@ -578,8 +578,8 @@ def test_no_sums_a_server_can_collect_isolate_fewer_than_three(seed):
             except RefusedError:
                 complete = False
         if complete:
-            summed.append(np.isin(np.arange(clients), some))
-    sums = np.unique(np.array(summed, dtype=float).reshape(-1, clients), axis=0)
+            aggregated.append(np.isin(np.arange(clients), some))
+    sums = np.unique(np.array(aggregated, dtype=float).reshape(-1, clients), axis=0)
     rank = np.linalg.matrix_rank(sums) if len(sums) else 0
     for few in combinations(range(clients), 2):  # a combination that lives on these two alone would lower the rank
         assert rank == 0 or np.linalg.matrix_rank(np.delete(sums, few, axis=1)) == rank
@@ -653,7 +653,7 @@ def test_steps_cannot_be_skipped():
     server = talk(new_server(), clients, until="tokens")
     number = 3
     for step in ("agree", "counts"):
-        ask = Frame(asked(prf.DOMAIN, step, number, 0), server.job, SERVER, ()).signed(server._identity)
+        ask = Frame(asked(prf.DOMAIN, step, number, 0), server.job, SERVER, ()).sign(server._identity)
         with REFUSED(match="order"):
             clients[0].answer(step, ask)
 
@@ -663,8 +663,11 @@ def test_keys_that_are_not_on_the_roll():
     _, strangers = parties(HELD, seed=9)
     with REFUSED(match="not signed by its sender"):  # a client that has another roll, with another server's key
         strangers[0].answer("key", new_server().asks()[0])
-    mixed = Roll(clients[0]._roll.server, (*clients[0]._roll.clients[:4], strangers[4]._roll.clients[4]))
-    clients[1]._roll = mixed
+    mixed = KeyDirectory(
+        clients[0]._key_directory.server,
+        (*clients[0]._key_directory.clients[:4], strangers[4]._key_directory.clients[4]),
+    )
+    clients[1]._key_directory = mixed
     with REFUSED(match="another roll"):
         clients[1].answer("key", new_server().asks()[1])
     clients[2]._identity = strangers[2]._identity
@@ -689,8 +692,8 @@ def test_substituted_public_keys_are_refused():
     def substitute(step, i, ask):
         if step != "contributions":
             return ask
-        keys = list(said(server, step, i, ask, clients[0]._roll))
-        keys[2] = Frame(replied(prf.DOMAIN, "key", 0), server.job, 2, (mine.public,)).signed(server._identity)
+        keys = list(said(server, step, i, ask, clients[0]._key_directory))
+        keys[2] = Frame(replied(prf.DOMAIN, "key", 0), server.job, 2, (mine.public,)).sign(server._identity)
         return lie(server, step, i, *keys)
 
     with REFUSED(match="not signed by its sender 2"):
@@ -705,8 +708,8 @@ def test_clients_that_were_shown_different_keys_do_not_go_on():
     def two_faces(step, i, ask):
         if step != "contributions" or i != 0:
             return ask
-        keys = list(said(server, step, i, ask, clients[0]._roll))
-        keys[2] = Frame(replied(prf.DOMAIN, "key", 0), server.job, 2, (other.public,)).signed(clients[2]._identity)
+        keys = list(said(server, step, i, ask, clients[0]._key_directory))
+        keys[2] = Frame(replied(prf.DOMAIN, "key", 0), server.job, 2, (other.public,)).sign(clients[2]._identity)
         return lie(server, step, i, *keys)
 
     with REFUSED(match="changed on the way"):
@@ -739,7 +742,7 @@ def test_a_server_cannot_give_the_holders_of_a_label_different_placeholders():
         def split(step, i, ask):
             if step != "agree":
                 return ask
-            _, seen, _, path = said(server, step, i, ask, clients[0]._roll)
+            _, seen, _, path = said(server, step, i, ask, clients[0]._key_directory)
             [token] = clients[i]._by_token
             if proven:
                 own = Directory({token: i}, bytes([i]))
@@ -792,7 +795,7 @@ def test_one_clients_masked_counts_are_no_sum():
 
 
 def _words(server, client, data, clients):
-    frame = opened(data, clients[0]._roll, replied(prf.DOMAIN, "counts", 5), server.job, client)
+    frame = open_frame(data, clients[0]._key_directory, replied(prf.DOMAIN, "counts", 5), server.job, client)
     return np.frombuffer(frame.fields[0], WORD).copy()
 
 
@@ -805,7 +808,7 @@ def test_all_but_two_clients_and_the_server_learn_the_sum_of_the_two():
     for i in (0, 1):  # the colluders 2..5 strip the masks they share with the honest two
         for colluder in clients[2:]:
             pairs, tr, _, _ = colluder.kept
-            seen[i] -= stream(derived(pairs[i].mask, tr, b"label counts"), len(labels))
+            seen[i] -= stream(derive(pairs[i].mask, tr, b"label counts"), len(labels))
     truth = [np.zeros(len(labels), dtype=WORD) for _ in range(2)]
     for i in (0, 1):
         for label, at in clients[i].own.items():
@@ -813,7 +816,7 @@ def test_all_but_two_clients_and_the_server_learn_the_sum_of_the_two():
     assert (seen[0] + seen[1] == truth[0] + truth[1]).all()  # the sum, and ...
     left = seen[0] - truth[0]
     assert (left == truth[1] - seen[1]).all()  # ... one mask, which only the two have, on both
-    assert (left == stream(derived(clients[0].kept[0][1].mask, clients[0].kept[1], b"label counts"), len(labels))).all()
+    assert (left == stream(derive(clients[0].kept[0][1].mask, clients[0].kept[1], b"label counts"), len(labels))).all()
     assert len(np.unique(left)) == len(labels)
     ones = np.unpackbits(left.view(np.uint8)).mean()
     assert abs(ones - 0.5) < 5 * 0.5 / np.sqrt(64 * len(labels))  # uniform words: any two counts of this sum fit them
@@ -873,12 +876,13 @@ def keys():
 def ckks_parties(held, keys):
     sources = [secrets(Streams(0), "labels", party) for party in range(-1, len(held))]
     server, *identities = [Identity.new(source) for source in sources]
-    roll = Roll.of(server, identities)
+    key_directory = KeyDirectory.of(server, identities)
     clients = [
-        ckks_paper.CkksClient(i, identities[i], roll, held[i], sources[i + 1], keys.secret) for i in range(len(held))
+        ckks_paper.CkksClient(i, identities[i], key_directory, held[i], sources[i + 1], keys.secret)
+        for i in range(len(held))
     ]
     rng = np.random.default_rng(0)
-    return ckks_paper.CkksServer(server, roll, range(len(held)), sources[0], rng, public=keys.public), clients
+    return ckks_paper.CkksServer(server, key_directory, range(len(held)), sources[0], rng, public=keys.public), clients
 
 
 def test_the_printed_protocol_says_what_it_is_worth():
@@ -918,11 +922,13 @@ def test_the_printed_protocol_has_a_decryption_oracle(keys):
         if step != "sums":
             return ask
         kind = asked(ckks_paper.DOMAIN, step, server._number[i], i)
-        return Frame(kind, server.job, SERVER, (submitted["count"],)).signed(server._identity)
+        return Frame(kind, server.job, SERVER, (submitted["count"],)).sign(server._identity)
 
     def listen(data, deliver):
         if deliver.func == server.take and server.step == "labels":
-            frame = opened(data, clients[0]._roll, replied(ckks_paper.DOMAIN, "labels", 0), server.job, deliver.args[0])
+            frame = open_frame(
+                data, clients[0]._key_directory, replied(ckks_paper.DOMAIN, "labels", 0), server.job, deliver.args[0]
+            )
             submitted["count"] = frame.fields[1]  # the last one stays: that of client 2
 
     talk(server, clients, meddle=listen, change=steal)

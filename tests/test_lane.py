@@ -1,4 +1,4 @@
-"""A visit of the lane against textbook PyTorch, and what a user's module may rely on."""
+"""A client update of the worker against textbook PyTorch, and what a user's module may rely on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch.nn.utils import parameters_to_vector
 
 from fedstrata.client.batches import RING
 from fedstrata.client.network import find_head
-from fedstrata.client.trainer import Lane
+from fedstrata.client.trainer import Trainer
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Task
 from fedstrata.data.federation import Federation
 from fedstrata.models.lenet5 import LeNet5
 from fedstrata.models.mlp import Mlp
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
 
 
-def federation_of(sizes=(9, 3, 17), shape=(4,), ones=False):
+def build_federation(sizes=(9, 3, 17), shape=(4,), ones=False):
     rng, stops = np.random.default_rng(1), np.cumsum(sizes)
     rows = [np.arange(stop - n, stop) for stop, n in zip(stops, sizes, strict=True)]
     x = np.ones((stops[-1], *shape)) if ones else rng.normal(size=(stops[-1], *shape))
@@ -36,25 +36,25 @@ def federation_of(sizes=(9, 3, 17), shape=(4,), ones=False):
     return Federation.from_arrays(x.astype(np.float32), y, rows, test=(x[:3].astype(np.float32), y[:3]))
 
 
-def work_of(module, federation=None, **overrides):
-    federation = federation or federation_of()
+def session_of(module, federation=None, **overrides):
+    federation = federation or build_federation()
     asked = {"train.epochs": 2, "train.batch_size": 4, "train.lr": 0.1, "engine.precision": "fp64"}
     overrides = {key.replace("__", "."): value for key, value in overrides.items()}
-    return Work(described(None, None, {**asked, **overrides}, federation, module), federation, module)
+    return Session(describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module)
 
 
 def lane_of(work, pad=False):
     data = work.federation.train
-    return Lane(work.plan.local, data.x, data.y, int(work.federation.train_split.sizes.max()), pad=pad)
+    return Trainer(work.plan.local, data.x, data.y, int(work.federation.train_split.sizes.max()), pad=pad)
 
 
-def visit(lane, work, client=0, round=0):
-    down = work.fresh().model.wire()
-    return lane.visit(work.federation.client(client), Task(client, round, 0, down=down), {})[0]
+def context(trainer, work, client=0, round=0):
+    down = work.initial_state().model.wire()
+    return trainer.run_task(work.federation.client(client), Task(client, round, 0, down=down), {})[0]
 
 
 def batches_of(work, client, round=0):
-    """Give the batches of a visit, from the same streams."""
+    """Return the batches of a client update, from the same streams."""
     local, rows = work.plan.local, work.federation.train_split[client]
     for epoch in range(local.epochs):
         order = rows[local.streams(f"epoch-{epoch}", round=round, client=client).permutation(len(rows))]
@@ -78,14 +78,14 @@ def textbook(work, client, optimizer, round=0, skip_single=False):
 
 
 def trained(work, report):
-    """Give the client's model by name."""
-    start = work.fresh().model
-    moved = start.params + report.summed["update"]
-    return work.plan.space.named(Model(moved, start.buffers + report.summed.get("buffers", 0)))
+    """Return the client's model by name."""
+    start = work.initial_state().model
+    moved = start.params + report.aggregated["update"]
+    return work.plan.space.named(FlatModel(moved, start.buffers + report.aggregated.get("buffers", 0)))
 
 
 def normed():
-    """Give a network with a norm layer; a bias before it would have no gradient but rounding, which Adam scales up."""
+    """Return a network with a norm layer; a bias before it would have no gradient but rounding, which Adam scales up."""
     torch.manual_seed(3)
     first = nn.Linear(4, 6, bias=False)
     return nn.Sequential(OrderedDict(fc=first, norm=nn.BatchNorm1d(6), act=nn.ReLU(), head=nn.Linear(6, 3)))
@@ -122,35 +122,38 @@ OPTIMIZERS = {
 def test_a_visit_is_textbook_training(model, optimizer):
     (build, shape), (asked, reference) = MODELS[model], OPTIMIZERS[optimizer]
     torch.manual_seed(0)
-    work = work_of(build(), federation_of(shape=shape), train__optimizer=asked)
-    lane = lane_of(work)
+    work = session_of(build(), build_federation(shape=shape), train__optimizer=asked)
+    trainer = lane_of(work)
     for client, round in ((2, 0), (0, 1), (1, 0)):  # 17, 9 and 3 samples in batches of 4; 17 and 9 leave a single one
-        report = visit(lane, work, client, round)
+        report = context(trainer, work, client, round)
         module, loss = textbook(work, client, reference, round, skip_single=model == "norm")
         end, own = trained(work, report), module.state_dict()
         for name in end:
             close(end[name], own[name])
         assert float(report.loss) == pytest.approx(loss, abs=1e-12)
-        assert float(report.drift) == pytest.approx(float(report.summed["update"].norm()), abs=1e-12)
+        assert float(report.update_norm) == pytest.approx(float(report.aggregated["update"].norm()), abs=1e-12)
     assert any("running_var" in name for name in end) == (model == "norm")
 
 
 def test_a_visit_reports_samples_and_steps():
-    work = work_of(normed())
-    reports = [visit(lane_of(work), work, client) for client in range(3)]
+    work = session_of(normed())
+    reports = [context(lane_of(work), work, client) for client in range(3)]
     assert [r.samples for r in reports] == [9, 3, 17]
     assert [r.steps for r in reports] == [4, 2, 8]  # two epochs, singles left out
-    assert [visit(lane_of(work_of(dropping())), work_of(dropping()), c).steps for c in range(3)] == [6, 2, 10]
+    assert [context(lane_of(session_of(dropping())), session_of(dropping()), c).steps for c in range(3)] == [6, 2, 10]
 
 
 def test_more_batches_than_the_ring_holds():
-    federation = federation_of(sizes=(RING + 7, 5))
-    work = work_of(Mlp(hidden=(3,)).build((4,), 3), federation, train__batch_size=1)
+    federation = build_federation(sizes=(RING + 7, 5))
+    work = session_of(Mlp(hidden=(3,)).build((4,), 3), federation, train__batch_size=1)
     reference = partial(torch.optim.SGD, lr=0.1)
     for pad in (False, True):
-        report = visit(lane_of(work, pad), work)
+        report = context(lane_of(work, pad), work)
         module, loss = textbook(work, 0, reference)
-        close(work.fresh().model.params + report.summed["update"], parameters_to_vector(module.parameters()).detach())
+        close(
+            work.initial_state().model.params + report.aggregated["update"],
+            parameters_to_vector(module.parameters()).detach(),
+        )
         assert report.steps == 2 * (RING + 7)
         assert float(report.loss) == pytest.approx(loss, abs=1e-12)
 
@@ -159,11 +162,11 @@ def test_more_batches_than_the_ring_holds():
 @pytest.mark.parametrize("model", ["mlp", "lenet5", "dropout"])
 def test_a_padded_lane_equals_an_exact_one(model, optimizer):
     build, shape = {**MODELS, "dropout": (dropping, (4,))}[model]
-    work = work_of(build(), federation_of(shape=shape), train__optimizer=OPTIMIZERS[optimizer][0])
+    work = session_of(build(), build_federation(shape=shape), train__optimizer=OPTIMIZERS[optimizer][0])
     exact, padded = lane_of(work), lane_of(work, pad=True)
     for client in (2, 1, 0):
-        one, other = visit(exact, work, client), visit(padded, work, client)
-        close(one.summed["update"], other.summed["update"])
+        one, other = context(exact, work, client), context(padded, work, client)
+        close(one.aggregated["update"], other.aggregated["update"])
         assert float(one.loss) == pytest.approx(float(other.loss), abs=1e-12)
         assert one.steps == other.steps
 
@@ -171,9 +174,9 @@ def test_a_padded_lane_equals_an_exact_one(model, optimizer):
 def test_the_step_size_follows_the_schedule():
     module = Mlp(hidden=()).build((4,), 3)
     halved = {"kind": "step", "every": 1, "by": 0.5}
-    work = work_of(module, train__lr_schedule=halved, train__epochs=1, train__batch_size=99)
-    lane = lane_of(work)
-    first, third = (visit(lane, work, round=r).summed["update"] for r in (0, 2))
+    work = session_of(module, train__lr_schedule=halved, train__epochs=1, train__batch_size=99)
+    trainer = lane_of(work)
+    first, third = (context(trainer, work, round=r).aggregated["update"] for r in (0, 2))
     close(third, first / 4)
 
 
@@ -181,33 +184,33 @@ def test_the_step_size_follows_the_schedule():
 
 
 def test_a_single_sample_that_is_all_there_is_trains_on_running_statistics():
-    work = work_of(normed(), federation_of(sizes=(1, 6)), train__epochs=1)
-    lane = lane_of(work)
-    visit(lane, work, 1)
-    report = visit(lane, work, 0)
+    work = session_of(normed(), build_federation(sizes=(1, 6)), train__epochs=1)
+    trainer = lane_of(work)
+    context(trainer, work, 1)
+    report = context(trainer, work, 0)
     module, data = work.plan.local.build().double().eval(), work.federation.train
     cross_entropy(module(data.x[:1].double()), data.y[:1]).backward()
-    close(report.summed["update"], -0.1 * parameters_to_vector(p.grad for p in module.parameters()))
+    close(report.aggregated["update"], -0.1 * parameters_to_vector(p.grad for p in module.parameters()))
     assert report.steps == 1
-    assert report.summed["buffers"].tolist() == [0.0] * 12
+    assert report.aggregated["buffers"].tolist() == [0.0] * 12
 
 
 def test_norm_layers_train_again_after_a_single_sample():
-    work = work_of(normed(), federation_of(sizes=(1, 6)))
+    work = session_of(normed(), build_federation(sizes=(1, 6)))
     used, fresh = lane_of(work), lane_of(work)
-    visit(used, work, 0)
-    for name, tensor in visit(fresh, work, 1).summed.items():
-        assert torch.equal(visit(used, work, 1).summed[name], tensor)
+    context(used, work, 0)
+    for name, tensor in context(fresh, work, 1).aggregated.items():
+        assert torch.equal(context(used, work, 1).aggregated[name], tensor)
         assert tensor.abs().max() > 0
 
 
 def test_cumulative_statistics_count_from_the_start_of_every_visit():
     module = normed()
     module.norm.momentum = None  # the running mean is then a plain mean over the batches counted so far
-    work = work_of(module)
-    lane = lane_of(work)
-    visit(lane, work, 0)
-    report = visit(lane, work, 2)
+    work = session_of(module)
+    trainer = lane_of(work)
+    context(trainer, work, 0)
+    report = context(trainer, work, 2)
     by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1), skip_single=True)
     close(trained(work, report)["norm.running_mean"], by_hand.norm.running_mean)
 
@@ -216,23 +219,23 @@ def test_cumulative_statistics_count_from_the_start_of_every_visit():
 
 
 def masks_of(work, client=0, round=0, before=()):
-    """Give what a dropout layer let through of ones, step by step."""
-    lane, seen = lane_of(work), []
+    """Return what a dropout layer let through of ones, step by step."""
+    trainer, seen = lane_of(work), []
     for other in before:
-        visit(lane, work, other)
-    lane.network.module.drop.register_forward_hook(lambda _m, _a, out: seen.append(out.detach().clone()))
-    visit(lane, work, client, round)
+        context(trainer, work, other)
+    trainer.network.module.drop.register_forward_hook(lambda _m, _a, out: seen.append(out.detach().clone()))
+    context(trainer, work, client, round)
     return torch.stack(seen)
 
 
 @pytest.fixture
 def ones():
-    return federation_of(sizes=(40, 40, 40), shape=(50,), ones=True)
+    return build_federation(sizes=(40, 40, 40), shape=(50,), ones=True)
 
 
 @pytest.mark.parametrize("p", [0.2, 0.5])
 def test_dropout_has_the_right_rate_and_scale(ones, p):
-    through = masks_of(work_of(dropping(p, 50), ones, train__batch_size=20))
+    through = masks_of(session_of(dropping(p, 50), ones, train__batch_size=20))
     assert through.shape == (4, 20, 50)
     assert set(through.unique().tolist()) == {0.0, 1 / (1 - p)}
     share, cells = (through == 0).double().mean().item(), through.numel()
@@ -243,12 +246,12 @@ def test_dropout_has_the_right_rate_and_scale(ones, p):
 
 
 def test_dropout_depends_on_the_visit_and_on_nothing_else(ones):
-    work = work_of(dropping(0.5, 50), ones, train__batch_size=20)
+    work = session_of(dropping(0.5, 50), ones, train__batch_size=20)
     masks = masks_of(work)
     torch.manual_seed(99)
     assert torch.equal(masks, masks_of(work, before=(1, 2)))
     others = [*masks[1:], masks_of(work, client=1)[0], masks_of(work, round=1)[0]]
-    others.append(masks_of(work_of(dropping(0.5, 50), ones, train__batch_size=20, train__seed=1))[0])
+    others.append(masks_of(session_of(dropping(0.5, 50), ones, train__batch_size=20, train__seed=1))[0])
     for other in others:
         assert 0.4 < (other == masks[0]).double().mean().item() < 0.6  # independent bits agree half of the time
 
@@ -269,22 +272,22 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("how", ["two layers", "one layer under two names", "one layer called twice"])
 def test_every_use_of_dropout_has_bits_of_its_own(ones, how):
-    work = work_of(Twice(how), ones, train__batch_size=20)
-    lane = lane_of(work)
-    visit(lane, work)
-    one, other = lane.network.module.masks
+    work = session_of(Twice(how), ones, train__batch_size=20)
+    trainer = lane_of(work)
+    context(trainer, work)
+    one, other = trainer.network.module.masks
     assert 0.4 < (one == other).double().mean().item() < 0.6
 
 
 @pytest.mark.parametrize("how", ["two layers", "one layer under two names"])
 def test_no_dropout_layer_is_left_to_the_global_generator(ones, how):
-    layers = lane_of(work_of(Twice(how), ones)).network.modules()
+    layers = lane_of(session_of(Twice(how), ones)).network.modules()
     assert not any(isinstance(layer, nn.Dropout) for layer in layers)
 
 
 def test_dropout_of_whole_channels():
     module = nn.Sequential(OrderedDict(drop=nn.Dropout2d(0.5), flat=nn.Flatten(), head=nn.Linear(8 * 3 * 3, 3)))
-    through = masks_of(work_of(module, federation_of(sizes=(8, 8), shape=(8, 3, 3), ones=True)))
+    through = masks_of(session_of(module, build_federation(sizes=(8, 8), shape=(8, 3, 3), ones=True)))
     flat = through.flatten(3)
     assert (flat == flat[..., :1]).all()
     assert set(flat.unique().tolist()) == {0.0, 2.0}
@@ -303,30 +306,30 @@ class Functional(nn.Module):
 
 
 def test_functional_dropout_is_tied_to_the_visit_too():
-    work = work_of(Functional())
+    work = session_of(Functional())
     used, fresh = lane_of(work), lane_of(work)
-    visit(used, work, 2)
+    context(used, work, 2)
     torch.manual_seed(99)
-    report = visit(used, work, 0)
+    report = context(used, work, 0)
     torch.manual_seed(7)
-    assert torch.equal(report.summed["update"], visit(fresh, work, 0).summed["update"])
-    assert not torch.equal(report.summed["update"], visit(fresh, work, 0, round=1).summed["update"])
+    assert torch.equal(report.aggregated["update"], context(fresh, work, 0).aggregated["update"])
+    assert not torch.equal(report.aggregated["update"], context(fresh, work, 0, round=1).aggregated["update"])
     assert (fresh.network.module.last == 0).any()
 
 
 @pytest.mark.parametrize("build", [Functional, dropping, normed])
 def test_a_visit_leaves_the_callers_generator_alone(build):
-    work = work_of(build())
-    lane = lane_of(work)
+    work = session_of(build())
+    trainer = lane_of(work)
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    visit(lane, work)
-    looking(lane, work).peek()
+    context(trainer, work)
+    looking(trainer, work).score_samples()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def looking(lane, work):
-    return lane.visiting(work.federation.client(0), Task(0, 0, 0, down=work.fresh().model.wire()), {})
+def looking(trainer, work):
+    return trainer.make_context(work.federation.client(0), Task(0, 0, 0, down=work.initial_state().model.wire()), {})
 
 
 # ---- looking without training ----------------------------------------------------------------------------------------
@@ -334,29 +337,29 @@ def looking(lane, work):
 
 @pytest.mark.parametrize("build", [normed, dropping, Functional, lambda: Mlp(hidden=(6,)).build((4,), 3)])
 def test_at_is_the_modules_own_forward_pass_in_eval_mode(build):
-    work = work_of(build())
-    lane, x = lane_of(work), torch.randn(7, 4, dtype=torch.float64)
-    visit(lane, work, 2)  # whatever was trained before
-    model = work.fresh().model
+    work = session_of(build())
+    trainer, x = lane_of(work), torch.randn(7, 4, dtype=torch.float64)
+    context(trainer, work, 2)  # whatever was trained before
+    model = work.initial_state().model
     params, buffers = model.params + 0.1, model.buffers + 0.2
-    features, logits = lane.buf.at(params, buffers, x)
+    features, logits = trainer.buf.at(params, buffers, x)
     module, inputs = work.plan.local.build().double().eval(), []
     work.plan.space.bind(module, params, buffers)
     module.get_submodule("head").register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
     close(logits, module(x).detach())
     close(features, inputs[0].detach())
     assert not logits.requires_grad
-    assert lane.network.training
+    assert trainer.network.training
 
 
 @pytest.mark.parametrize("chunk", [2, 1024])
 def test_peek_tells_loss_and_probabilities_of_the_received_model(monkeypatch, chunk):
     monkeypatch.setattr("fedstrata.client.probe.CHUNK", chunk)
-    work = work_of(normed())
-    lane = lane_of(work)
-    visit(lane, work, 2)
-    visit(lane, work, 1)  # training moved the lane's weights; the received model is what counts
-    losses, probabilities = looking(lane, work).peek()
+    work = session_of(normed())
+    trainer = lane_of(work)
+    context(trainer, work, 2)
+    context(trainer, work, 1)  # training moved the worker's weights; the received model is what counts
+    losses, probabilities = looking(trainer, work).score_samples()
     module, data = work.plan.local.build().double().eval(), work.federation.train
     with torch.no_grad():
         logits = module(data.x[:9].double())
@@ -371,12 +374,12 @@ def test_frozen_parameters_stay_and_do_not_travel():
     torch.manual_seed(0)
     module = Mlp(hidden=(6,)).build((4,), 3)
     module.layer0.requires_grad_(False)
-    work = work_of(module)
-    lane = lane_of(work)
-    report = visit(lane, work, 2)
+    work = session_of(module)
+    trainer = lane_of(work)
+    report = context(trainer, work, 2)
     assert [p.name for p in work.plan.space.params] == ["head.weight", "head.bias"]
-    assert report.summed["update"].numel() == work.plan.space.P == 6 * 3 + 3
-    close(lane.network.module.layer0.weight, module.layer0.weight.double())
+    assert report.aggregated["update"].numel() == work.plan.space.P == 6 * 3 + 3
+    close(trainer.network.module.layer0.weight, module.layer0.weight.double())
     by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1))
     close(trained(work, report)["head.weight"], by_hand.head.weight.detach())
 
@@ -395,16 +398,19 @@ class Tied(nn.Module):
 
 def test_tied_weights_are_one_tensor_and_train_as_one():
     torch.manual_seed(0)
-    work = work_of(Tied(), train__optimizer={"kind": "sgd", "momentum": 0.9})
-    lane = lane_of(work)
-    report = visit(lane, work, 2)
+    work = session_of(Tied(), train__optimizer={"kind": "sgd", "momentum": 0.9})
+    trainer = lane_of(work)
+    report = context(trainer, work, 2)
     assert work.plan.space.P == 4 * 4 + 4 + 4 + 4 * 3 + 3
     by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
-    close(work.fresh().model.params + report.summed["update"], parameters_to_vector(by_hand.parameters()).detach())
-    assert lane.network.module.first.weight is lane.network.module.second.weight
+    close(
+        work.initial_state().model.params + report.aggregated["update"],
+        parameters_to_vector(by_hand.parameters()).detach(),
+    )
+    assert trainer.network.module.first.weight is trainer.network.module.second.weight
     x = torch.randn(3, 4, dtype=torch.float64)
-    moved = work.fresh().model.params + report.summed["update"]
-    close(lane.buf.at(moved, work.fresh().model.buffers, x)[1], by_hand(x).detach())
+    moved = work.initial_state().model.params + report.aggregated["update"]
+    close(trainer.buf.at(moved, work.initial_state().model.buffers, x)[1], by_hand(x).detach())
 
 
 class Scaled(nn.Module):
@@ -421,30 +427,30 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_constant_buffers_stay_as_they_are(persistent):
-    work = work_of(Scaled(persistent))
-    report = visit(lane_of(work), work, 2)
+    work = session_of(Scaled(persistent))
+    report = context(lane_of(work), work, 2)
     by_hand, _ = textbook(work, 2, partial(torch.optim.SGD, lr=0.1))
     close(trained(work, report)["head.weight"], by_hand.head.weight.detach())
-    assert report.summed.get("buffers", torch.zeros(1)).abs().max() == 0
+    assert report.aggregated.get("buffers", torch.zeros(1)).abs().max() == 0
 
 
 def test_what_is_trained_does_not_depend_on_the_client_before():
-    work = work_of(normed(), train__optimizer={"kind": "adam"})
+    work = session_of(normed(), train__optimizer={"kind": "adam"})
     used, fresh = lane_of(work), lane_of(work)
-    visit(used, work, 2)
-    one, other = visit(used, work, 0), visit(fresh, work, 0)
-    assert torch.equal(one.summed["update"], other.summed["update"])
-    assert torch.equal(one.summed["buffers"], other.summed["buffers"])
+    context(used, work, 2)
+    one, other = context(used, work, 0), context(fresh, work, 0)
+    assert torch.equal(one.aggregated["update"], other.aggregated["update"])
+    assert torch.equal(one.aggregated["buffers"], other.aggregated["buffers"])
 
 
 def test_a_report_does_not_change_when_the_lane_goes_on():
-    work = work_of(normed())
-    lane = lane_of(work)
-    report = visit(lane, work, 0)
-    before = {name: t.clone() for name, t in report.summed.items()}, float(report.loss), float(report.drift)
-    visit(lane, work, 2)
-    assert all(torch.equal(report.summed[name], t) for name, t in before[0].items())
-    assert (float(report.loss), float(report.drift)) == before[1:]
+    work = session_of(normed())
+    trainer = lane_of(work)
+    report = context(trainer, work, 0)
+    before = {name: t.clone() for name, t in report.aggregated.items()}, float(report.loss), float(report.update_norm)
+    context(trainer, work, 2)
+    assert all(torch.equal(report.aggregated[name], t) for name, t in before[0].items())
+    assert (float(report.loss), float(report.update_norm)) == before[1:]
 
 
 # ---- the head --------------------------------------------------------------------------------------------------------
@@ -494,10 +500,10 @@ def test_a_model_without_a_head_for_the_classes_is_refused(module, named, said):
     ],
 )
 def test_the_place_of_the_head_inside_the_weights(module, head, start, stop):
-    work = work_of(module)
+    work = session_of(module)
     space = work.plan.space
     assert work.plan.local.head == head
     assert space.head == slice(start, stop)
     assert space.head_weight == slice(start, stop - 3)
     assert space.head_bias == slice(stop - 3, stop)
-    visit(lane_of(work), work)
+    context(lane_of(work), work)

@@ -1,4 +1,4 @@
-"""Lanes in processes of their own: the number of lanes never changes a bit."""
+"""Workers in processes of their own: the number of workers never changes a bit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedstrata import train
 from fedstrata.core.client_parts import LocalPart
 from fedstrata.core.errors import ClientError, FedstrataError, RequestError
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.processes import Processes
+from fedstrata.engines.local.processes import ProcessPool
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.testing.tiny import play, same, session_of
 
 
 @dataclass(frozen=True)
 class Broken(LocalPart):
     """Fails for one client."""
 
-    def fill(self, own, buf, visit):
-        if visit.client.id == 3:
+    def fill(self, own, buf, context):
+        if context.client.id == 3:
             raise ValueError("this client is broken")
 
 
@@ -33,15 +33,15 @@ class Broken(LocalPart):
 class Deadly(LocalPart):
     """Kills the process it runs in."""
 
-    def fill(self, own, buf, visit):
+    def fill(self, own, buf, context):
         os._exit(7)
 
 
-def lanes(count):
+def workers(count):
     engines = []
 
     def start(work):
-        engines.append(LocalEngine(Processes(work.plan.local, work.federation, count)))
+        engines.append(LocalEngine(ProcessPool(work.plan.local, work.federation, count)))
         return engines[-1]
 
     start.engines = engines
@@ -52,10 +52,10 @@ def lanes(count):
 @pytest.mark.parametrize("method", ["scaffold", "sfl"])
 def test_one_two_and_three_lanes_are_bit_equal(method, precision):
     overrides = {"method.name": method, "engine.precision": precision, "train.clients_per_round": 5}
-    alone, outcomes = play(work_of(overrides))
+    alone, outcomes = play(session_of(overrides))
     for count in (2, 3):
-        start = lanes(count)
-        state, same_outcomes = play(work_of(overrides), engine=start)
+        start = workers(count)
+        state, same_outcomes = play(session_of(overrides), engine=start)
         start.engines[0].close()
         assert same(alone, state)
         assert outcomes == same_outcomes
@@ -64,17 +64,17 @@ def test_one_two_and_three_lanes_are_bit_equal(method, precision):
 def test_a_whole_run_has_the_same_events_and_model_on_any_number_of_lanes(tmp_path):
     small = {"train.rounds": 3, "data.clients": 8, "model.name": "lenet5", "system.stragglers.rate": 0.3}
     small |= {"engine.device": "cpu"}
-    one = train(overrides=small | {"engine.lanes": 1}, out=tmp_path / "1")
+    one = train(overrides=small | {"engine.workers": 1}, out=tmp_path / "1")
     for count in (2, 3):
-        more = train(overrides=small | {"engine.lanes": count}, out=tmp_path / str(count))
+        more = train(overrides=small | {"engine.workers": count}, out=tmp_path / str(count))
         assert one.events(wall=False) == more.events(wall=False)
         assert all(torch.equal(t, more.model()[name]) for name, t in one.model().items())
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_part_that_raises_names_the_client_and_shows_its_own_traceback(count):
-    work = work_of({"method.correct": [{"kind": f"{__name__}:Broken"}], "train.clients_per_round": "all"})
-    start = lanes(count)
+    work = session_of({"method.corrections": [{"kind": f"{__name__}:Broken"}], "train.clients_per_round": "all"})
+    start = workers(count)
     if count == 1:
         with pytest.raises(ValueError, match="this client is broken") as caught:
             play(work)
@@ -86,17 +86,17 @@ def test_a_part_that_raises_names_the_client_and_shows_its_own_traceback(count):
 
 
 def test_a_lane_that_dies_is_reported_with_its_exit_code():
-    start = lanes(2)
+    start = workers(2)
     with pytest.raises(FedstrataError, match="exit code 7"):
-        play(work_of({"method.correct": [{"kind": f"{__name__}:Deadly"}]}), engine=start)
+        play(session_of({"method.corrections": [{"kind": f"{__name__}:Deadly"}]}), engine=start)
     start.engines[0].close()
 
 
 def test_closing_leaves_no_process_behind():
-    work = work_of()
-    crew = Processes(work.plan.local, work.federation, 2)
-    processes = [child.process for child in crew._children]
-    crew.close()
+    work = session_of()
+    pool = ProcessPool(work.plan.local, work.federation, 2)
+    processes = [child.process for child in pool._children]
+    pool.close()
     assert all(process.poll() is not None for process in processes)
 
 
@@ -104,17 +104,17 @@ def test_more_lanes_than_cores_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     run = train(
         federation=tiny_federation(),
-        overrides={"engine.lanes": 2, "engine.device": "cpu", "train.rounds": 1, "train.clients_per_round": 2},
+        overrides={"engine.workers": 2, "engine.device": "cpu", "train.rounds": 1, "train.clients_per_round": 2},
         out=tmp_path / "run",
     )
     assert (
         next(e["wall"]["remark"] for e in run.events() if e["event"] == "engine")
-        == "2 lanes on 1 core(s) slow each other down"
+        == "2 workers on 1 core(s) slow each other down"
     )
 
 
 def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
-    """Lanes never import the user's script again; a part it defines itself is trained with one lane, and said so."""
+    """Workers never import the user's script again; a part it defines itself is trained with one worker, and said so."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -133,28 +133,28 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
             for part in ([], [Mine()]):
                 run = fedstrata.train(
                     federation=tiny_federation(),
-                    overrides={"train.rounds": 1, "method.correct": part, "engine.device": "cpu"},
+                    overrides={"train.rounds": 1, "method.corrections": part, "engine.device": "cpu"},
                 )
                 engine = next(e["wall"] for e in run.events() if e["event"] == "engine")
-                print(engine["lanes"], engine["remark"])
+                print(engine["workers"], engine["remark"])
             """
         )
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()
     assert first == f"{len(os.sched_getaffinity(0))} None"
-    assert second.startswith("1 one lane is used: Mine is defined in the script itself")
+    assert second.startswith("1 one worker is used: Mine is defined in the script itself")
 
 
 def test_lanes_that_cannot_have_the_plan_are_refused_when_asked_for():
     class Unreachable(torch.nn.Linear):
         pass
 
-    with pytest.raises(RequestError, match=r"engine\.lanes = 2.*engine\.lanes = 1"):
+    with pytest.raises(RequestError, match=r"engine\.workers = 2.*engine\.workers = 1"):
         train(
             federation=tiny_federation(),
             model=Unreachable(4, 3),
-            overrides={"engine.lanes": 2, "engine.device": "cpu", "train.rounds": 1},
+            overrides={"engine.workers": 2, "engine.device": "cpu", "train.rounds": 1},
         )
 
 

@@ -63,19 +63,19 @@ BY_SUBJECT = {
 
 def table(title: str, asked: Mapping[str, Any], methods: Sequence[str], chance: float, out: Path, capsys: Any) -> None:
     """Train by every method, print a line each, and check that it learned something."""
-    columns = ("accuracy", "balanced", "last 10", "worst10", "drift", "seconds")
+    columns = ("accuracy", "balanced", "last 10", "worst10", "update_norm", "seconds")
     with capsys.disabled():
         print(f"\n\n{title}\n{'':14}" + "".join(f"{column:>10}" for column in columns))
     for method in methods:
         run = train(method=method, overrides={**asked, "train.rounds": ROUNDS}, out=out / method)
-        summary, drift = run.summary, fmean(run.curve("drift"))
+        summary, update_norm = run.summary, fmean(run.curve("update_norm"))
         names = ("accuracy", "balanced_accuracy", "last10_accuracy", "worst10")
-        figures = [*(summary[name] for name in names), drift, summary["seconds"]]
+        figures = [*(summary[name] for name in names), update_norm, summary["seconds"]]
         with capsys.disabled():
             print(f"{method:14}" + "".join(f"{figure:10.3f}" for figure in figures))
         assert len(run.curve("accuracy")) == summary["rounds"] == ROUNDS
         assert all(map(isfinite, figures))
-        assert drift > 0
+        assert update_norm > 0
         assert summary["best_accuracy"] > 2 * chance
 
 

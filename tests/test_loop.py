@@ -12,11 +12,11 @@ import torch
 from fedstrata import Federation, train
 from fedstrata.core.client_parts import Done, LocalPart
 from fedstrata.core.messages import Slot
-from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerPart, Step, chosen
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
-from fedstrata.testing import Sites, tiny_federation
-from fedstrata.testing.worlds import in_process, play, same, work_of
+from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerStep, Step, finish_choice
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
+from fedstrata.testing import WireEngine, tiny_federation
+from fedstrata.testing.tiny import in_process, play, same, session_of
 
 
 def notes_of(work, rounds=2, engine=None):
@@ -27,7 +27,7 @@ def notes_of(work, rounds=2, engine=None):
         patch.setattr(
             type(work.plan),
             "view",
-            lambda plan, roster, r, _: really(plan, roster, r, lambda k, **f: found.append((k, f))),
+            lambda plan, client_info, r, _: really(plan, client_info, r, lambda k, **f: found.append((k, f))),
         )
         played = play(work, rounds, **({"engine": engine} if engine else {}))
     return found, played
@@ -37,15 +37,15 @@ def notes_of(work, rounds=2, engine=None):
 class NanMeter(LocalPart):
     """Sends NaN beside a sound update, from one client."""
 
-    def up(self, space):
+    def declare_aggregated(self, space):
         return {"x": Slot()}
 
-    def finish(self, own, buf, visit):
-        return Done(summed={"x": torch.full_like(buf.loss, float("nan") if visit.client.id == 2 else 1.0)})
+    def finish(self, own, buf, context):
+        return Done(aggregated={"x": torch.full_like(buf.loss, float("nan") if context.client.id == 2 else 1.0)})
 
 
 def test_a_report_with_anything_not_finite_is_left_out_and_said_so():
-    work = work_of({"method.correct": [NanMeter()], "train.clients_per_round": "all"})
+    work = session_of({"method.corrections": [NanMeter()], "train.clients_per_round": "all"})
     found, (state, rounds) = notes_of(work)
     assert found == [("dropped", {"round": r, "step": 0, "clients": [2], "why": "not finite"}) for r in (1, 2)]
     assert rounds[0][0].missing == (2,)
@@ -53,28 +53,28 @@ def test_a_report_with_anything_not_finite_is_left_out_and_said_so():
 
 
 def test_a_client_that_does_not_answer_is_missing_and_said_so():
-    class Deaf(Sites):
+    class Deaf(WireEngine):
         def ask(self, step, tasks):
             return super().ask(step, [t for t in tasks if t.client != 3])
 
-    work = work_of({"train.clients_per_round": "all"})
+    work = session_of({"train.clients_per_round": "all"})
     found, (_, rounds) = notes_of(work, engine=lambda w: Deaf(w.plan.local, w.federation))
     assert ("dropped", {"round": 1, "step": 0, "clients": [3], "why": "no answer"}) in found
     assert rounds[0][0].missing == (3,)
 
 
 def test_stragglers_break_hops_of_a_chain_too():
-    work = work_of({"method.name": "sfl", "system.stragglers.rate": 0.5, "train.clients_per_round": "all"})
+    work = session_of({"method.name": "sfl", "system.stragglers.rate": 0.5, "train.clients_per_round": "all"})
     _, rounds = play(work, rounds=10)
     lost = [len(o.missing) for outcomes in rounds for o in outcomes]
     assert 15 < sum(lost) < 45  # of 60
 
 
 def test_a_probe_gets_the_model_alone():
-    asked = {"method.select": "power-of-choice", "train.clients_per_round": 2, "train.rounds": 1}
-    plain, _ = play(work_of(asked), rounds=1)
-    both, _ = play(work_of(asked | {"method.correct": ["scaffold"]}), rounds=1)
-    size = 8 * work_of().plan.space.P
+    asked = {"method.selector": "power-of-choice", "train.clients_per_round": 2, "train.rounds": 1}
+    plain, _ = play(session_of(asked), rounds=1)
+    both, _ = play(session_of(asked | {"method.corrections": ["scaffold"]}), rounds=1)
+    size = 8 * session_of().plan.space.P
     assert plain.traffic.bytes_down == (4 + 2) * size
     assert both.traffic.bytes_down == (4 + 2 * 2) * size
 
@@ -89,8 +89,8 @@ class Twice(Selector):
 
 def test_a_selector_may_say_how_often_a_report_counts():
     def moved(select):
-        work = work_of({"method.select": select, "method.combine": "uniform"})
-        return play(work, rounds=1)[0].model.params - work.fresh().model.params
+        work = session_of({"method.selector": select, "method.combiner": "uniform"})
+        return play(work, rounds=1)[0].model.params - work.initial_state().model.params
 
     alone = {c: moved({"kind": f"{__name__}:Only", "client": c}) for c in (0, 3)}
     torch.testing.assert_close(moved(Twice()), 0.25 * alone[0] + 0.75 * alone[3])
@@ -125,18 +125,18 @@ class Looks(Selector):
         return [1, 4]
 
     def feedback(self, state, view, outcomes, scores):
-        state.lengths += [float(r.summed["update"].norm()) for o in outcomes for r in o.reports]
+        state.lengths += [float(r.aggregated["update"].norm()) for o in outcomes for r in o.reports]
         state.scores += [scores.clients[c] for c in (1, 4)] if scores.clients else []
 
 
 def test_a_selector_that_says_so_sees_whole_updates_and_every_one_sees_scores(tmp_path):
-    state, rounds = play(work_of({"method.select": Looks()}), rounds=2)
-    assert state.select.lengths == pytest.approx([r.drift for outcomes in rounds for r in outcomes[0].reports])
+    state, rounds = play(session_of({"method.selector": Looks()}), rounds=2)
+    assert state.selector.lengths == pytest.approx([r.update_norm for outcomes in rounds for r in outcomes[0].reports])
     run = train(
-        federation=tiny_federation(), overrides={"method.select": Looks(), "train.rounds": 2}, out=tmp_path / "run"
+        federation=tiny_federation(), overrides={"method.selector": Looks(), "train.rounds": 2}, out=tmp_path / "run"
     )
     assert run.summary["rounds"] == 2
-    assert play(work_of())[1][0][0].reports[0].summed == {}
+    assert play(session_of())[1][0][0].reports[0].aggregated == {}
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ class Peeps(Combiner):
 
 def test_looking_at_single_updates_must_be_declared():
     with pytest.raises(RuntimeError, match="individual = True"):
-        play(work_of({"method.combine": Peeps()}))
+        play(session_of({"method.combiner": Peeps()}))
 
 
 @dataclass(frozen=True)
-class HalfWork(type(work_of().plan.system)):
+class HalfWork(type(session_of().plan.system)):
     """Asks client 1 for one epoch only."""
 
     def adapt(self, view, turn, step):
@@ -161,7 +161,7 @@ class HalfWork(type(work_of().plan.system)):
 
 
 def test_the_system_may_ask_for_less_work():
-    work = work_of({"train.clients_per_round": "all", "train.epochs": 3})
+    work = session_of({"train.clients_per_round": "all", "train.epochs": 3})
     full = play(work, rounds=1)[1][0][0].reports
     work.plan = replace(work.plan, system=HalfWork())
     less = play(work, rounds=1)[1][0][0].reports
@@ -169,7 +169,7 @@ def test_the_system_may_ask_for_less_work():
 
 
 @dataclass(frozen=True)
-class MedianLoss(ServerPart):
+class MedianLoss(ServerStep):
     """Broadcasts the median of the losses it was told last."""
 
     def init(self, view, model):
@@ -184,16 +184,18 @@ class MedianLoss(ServerPart):
 
 
 def test_a_server_part_reads_the_open_reports_and_tells_the_clients():
-    work = work_of({"method.combine": {"kind": "size", "server": MedianLoss()}, "train.clients_per_round": 3})
+    work = session_of({"method.combiner": {"kind": "size", "server": MedianLoss()}, "train.clients_per_round": 3})
     state, rounds = play(work, rounds=1)
-    assert state.servers["server"].lengths == [r.loss for r in rounds[0][0].reports]
+    assert state.server_steps["server"].lengths == [r.loss for r in rounds[0][0].reports]
 
 
 @dataclass(frozen=True)
 class BlindProbe(Selector):
     """Looks at data without a model."""
 
-    programs: ClassVar = {"blind": lambda visit: Done(meta={"loss0": float(visit.peek().losses.mean())})}
+    programs: ClassVar = {
+        "blind": lambda context: Done(metrics={"loss0": float(context.score_samples().losses.mean())})
+    }
 
     def select(self, state, view):
         yield Step((Ask(0),), kind="blind", model=False, combine=False)
@@ -202,13 +204,13 @@ class BlindProbe(Selector):
 
 def test_looking_without_a_model_is_refused_instead_of_using_the_last_clients():
     with pytest.raises(ValueError, match="sends no model"):
-        play(work_of({"method.select": BlindProbe()}))
+        play(session_of({"method.selector": BlindProbe()}))
 
 
 def test_a_step_may_not_ask_a_client_twice():
     with pytest.raises(ValueError, match="asks a client twice"):
         Step((Ask(1), Ask(1)))
-    assert [a.client for a in _drained(chosen([3, Ask(1)]))] == [1, 3]
+    assert [a.client for a in _drained(finish_choice([3, Ask(1)]))] == [1, 3]
 
 
 def _drained(steps):
@@ -220,17 +222,19 @@ def _drained(steps):
 
 
 def test_scaffold_survives_rounds_in_which_nothing_moves():
-    work = work_of({"method.name": "scaffold", "train.lr_schedule": {"kind": "one-cycle", "end": 0.0}})
+    work = session_of({"method.name": "scaffold", "train.lr_schedule": {"kind": "one-cycle", "end": 0.0}})
     state, _ = play(work)
-    assert torch.isfinite(state.servers["scaffold"].c).all()
+    assert torch.isfinite(state.server_steps["scaffold"].c).all()
 
 
 def test_client_state_that_did_not_change_is_not_stored_again():
-    work = work_of({"method.correct": ["scaffold"], "method.select": "power-of-choice", "train.clients_per_round": 2})
+    work = session_of(
+        {"method.corrections": ["scaffold"], "method.selector": "power-of-choice", "train.clients_per_round": 2}
+    )
     engines = []
     play(work, rounds=1, engine=lambda w: engines.append(in_process(w)) or engines[0])
-    assert {tag for tag, _ in engines[0].keeps().values()} == {(0, 1)}
-    assert len(engines[0].keeps()) == 2
+    assert {tag for tag, _ in engines[0].client_states().values()} == {(0, 1)}
+    assert len(engines[0].client_states()) == 2
 
 
 def test_one_sample_and_batch_norm_trains_every_epoch_on_running_statistics():
@@ -238,10 +242,10 @@ def test_one_sample_and_batch_norm_trains_every_epoch_on_running_statistics():
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     fed = Federation.from_arrays(x, y, [[0], range(1, 12)], test=(x, y))
     asked = {"train.clients_per_round": "all", "train.epochs": 5, "train.batch_size": 4, "engine.precision": "fp64"}
-    _, rounds = play(Work(described(None, None, asked, fed, net), fed, net), rounds=1)
+    _, rounds = play(Session(describe_experiment(None, None, asked, fed, net), fed, net), rounds=1)
     assert [r.steps for r in rounds[0][0].reports] == [5, 15]
 
 
 def test_equal_runs_stay_equal_when_played_again():
-    a, b = (play(work_of({"method.name": "scaffold"}))[0] for _ in range(2))
+    a, b = (play(session_of({"method.name": "scaffold"}))[0] for _ in range(2))
     assert same(a, b)

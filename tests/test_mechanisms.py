@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.threads import one_thread
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
-from fedstrata.testing.worlds import in_process
+from fedstrata.testing.tiny import in_process
 
 USUAL = {"model.hidden": (32,), "train.clients_per_round": "all", "train.batch_size": 16, "engine.precision": "fp64"}
 
@@ -33,36 +33,38 @@ def _one_thread():
 
 @cache
 def digits(seed, kind="dirichlet-class", noise=0.0):
-    """Give ten clients with handwritten digits, by default very unequal ones (Dirichlet 0.1)."""
+    """Return ten clients with handwritten digits, by default very unequal ones (Dirichlet 0.1)."""
     asked = {"data.clients": 10, "data.partition.kind": kind, "data.noise": {"labels": noise}, "train.seed": seed}
-    return federation_of(Experiment.of(None, **asked))
+    return build_federation(Experiment.of(None, **asked))
 
 
 def work_on(federation, seed, overrides):
-    return Work(described(None, None, {**USUAL, "train.seed": seed, **overrides}, federation, None), federation, None)
+    return Session(
+        describe_experiment(None, None, {**USUAL, "train.seed": seed, **overrides}, federation, None), federation, None
+    )
 
 
-def visits(work, state, round, engine=None):
+def client_updates(work, state, round, engine=None):
     """Play a round; give every client's whole report, and its weight in the mean."""
     engine, whole, weights = engine or in_process(work), {}, {}
     collect = engine.collect
     engine.collect = lambda shares: (whole.update(engine.each()), weights.update(shares), collect(shares))[-1]
-    play_round(work.plan, state, work.plan.view(work.roster, round, lambda *_, **__: None), engine)
+    play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
     engine.collect = collect
     return whole, weights
 
 
 def at(work, model):
-    """Give the state in which a model was just received."""
-    return replace(work.fresh(), model=model)
+    """Return the state in which a model was just received."""
+    return replace(work.initial_state(), model=model)
 
 
 def trained(federation, seed, rounds, overrides=()):
-    """Give the model after some rounds of FedAvg."""
-    work = work_on(federation, seed, {"method.combine": "uniform", **dict(overrides)})
-    state, engine = work.fresh(), in_process(work)
+    """Return the model after some rounds of FedAvg."""
+    work = work_on(federation, seed, {"method.combiner": "uniform", **dict(overrides)})
+    state, engine = work.initial_state(), in_process(work)
     for round in range(rounds):
-        visits(work, state, round, engine)
+        client_updates(work, state, round, engine)
     return state.model
 
 
@@ -73,44 +75,44 @@ def trained(federation, seed, rounds, overrides=()):
 def test_flagged_clients_of_fedpbs_drift_less_and_the_others_are_fedavgs(mu):
     federation, sizes = digits(0), digits(0).train_split.sizes
     beside = {"train.batch_size": 64, "train.epochs": 3}
-    pbs = work_on(federation, 0, {"method.name": "fedpbs", "method.correct.0.mu": mu, **beside})
+    pbs = work_on(federation, 0, {"method.name": "fedpbs", "method.corrections.0.mu": mu, **beside})
     sampler = {"kind": "shuffle", "batch": "capacity"}
-    avg = work_on(federation, 0, {"method.sample": sampler, "method.combine": "uniform", **beside})
+    avg = work_on(federation, 0, {"method.sampler": sampler, "method.combiner": "uniform", **beside})
     state, engine, flagged = pbs.fresh(), in_process(pbs), []
     for round in range(3):
         received = state.model
-        held, _ = visits(pbs, state, round, engine)
-        free, _ = visits(avg, at(avg, received), round)
+        held, _ = client_updates(pbs, state, round, engine)
+        free, _ = client_updates(avg, at(avg, received), round)
         for client, report in held.items():
-            if report.meta["mu"] > 0:
+            if report.metrics["mu"] > 0:
                 flagged.append((round, client))
-                assert report.drift < free[client].drift
+                assert report.update_norm < free[client].update_norm
             else:
-                assert torch.equal(report.summed["update"], free[client].summed["update"])
+                assert torch.equal(report.aggregated["update"], free[client].aggregated["update"])
     by_variance = [client for _, client in flagged if sizes[client] >= 64]
     by_batch = [client for _, client in flagged if sizes[client] < 64]
     assert by_variance
     assert by_batch
-    assert len(flagged) < 30  # of so many visits
+    assert len(flagged) < 30  # of so many client updates
 
 
 # ---- FedBSS ----------------------------------------------------------------------------------------------------------
 
 
 def drift_by_epoch(work, model, round):
-    """Give how far every client is from the received model at the end of each of its epochs."""
+    """Return how far every client is from the received model at the end of each of its epochs."""
     engine, lengths, ends = in_process(work), [], []
-    lane = engine._crew._benches[0].lane
-    step, cut = lane.step, lane._cut
+    trainer = engine._pool._workers[0].trainer
+    step, cut = trainer.step, trainer._cut
 
     def planned(order):
         steps = [-(-len(epoch) // order.batch_size) for epoch in order.epochs]
         ends.append(len(lengths) + np.cumsum(steps) - 1)
         return cut(order)
 
-    lane._cut = planned
-    lane.step = lambda width: (step(width), lengths.append((lane.buf.w - lane.buf.w0).norm().item()))
-    visits(work, at(work, model), round, engine)
+    trainer._cut = planned
+    trainer.step = lambda width: (step(width), lengths.append((trainer.buf.w - trainer.buf.w0).norm().item()))
+    client_updates(work, at(work, model), round, engine)
     return np.array(lengths)[np.array(ends)]
 
 
@@ -119,8 +121,8 @@ def test_fedbss_drifts_less_in_its_first_epochs_and_catches_up(seed):
     """On skewed data without noise, as in the paper's figure 3; where labels are wrong, those left out cancel out."""
     federation, beside = digits(seed), {"train.epochs": 5, "train.lr": 0.02}
     received = trained(federation, seed, 2, beside.items())
-    bss = work_on(federation, seed, {"method.name": "fedbss", "method.sample.warmup": 0, **beside})
-    avg = work_on(federation, seed, {"method.combine": "uniform", **beside})
+    bss = work_on(federation, seed, {"method.name": "fedbss", "method.sampler.warmup": 0, **beside})
+    avg = work_on(federation, seed, {"method.combiner": "uniform", **beside})
     ratio = (drift_by_epoch(bss, received, 2) / drift_by_epoch(avg, received, 2)).mean(0)
     assert (ratio[:2] < 0.95).all()
     assert ratio[0] < ratio[-1]
@@ -134,11 +136,11 @@ def test_fedbss_finds_wrong_labels(kind):
     """
     federation = digits(0, kind, noise=0.3)
     wrong = federation.labels != federation.true_labels
-    bss = work_on(federation, 0, {"method.name": "fedbss", "method.sample": {"warmup": 0, "follow": True}})
+    bss = work_on(federation, 0, {"method.name": "fedbss", "method.sampler": {"warmup": 0, "follow": True}})
     shares = {}
     for name, model in {"trained": trained(federation, 0, 6), "first": bss.fresh().model}.items():
-        reports, _ = visits(bss, at(bss, model), 6)
-        sides = [(federation.train_split[c], list(r.meta["biased_samples"])) for c, r in reports.items()]
+        reports, _ = client_updates(bss, at(bss, model), 6)
+        sides = [(federation.train_split[c], list(r.metrics["biased_samples"])) for c, r in reports.items()]
         shares[name] = np.concatenate([wrong[rows[biased]] for rows, biased in sides]).mean()
     assert wrong[federation.train_split.rows].mean() == pytest.approx(0.3, abs=0.01)
     assert shares["trained"] > 0.5
@@ -149,7 +151,7 @@ def test_fedbss_finds_wrong_labels(kind):
 
 
 def global_gradient(work, model):
-    """Give the gradient of the mean of all clients' losses."""
+    """Return the gradient of the mean of all clients' losses."""
     module, federation = work.plan.local.build().double(), work.federation
     work.plan.space.bind(module, model.params.clone(), model.buffers)
     rows = [torch.from_numpy(federation.train_split[client]) for client in range(len(federation))]
@@ -160,15 +162,18 @@ def global_gradient(work, model):
 
 @pytest.mark.parametrize("gradients", ["update", "raw"])
 def test_scaffolds_directions_lie_nearer_the_global_gradient(gradients):
-    beside = {"method.name": "scaffold", "method.correct.0.gradients": gradients, "train.lr": 0.05}
+    beside = {"method.name": "scaffold", "method.corrections.0.gradients": gradients, "train.lr": 0.05}
     scaffold = work_on(digits(1), 1, beside)
-    without = work_on(digits(1), 1, {**beside, "method.correct.0.frozen": True})
+    without = work_on(digits(1), 1, {**beside, "method.corrections.0.frozen": True})
     state, engine = scaffold.fresh(), in_process(scaffold)
     for round in range(3):
         received = state.model
         truth = global_gradient(scaffold, received)
-        sent = visits(scaffold, state, round, engine)[0], visits(without, at(without, received), round)[0]
-        ways = [torch.stack([-r.summed["update"] / (r.steps * 0.05) for r in own.values()]) for own in sent]
+        sent = (
+            client_updates(scaffold, state, round, engine)[0],
+            client_updates(without, at(without, received), round)[0],
+        )
+        ways = [torch.stack([-r.aggregated["update"] / (r.steps * 0.05) for r in own.values()]) for own in sent]
         apart, aside = ((way - truth).norm(dim=1) for way in ways)
         angle, angle_without = (cosine_similarity(way, truth[None]).mean() for way in ways)
         if round == 0:  # nothing is known yet
@@ -194,8 +199,8 @@ def test_soft_weights_lower_the_weight_of_a_client_with_wrong_labels(by):
     received = trained(clean, 2, 6)
     weights = []
     for federation in (clean, noisy):
-        soft = work_on(federation, 2, {"method.combine": {"kind": "soft", "by": by}, "train.batch_size": 64})
-        weights.append(visits(soft, at(soft, received), 6)[1])
+        soft = work_on(federation, 2, {"method.combiner": {"kind": "soft", "by": by}, "train.batch_size": 64})
+        weights.append(client_updates(soft, at(soft, received), 6)[1])
     before, after = weights
     assert after[0] < 0.8 * before[0]
     assert after[0] == min(after.values())

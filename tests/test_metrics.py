@@ -14,13 +14,13 @@ from fedstrata.core.messages import Report, Slot
 from fedstrata.core.server_parts import Ask, Outcome, Step
 from fedstrata.core.traffic import Traffic
 from fedstrata.data.federation import Federation
-from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, Scheduled, StepDecay
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
-from fedstrata.server.evaluator import Judge
+from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, ScheduledRate, StepDecay
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
+from fedstrata.server.evaluator import Evaluator
 from fedstrata.server.metrics import accuracy, balanced, first_round, jain, recalls, round_figures, worst
 from fedstrata.server.stopping import Progress, Stopping
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.testing.tiny import play, session_of
 
 RIGHT, WRONG = math.log(1 + math.exp(-1)), math.log(1 + math.e)  # cross-entropies of logits (1, 0)
 
@@ -33,7 +33,7 @@ def outcome(*reports, kind="train", combine=True, missing=()):
 
 
 def confusion(matrix):
-    """Give labels and hits of a confusion matrix, rows by true label."""
+    """Return labels and hits of a confusion matrix, rows by true label."""
     labels = np.repeat(np.arange(len(matrix)), np.sum(matrix, 1))
     answers = np.concatenate([np.repeat(np.arange(len(row)), row) for row in matrix])
     return labels, answers, labels == answers
@@ -86,34 +86,38 @@ def test_rounds_to_target(target, sustained, first):
 def test_figures_of_a_round_count_training_and_not_probes():
     figures = round_figures(
         [
-            outcome(Report(3, 50, loss=9.0, meta={"probed_loss": 2.5}), kind="probe-loss", combine=False),
-            outcome(Report(0, 10, loss=1.0, drift=1.0), Report(1, 30, loss=2.0, drift=math.sqrt(5)), missing=(4,)),
+            outcome(Report(3, 50, loss=9.0, metrics={"probed_loss": 2.5}), kind="probe-loss", combine=False),
+            outcome(
+                Report(0, 10, loss=1.0, update_norm=1.0),
+                Report(1, 30, loss=2.0, update_norm=math.sqrt(5)),
+                missing=(4,),
+            ),
         ],
         jain(np.array([4, 4, 4, 0])),
     )
     assert figures["loss_train"] == pytest.approx(1.75)  # (10 * 1 + 30 * 2) / 40
-    assert figures["drift"] == pytest.approx(1.618034, abs=1e-6)
+    assert figures["update_norm"] == pytest.approx(1.618034, abs=1e-6)
     assert figures["jain"] == 0.75
     assert figures["steps"] == [
-        {"kind": "probe-loss", "clients": [3], "meta": {"3": {"probed_loss": 2.5}}},
-        {"kind": "train", "clients": [0, 1], "missing": [4], "drift": {"0": 1.0, "1": math.sqrt(5)}},
+        {"kind": "probe-loss", "clients": [3], "metrics": {"3": {"probed_loss": 2.5}}},
+        {"kind": "train", "clients": [0, 1], "missing": [4], "update_norm": {"0": 1.0, "1": math.sqrt(5)}},
     ]
 
 
 def test_a_round_in_which_nobody_trained_has_no_loss_and_no_drift():
     figures = round_figures([outcome()], jain(np.zeros(3)))
-    assert (figures["loss_train"], figures["drift"], figures["jain"]) == (None, None, 1.0)
+    assert (figures["loss_train"], figures["update_norm"], figures["jain"]) == (None, None, 1.0)
 
 
 @dataclass(frozen=True)
 class Displace(Optimizer):
     """Ignores the gradient and moves client k by (2k, 1)."""
 
-    def slots(self, space):
+    def declare_memory(self, space):
         return {"move": Slot((space.P,))}
 
-    def fill(self, own, buf, visit):
-        own["move"].copy_(torch.tensor([2.0 * visit.client.id, 1.0]))
+    def fill(self, own, buf, context):
+        own["move"].copy_(torch.tensor([2.0 * context.client.id, 1.0]))
 
     def move(self, own, w, g, rate):
         w.add_(own["move"])
@@ -126,14 +130,14 @@ def test_drift_is_the_mean_distance_from_the_model_that_was_sent():
     x, y = np.ones((4, 1), np.float32), [0, 1, 0, 1]
     federation = Federation.from_arrays(x, y, [[0, 1], [2, 3]], test=(x, y))
     asked = {"train.optimizer": Displace(), "train.epochs": 1, "train.clients_per_round": "all"}
-    work = Work(described(None, None, asked, federation, module), federation, module)
+    work = Session(describe_experiment(None, None, asked, federation, module), federation, module)
     state, ((step,),) = play(work, rounds=1)
-    assert [float(r.drift) for r in step.reports] == pytest.approx([1.0, math.sqrt(5)])
-    assert round_figures([step], state.ledger.jain)["drift"] == pytest.approx(1.618034, abs=1e-6)
+    assert [float(r.update_norm) for r in step.reports] == pytest.approx([1.0, math.sqrt(5)])
+    assert round_figures([step], state.participation_log.jain)["update_norm"] == pytest.approx(1.618034, abs=1e-6)
     assert state.model.params.tolist() == pytest.approx([2.0, 1.0])
 
 
-# ---- the judge ---------------------------------------------------------------------------------------------------
+# ---- the evaluator ---------------------------------------------------------------------------------------------------
 
 ANSWERS = np.array([0, 1, 1, 1, 0, 0])
 LABELS = np.array([0, 0, 1, 1, 1, 1])  # right: rows 0, 2, 3
@@ -142,19 +146,21 @@ OWNERS = [[0, 1], [2], [], [3, 4, 5]]  # accuracies 1/2, 1, none, 1/3
 
 
 def judged(answers=ANSWERS, labels=LABELS, groups=None, owners=None, seed=0, **options):
-    """Give a judge, an identity model whose answer is the larger of two features, and the plan's view by round."""
+    """Return a evaluator, an identity model whose answer is the larger of two features, and the plan's view by round."""
     module = nn.Linear(2, 2, bias=False)
     module.weight.data = torch.eye(2)
     x, y = np.eye(2, dtype=np.float32)[answers], labels
     train = (np.eye(2, dtype=np.float32)[[0, 1] * 4], [0, 1] * 4, [[0, 1], [2, 3], [4, 5], [6, 7]])
     federation = Federation.from_arrays(*train, test=(x, y, groups), test_clients=owners)
-    work = Work(described(None, None, {"train.seed": seed, "train.rounds": 5}, federation, module), federation, module)
-    return Judge(work.plan.local, federation, **options), work
+    work = Session(
+        describe_experiment(None, None, {"train.seed": seed, "train.rounds": 5}, federation, module), federation, module
+    )
+    return Evaluator(work.plan.local, federation, **options), work
 
 
 def scores(**how):
-    judge, work = judged(**how)
-    return judge.score(work.fresh().model).figures
+    evaluator, work = judged(**how)
+    return evaluator.score(work.initial_state().model).figures
 
 
 def test_the_judge_on_the_confusion_matrix_of_the_specification():
@@ -199,10 +205,10 @@ def test_a_sample_of_the_clients_is_judged_and_stays_the_same():
 
 @pytest.mark.parametrize(("every", "rounds"), [(1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (5, [4]), (9, [4])])
 def test_every_nth_round_and_the_last_are_judged(every, rounds):
-    judge, work = judged(every=every)
-    model = work.fresh().model
-    views = [work.plan.view(work.roster, r, lambda *_, **__: None) for r in range(5)]
-    assert [v.round for v in views if judge(model, v).figures] == rounds
+    evaluator, work = judged(every=every)
+    model = work.initial_state().model
+    views = [work.plan.view(work.client_info, r, lambda *_, **__: None) for r in range(5)]
+    assert [v.round for v in views if evaluator(model, v).figures] == rounds
 
 
 def test_a_judge_without_test_samples_is_refused():
@@ -211,10 +217,10 @@ def test_a_judge_without_test_samples_is_refused():
 
 
 def test_judging_leaves_the_model_alone():
-    judge, work = judged()
-    model = work.fresh().model
+    evaluator, work = judged()
+    model = work.initial_state().model
     before = model.params.clone()
-    assert judge.score(model) == judge.score(model)
+    assert evaluator.score(model) == evaluator.score(model)
     assert torch.equal(model.params, before)
 
 
@@ -222,7 +228,7 @@ def test_judging_leaves_the_model_alone():
 
 
 def stops(rule, curve, **scores):
-    """Give the evaluation, counted from 1, that ends a run with these accuracies, and the reason."""
+    """Return the evaluation, counted from 1, that ends a run with these accuracies, and the reason."""
     progress = Progress()
     for at, value in enumerate(curve, 1):
         if reason := rule.reason(progress, {} if value is None else {"accuracy": value, **scores}):
@@ -284,11 +290,11 @@ def test_with_a_vote_the_global_accuracy_does_not_stop_the_run():
 def test_schedules(schedule, rounds, factors):
     for at, factor in factors.items():
         assert schedule.factor(at, rounds) == pytest.approx(factor, abs=1e-12)
-        assert Scheduled(0.3, schedule, rounds).at(at) == pytest.approx(0.3 * factor, abs=1e-12)
+        assert ScheduledRate(0.3, schedule, rounds).at(at) == pytest.approx(0.3 * factor, abs=1e-12)
 
 
 def test_an_experiment_trains_at_the_scheduled_rate():
-    rate = work_of({"train.lr": 0.4, "train.lr_schedule": {"kind": "step", "every": 1, "by": 0.5}}).plan.local.rate
+    rate = session_of({"train.lr": 0.4, "train.lr_schedule": {"kind": "step", "every": 1, "by": 0.5}}).plan.local.rate
     assert [rate.at(r) for r in range(3)] == [0.4, 0.2, 0.1]
 
 

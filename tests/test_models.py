@@ -12,9 +12,9 @@ from fedstrata.client.network import Network, find_head
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
-from fedstrata.testing.worlds import play
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
+from fedstrata.testing.tiny import play
 
 GREY, COLOUR, TINY, PHOTO = (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)
 BIG = ("resnet18", "resnet50", "densenet121")
@@ -72,7 +72,7 @@ def size(module):
     ],
 )
 def test_size_as_specified(name, shape, classes, options, count):
-    with torch.device("meta"):  # shapes without numbers: nothing is drawn
+    with torch.device("metrics"):  # shapes without numbers: nothing is drawn
         assert size(built(name, shape, classes, **options)) == count
 
 
@@ -94,7 +94,7 @@ def test_size_as_specified(name, shape, classes, options, count):
     ],
 )
 def test_size_by_hand(name, shape, classes, options, count):
-    with torch.device("meta"):
+    with torch.device("metrics"):
         assert size(built(name, shape, classes, **options)) == count
 
 
@@ -109,7 +109,7 @@ def test_size_by_hand(name, shape, classes, options, count):
     ],
 )
 def test_stem_follows_the_longer_side(shape, stem, kernel, side):
-    with torch.device("meta"):
+    with torch.device("metrics"):
         module = built("resnet18", shape, stem=stem)
         maps = module.stages(module.pool(module.conv1(torch.zeros(1, *shape))))
     assert module.conv1.kernel_size == (kernel, kernel)
@@ -181,7 +181,7 @@ def test_contract_of_big_networks(name, shape):
     [("resnet9", [1, 2, 1, 2]), ("resnet18", [2, 2, 2, 2]), ("resnet20", [3, 3, 3]), ("resnet50", [3, 4, 6, 3])],
 )
 def test_residual_networks_show_their_stages(name, blocks):
-    with torch.device("meta"):
+    with torch.device("metrics"):
         assert [len(stage) for stage in built(name).stages] == blocks
 
 
@@ -335,8 +335,8 @@ def test_one_round(name, options):
     clients = federation(architecture(name).natural)
     asked = {"train.rounds": 1, "train.epochs": 1, "train.batch_size": 4, "train.clients_per_round": "all"}
     asked |= {"train.lr": 0.01, "model.name": name} | {f"model.{key}": value for key, value in options.items()}
-    work = Work(described(None, None, asked, clients, None), clients, None)
-    before = work.fresh().model
+    work = Session(describe_experiment(None, None, asked, clients, None), clients, None)
+    before = work.initial_state().model
     after = play(work, rounds=1)[0].model
     assert torch.isfinite(after.params).all()
     assert torch.isfinite(after.buffers).all()

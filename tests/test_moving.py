@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstrata import Federation, RequestError, resume, train
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.counter_rng import Clock
 from fedstrata.core.inputs import Inputs
@@ -18,9 +18,9 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.processes import Processes
-from fedstrata.testing import Sites, tiny_federation
-from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.engines.local.processes import ProcessPool
+from fedstrata.testing import WireEngine, tiny_federation
+from fedstrata.testing.tiny import play, same, session_of
 
 MOVES = {"drift": Drift((2, 4), 0.7), "stream": Stream(0.4, 4)}
 
@@ -66,25 +66,25 @@ def test_old_samples_expire():
 
 def test_the_server_sees_what_clients_hold_now():
     fed = moved(drift=Drift((2,), share=1.0))
-    roster = fed.roster(frozenset({"sizes", "counts"}), Streams(0))
-    assert (roster.at(0).counts == fed.at(0).counts).all()
-    assert (roster.at(1).counts != roster.at(0).counts).any()
+    client_info = fed.client_info(frozenset({"sizes", "counts"}), Streams(0))
+    assert (client_info.at(0).counts == fed.at(0).counts).all()
+    assert (client_info.at(1).counts != client_info.at(0).counts).any()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_moving_data_is_the_same_on_every_engine_and_after_a_resume(method):
     def work():
-        return work_of({"method.name": method, "train.clients_per_round": "all"}, moved(**MOVES))
+        return session_of({"method.name": method, "train.clients_per_round": "all"}, moved(**MOVES))
 
     whole, outcomes = play(work())
     assert same(whole, play(work(), cut=2)[0])
-    assert same(whole, play(work(), engine=lambda w: Sites(w.plan.local, w.federation))[0])
+    assert same(whole, play(work(), engine=lambda w: WireEngine(w.plan.local, w.federation))[0])
     engines = []
-    lanes, _ = play(
-        work(), engine=lambda w: engines.append(LocalEngine(Processes(w.plan.local, w.federation, 2))) or engines[0]
+    workers, _ = play(
+        work(), engine=lambda w: engines.append(LocalEngine(ProcessPool(w.plan.local, w.federation, 2))) or engines[0]
     )
     engines[0].close()
-    assert same(whole, lanes)
+    assert same(whole, workers)
     assert len({tuple(r.samples for r in o[0].reports) for o in outcomes}) > 1
 
 
@@ -137,7 +137,7 @@ def test_a_cropped_image_is_a_window_of_the_padded_one_and_a_flipped_one_its_mir
     x = torch.arange(2 * 1 * 6 * 6, dtype=torch.float64).view(2, 1, 6, 6) + 1
     seen = {(True, True): 0, (True, False): 0, (False, True): 0}
     for t in range(40):
-        (out,) = Inputs(crop=2, flip=True).augmented(x[:1], clock(t=t))
+        (out,) = Inputs(crop=2, flip=True).augment(x[:1], clock(t=t))
         wide = torch.nn.functional.pad(x[0], (2, 2, 2, 2))
         windows = [wide[:, i : i + 6, j : j + 6] for i in range(5) for j in range(5)]
         plain = any(torch.equal(out, w) for w in windows)
@@ -152,12 +152,12 @@ def test_augmentation_draws_from_the_clock_alone():
     x = torch.rand(8, 3, 9, 9)
     state = torch.get_rng_state()
     change = Inputs(crop=3, flip=True)
-    again = [change.augmented(x, clock(5, 2)) for _ in range(2)]
+    again = [change.augment(x, clock(5, 2)) for _ in range(2)]
     assert torch.equal(*again)
-    assert not torch.equal(again[0], change.augmented(x, clock(5, 3)))
-    assert not torch.equal(again[0], change.augmented(x, clock(6, 2)))
+    assert not torch.equal(again[0], change.augment(x, clock(5, 3)))
+    assert not torch.equal(again[0], change.augment(x, clock(6, 2)))
     assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(x, Inputs().augmented(x, clock()))
+    assert torch.equal(x, Inputs().augment(x, clock()))
 
 
 def test_augmented_training_runs_is_resumable_and_differs(tmp_path):
@@ -177,8 +177,8 @@ def test_augmented_training_runs_is_resumable_and_differs(tmp_path):
 
 def test_noise_by_name_keeps_the_true_labels(tmp_path):
 
-    clean = federation_of(Experiment.of())
-    noisy = federation_of(Experiment.of(None, **{"data.noise": {"labels": 0.3, "features": 0.5}}))
+    clean = build_federation(Experiment.of())
+    noisy = build_federation(Experiment.of(None, **{"data.noise": {"labels": 0.3, "features": 0.5}}))
     wrong = noisy.labels != noisy.true_labels
     assert (noisy.true_labels == clean.labels).all()
     assert [int(wrong[noisy.train_split[i]].sum()) for i in range(20)] == [
@@ -206,10 +206,10 @@ def test_a_stream_that_runs_dry_is_an_event_and_not_the_end(tmp_path):
 
 def test_two_noises_of_a_kind_draw_different_numbers_and_the_truth_stays_known():
     noises = [{"kind": "label-noise", "rate": 0.3}] * 2
-    noisy = federation_of(Experiment.of(None, **{"data.noise": noises}))
+    noisy = build_federation(Experiment.of(None, **{"data.noise": noises}))
     share = (noisy.labels != noisy.true_labels).mean()
     assert 0.42 < share < 0.52  # 0.3 + 0.3 - 0.09 - what a second flip puts right
-    clean = federation_of(Experiment.of())
+    clean = build_federation(Experiment.of())
     assert (noisy.true_labels == clean.labels).all()
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedstrata import testing
 from fedstrata.core.errors import RequestError
-from fedstrata.core.registry import _imported
+from fedstrata.core.registry import _import
 from fedstrata.core.rng import Streams
 from fedstrata.data import noise
 from fedstrata.data.noise import FeatureNoise, LabelNoise
@@ -28,7 +28,7 @@ def wrong(part, y, clients, classes, streams=STREAMS):
 def test_the_parts_have_names_and_the_form_of_parts():
     assert sorted(noise.PARTS) == ["feature-noise", "label-noise"]
     for path in noise.PARTS.values():
-        part = _imported(path, "data.noise")()
+        part = _import(path, "data.noise")()
         assert isinstance(part, noise.Noise)
         testing.conformance.check_part(part)
 

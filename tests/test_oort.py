@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedstrata import testing
-from fedstrata.client.trainer import Lane
-from fedstrata.core.client_info import Roster
+from fedstrata.client.trainer import Trainer
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import Batch
 from fedstrata.core.messages import Report, Task
 from fedstrata.core.rng import Streams
@@ -19,21 +19,23 @@ from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.oort import Oort, Utility
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.testing.tiny import play, session_of
 
 
 def view_of(sizes, k, round=0, key=None, note=print):
-    """Give what a selector sees of clients of these sizes."""
+    """Return what a selector sees of clients of these sizes."""
     tiebreak = np.arange(len(sizes)) if key is None else np.array(key)
-    roster = Roster(len(sizes), 2, np.flatnonzero(sizes), tiebreak, {"sizes": np.array(sizes)})
+    client_info = ClientInfo(len(sizes), 2, np.flatnonzero(sizes), tiebreak, {"sizes": np.array(sizes)})
     rng = partial(Streams(0), round=round)
-    return View(round, 100, min(k, len(roster.holders)), roster.holders, roster, None, rng, note, batch_size=4)
+    return View(
+        round, 100, min(k, len(client_info.holders)), client_info.holders, client_info, None, rng, note, batch_size=4
+    )
 
 
 def told(utilities, seconds=None, missing=()):
     """Make the outcome of a training step."""
     seconds = seconds or {}
-    reports = tuple(Report(i, 1, meta={"utility": u}, seconds=seconds.get(i, 1.0)) for i, u in utilities.items())
+    reports = tuple(Report(i, 1, metrics={"utility": u}, seconds=seconds.get(i, 1.0)) for i, u in utilities.items())
     asks = tuple(Ask(i) for i in sorted([*utilities, *missing]))
     return Outcome(Step(asks), 0, reports, tuple(missing))
 
@@ -94,24 +96,24 @@ def test_utility_of_a_visit():
     """Losses .5, 1 and 2: 3 sqrt((.25 + 1 + 4) / 3), whatever stands in the padding."""
     meter = Utility()
     own = {"squares": torch.tensor(7.0).double(), "seen": torch.tensor(7.0).double()}
-    work = work_of()
+    work = session_of()
     train = work.federation.train
-    lane = Lane(replace(work.plan.local, parts={"Utility": meter}), train.x, train.y, 17)
-    visit = lane.visiting(work.federation.client(0), Task(0, 0, 0), {})
-    assert visit.client.samples == 3
-    meter.fill(own, lane.buf, visit)
+    trainer = Trainer(replace(work.plan.local, parts={"Utility": meter}), train.x, train.y, 17)
+    context = trainer.make_context(work.federation.client(0), Task(0, 0, 0), {})
+    assert context.client.samples == 3
+    meter.fill(own, trainer.buf, context)
     for each, weight in (((0.5, 1.0, 9.0), (0.5, 0.5, 0.0)), ((2.0, 9.0, 9.0), (1.0, 0.0, 0.0))):
         batch = (None, None, torch.tensor(weight), None, None, torch.tensor(each).double())
-        meter.observe(own, lane.buf, Batch(*batch))
-    utility = meter.finish(own, lane.buf, visit).meta["utility"]
+        meter.observe(own, trainer.buf, Batch(*batch))
+    utility = meter.finish(own, trainer.buf, context).metrics["utility"]
     assert utility.ndim == 0
     assert utility.item() == pytest.approx(3.968626966596886, abs=1e-12)
 
 
 def test_meter_in_the_loop_counts_every_epoch():
     """With a step size of 0 both epochs see the first model: U = n sqrt(mean of its squared losses)."""
-    work = work_of({"method.select": Oort(), "train.lr": 1e-300})
-    model, data = work.fresh().model, work.federation.train
+    work = session_of({"method.selector": Oort(), "train.lr": 1e-300})
+    model, data = work.initial_state().model, work.federation.train
     module = work.plan.local.build().double()
     work.plan.space.bind(module, model.params, model.buffers)
     _, (outcomes, *_) = play(work, rounds=1)
@@ -120,7 +122,7 @@ def test_meter_in_the_loop_counts_every_epoch():
         rows = torch.from_numpy(work.federation.train_split[report.client])
         with torch.no_grad():
             each = torch.nn.functional.cross_entropy(module(data.x[rows].double()), data.y[rows], reduction="none")
-        assert report.meta["utility"] == pytest.approx(len(rows) * each.square().mean().sqrt().item(), rel=1e-9)
+        assert report.metrics["utility"] == pytest.approx(len(rows) * each.square().mean().sqrt().item(), rel=1e-9)
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(30.0, 4.0), (1.0, 1.0), (99.0, 10.0), (100.0, np.inf)])
@@ -332,7 +334,7 @@ def answered(selector, view, silent=()):
     while True:
         ids = [a.client for a in step.asks]
         asked.append(ids)
-        reports = tuple(Report(i, 1, meta={"probed_loss": float(i)}) for i in ids if i not in silent)
+        reports = tuple(Report(i, 1, metrics={"probed_loss": float(i)}) for i in ids if i not in silent)
         try:
             step = steps.send(Outcome(step, len(asked) - 1, reports, tuple(i for i in ids if i in silent)))
         except StopIteration as end:
@@ -377,9 +379,9 @@ def test_batch_loss_is_that_of_some_samples():
     """Of a client with fewer samples than a batch all are taken; of a larger one, not."""
     losses = {}
     for loss in ("all", "batch"):
-        work = work_of({"method.select": PowerOfChoice(candidates=6, loss=loss), "train.batch_size": 5})
+        work = session_of({"method.selector": PowerOfChoice(candidates=6, loss=loss), "train.batch_size": 5})
         _, (outcomes, *_) = play(work, rounds=1)
-        losses[loss] = {r.client: r.meta["probed_loss"] for r in outcomes[0].reports}
+        losses[loss] = {r.client: r.metrics["probed_loss"] for r in outcomes[0].reports}
         sizes = work.federation.train_split.sizes
     same = {i for i in range(6) if losses["all"][i] == pytest.approx(losses["batch"][i], abs=1e-12)}
     assert same == set(np.flatnonzero(sizes <= 5).tolist())
@@ -400,15 +402,15 @@ def half_is_hard():
 
 
 def trained_on(selector, seed):
-    """Give the mean training loss of the clients selected after the first rounds, and the share of hard ones."""
+    """Return the mean training loss of the clients selected after the first rounds, and the share of hard ones."""
     overrides = {
-        "method.select": selector,
+        "method.selector": selector,
         "train.seed": seed,
         "train.epochs": 1,
         "train.lr": 0.3,
         "train.clients_per_round": 5,
     }
-    _, rounds = play(work_of(overrides, half_is_hard()), rounds=20)
+    _, rounds = play(session_of(overrides, half_is_hard()), rounds=20)
     reports = [r for outcomes in rounds[8:] for o in outcomes if o.step.combine for r in o.reports]
     return np.mean([r.loss for r in reports]), np.mean([r.client % 2 for r in reports])
 

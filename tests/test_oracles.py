@@ -17,8 +17,8 @@ from quadratic import Given, f64, given_work, play_from, start
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata.core.client_info import Roster
-from fedstrata.core.flat_model import Model
+from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums
 from fedstrata.core.plan import per_round
 from fedstrata.core.rng import Streams
@@ -27,13 +27,13 @@ from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Control, Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd as LocalSgd
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
-from fedstrata.methods.selectors.size import Size as BySize
-from fedstrata.methods.server_steps.adaptive import Adagrad, Adam, Yogi
-from fedstrata.methods.server_steps.sgd import Sgd
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.methods.selectors.size import SelectBySize as BySize
+from fedstrata.methods.server_steps.adaptive import ServerAdagrad, ServerAdam, ServerYogi
+from fedstrata.methods.server_steps.sgd import ServerSgd
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
-from fedstrata.testing.worlds import in_process, play, tiny_federation, work_of
+from fedstrata.testing.tiny import in_process, play, session_of, tiny_federation
 
 close = partial(torch.testing.assert_close, rtol=0)
 
@@ -49,12 +49,12 @@ class Loses(System):
 
 
 def view_of(sizes, k, round=0, key=None):
-    """Give what a selector sees of clients of these sizes."""
+    """Return what a selector sees of clients of these sizes."""
     known = {"sizes": np.array(sizes)}
     tiebreak = np.array(key) if key else np.arange(len(sizes))
-    roster = Roster(len(sizes), 2, np.flatnonzero(sizes), tiebreak, known)
+    client_info = ClientInfo(len(sizes), 2, np.flatnonzero(sizes), tiebreak, known)
     rng = partial(Streams(0), round=round)
-    return View(round, 1, min(k, len(roster.holders)), roster.holders, roster, None, rng, print)
+    return View(round, 1, min(k, len(client_info.holders)), client_info.holders, client_info, None, rng, print)
 
 
 # ---- combining and server steps --------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def view_of(sizes, k, round=0, key=None):
 @pytest.mark.parametrize(("combiner", "expected"), [("size", (3.0, 3.5)), ("uniform", (3.0, 8 / 3))])
 def test_mean_of_three_models(combiner, expected):
     models = Given(targets=((1.0, 2.0), (3.0, 6.0), (5.0, 0.0)))  # one step of length 1 reaches the target
-    work = given_work((1, 2, 1), {"method.correct": [models], "method.combine": {"kind": combiner}})
+    work = given_work((1, 2, 1), {"method.corrections": [models], "method.combiner": {"kind": combiner}})
     state = start(work, 0.25, -4.0)
     play_from(work, state)
     close(state.model.params, f64(*expected), atol=1e-12)
@@ -72,34 +72,34 @@ def test_mean_of_three_models(combiner, expected):
 @pytest.mark.parametrize(
     ("server", "rounds", "m", "v"),
     [
-        (Adagrad(), [(1.099005, 0.900499), (1.169217, 0.830038)], (0.1, -0.2), (0.020001, 0.080001)),
-        (Adam(), [(1.090503, 0.904874), (1.215986, 0.774874)], (0.019, -0.038), (0.0002, 0.000797)),
-        (Yogi(), [(1.090499, 0.904875), (1.215685, 0.775191)], (0.019, -0.038), (0.000201, 0.000801)),
+        (ServerAdagrad(), [(1.099005, 0.900499), (1.169217, 0.830038)], (0.1, -0.2), (0.020001, 0.080001)),
+        (ServerAdam(), [(1.090503, 0.904874), (1.215986, 0.774874)], (0.019, -0.038), (0.0002, 0.000797)),
+        (ServerYogi(), [(1.090499, 0.904875), (1.215685, 0.775191)], (0.019, -0.038), (0.000201, 0.000801)),
     ],
 )
 def test_adaptive_server_over_two_rounds(server, rounds, m, v):
     push = Given(curve=0.0, slope=(-0.1, 0.2))  # every client moves by (.1, -.2)
     combine = {"kind": "size", "server": server}
-    work = given_work((1, 2), {"method.correct": [push], "method.combine": combine, "train.rounds": 2})
+    work = given_work((1, 2), {"method.corrections": [push], "method.combiner": combine, "train.rounds": 2})
     state = start(work, 1.0, 1.0)
     for expected in rounds:
         play_from(work, state)
         close(state.model.params, f64(*expected), atol=1e-6)
-    close(state.servers["server"].m, f64(*m), atol=1e-12)
-    close(state.servers["server"].v, f64(*v), atol=1e-6)
+    close(state.server_steps["server"].m, f64(*m), atol=1e-12)
+    close(state.server_steps["server"].v, f64(*v), atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("server", "rounds"),
     [
-        (Sgd(lr=0.5, momentum=0.9), [(1.05, 0.9), (1.145, 0.71)]),  # v: .1, .19 and -.2, -.38
-        (Sgd(lr=0.5), [(1.05, 0.9), (1.1, 0.8)]),
-        (Sgd(), [(1.1, 0.8), (1.2, 0.6)]),
+        (ServerSgd(lr=0.5, momentum=0.9), [(1.05, 0.9), (1.145, 0.71)]),  # v: .1, .19 and -.2, -.38
+        (ServerSgd(lr=0.5), [(1.05, 0.9), (1.1, 0.8)]),
+        (ServerSgd(), [(1.1, 0.8), (1.2, 0.6)]),
     ],
 )
 def test_server_sgd_over_two_rounds(server, rounds):
     push = Given(curve=0.0, slope=(-0.1, 0.2))
-    work = given_work((1, 2), {"method.correct": [push], "method.combine": {"kind": "size", "server": server}})
+    work = given_work((1, 2), {"method.corrections": [push], "method.combiner": {"kind": "size", "server": server}})
     state = start(work, 1.0, 1.0)
     for expected in rounds:
         play_from(work, state)
@@ -107,19 +107,19 @@ def test_server_sgd_over_two_rounds(server, rounds):
 
 
 def test_adaptive_server_leaves_norm_statistics_to_the_mean():
-    server, model = Yogi(), Model(f64(1.0, 1.0), f64(5.0))
-    moved = server.step(server.init(None, model), None, model, Model(f64(1.1, 0.8), f64(7.0)), None)
+    server, model = ServerYogi(), FlatModel(f64(1.0, 1.0), f64(5.0))
+    moved = server.step(server.init(None, model), None, model, FlatModel(f64(1.1, 0.8), f64(7.0)), None)
     assert moved.buffers.tolist() == [7.0]
 
 
 def test_an_empty_round_changes_neither_model_nor_server_state():
-    late = {"system.stragglers.rate": 1.0, "method.combine": {"kind": "size", "server": Adam()}}
-    work = given_work((1, 2), {"method.correct": [Given(slope=(1.0, 1.0))], **late})
+    late = {"system.stragglers.rate": 1.0, "method.combiner": {"kind": "size", "server": ServerAdam()}}
+    work = given_work((1, 2), {"method.corrections": [Given(slope=(1.0, 1.0))], **late})
     state, notes = start(work, 1.0, 1.0), []
-    view = work.plan.view(work.roster, 0, lambda kind, **_: notes.append(kind))
+    view = work.plan.view(work.client_info, 0, lambda kind, **_: notes.append(kind))
     (outcome,) = play_round(work.plan, state, view, in_process(work))
     assert state.model.params.tolist() == [1.0, 1.0]
-    assert state.servers["server"].m.tolist() == [0.0, 0.0]
+    assert state.server_steps["server"].m.tolist() == [0.0, 0.0]
     assert notes == ["dropped", "no_update"]
     assert outcome.missing == (0, 1)
 
@@ -140,7 +140,7 @@ def test_prox_step():
 def test_prox_over_two_steps_of_the_lane():
     # f = v^2, mu = 1, eta = .1: 1 -> .8 -> .8 - .1 (1.6 + (.8 - 1)) = .66
     parts = [Given(curve=2.0), Prox(mu=1.0)]
-    work = given_work((2, 2), {"method.correct": parts, "train.batch_size": 1, "train.lr": 0.1})
+    work = given_work((2, 2), {"method.corrections": parts, "train.batch_size": 1, "train.lr": 0.1})
     state = start(work, 1.0, 1.0)
     play_from(work, state)
     close(state.model.params, f64(0.66, 0.66), atol=1e-12)
@@ -150,55 +150,55 @@ def test_scaffold_in_the_loop():
     """f = v^2, x = 1, c = .1, c_k = .3, eta = .1, two steps, one of ten clients."""
     overrides = {
         "method.name": "scaffold",
-        "method.correct": [Given(curve=2.0), Scaffold()],
+        "method.corrections": [Given(curve=2.0), Scaffold()],
         "train.batch_size": 1,
         "train.lr": 0.1,
         "train.clients_per_round": 1,
     }
     work = given_work((2,) * 10, overrides)
     state, engine = start(work, 1.0, 1.0), in_process(work)
-    state.servers["scaffold"] = Control(f64(0.1, 0.1))
+    state.server_steps["scaffold"] = Control(f64(0.1, 0.1))
     engine.restore({k: ((0, 0), {"scaffold/c": f64(0.3, 0.3)}) for k in range(10)})
     seen = []
-    lane = engine._crew._benches[0].lane
-    step = lane.step
-    lane.step = lambda width: (step(width), seen.append(lane.buf.w[0].item()))
+    trainer = engine._pool._workers[0].trainer
+    step = trainer.step
+    trainer.step = lambda width: (step(width), seen.append(trainer.buf.w[0].item()))
     ((outcome,),) = play_from(work, state, engine=engine)
 
     assert seen == pytest.approx([0.82, 0.676], abs=1e-12)
     close(state.model.params, f64(0.676, 0.676), atol=1e-12)
-    close(state.servers["scaffold"].c, f64(0.252, 0.252), atol=1e-12)
+    close(state.server_steps["scaffold"].c, f64(0.252, 0.252), atol=1e-12)
     (asked,) = outcome.step.asks
-    for client, (_, keep) in engine.keeps().items():
-        close(keep["scaffold/c"], f64(*[1.82 if client == asked.client else 0.3] * 2), atol=1e-12)
+    for client, (_, client_state) in engine.client_states().items():
+        close(client_state["scaffold/c"], f64(*[1.82 if client == asked.client else 0.3] * 2), atol=1e-12)
 
 
 def test_scaffold_halves_by_hand():
     part = Scaffold()
     buf = SimpleNamespace(w=f64(0.676), w0=f64(1.0))
-    visit = SimpleNamespace(steps=2, rate_sum=0.2, down={"c": f64(0.1)}, keep={"c": f64(0.3)})
-    done = part.finish({}, buf, visit)
-    close(done.keep["c"], f64(1.82), atol=1e-12)
-    close(done.summed["dc"], f64(1.52), atol=1e-12)
+    context = SimpleNamespace(steps=2, rate_sum=0.2, down={"c": f64(0.1)}, client_state={"c": f64(0.3)})
+    done = part.finish({}, buf, context)
+    close(done.client_state["c"], f64(1.82), atol=1e-12)
+    close(done.aggregated["dc"], f64(1.52), atol=1e-12)
 
     control, view = Control(f64(0.1)), view_of((1,) * 10, k=2)
     total = {"dc": f64(1.52) * 0.5 + f64(-0.52) * 0.5}  # two clients arrived: mean .5, and 2/10 of it counts
-    proposal = Model(f64(7.0), f64())
-    assert part.step(control, view, Model(f64(1.0), f64()), proposal, Sums(total, 1.0, 2)) is proposal
+    proposal = FlatModel(f64(7.0), f64())
+    assert part.step(control, view, FlatModel(f64(1.0), f64()), proposal, Sums(total, 1.0, 2)) is proposal
     close(control.c, f64(0.2), atol=1e-12)
 
 
 def test_scaffold_without_a_step_keeps_its_control():
-    visit = SimpleNamespace(steps=0, rate_sum=0.0, down={"c": f64(0.1)}, keep={"c": f64(0.3)})
-    done = Scaffold().finish({}, SimpleNamespace(w=f64(1.0), w0=f64(1.0)), visit)
-    assert done.keep == {}
-    assert done.summed["dc"].tolist() == [0.0]
+    context = SimpleNamespace(steps=0, rate_sum=0.0, down={"c": f64(0.1)}, client_state={"c": f64(0.3)})
+    done = Scaffold().finish({}, SimpleNamespace(w=f64(1.0), w0=f64(1.0)), context)
+    assert done.client_state == {}
+    assert done.aggregated["dc"].tolist() == [0.0]
 
 
 def test_scaffold_of_a_straggler_keeps_its_control():
     overrides = {
         "method.name": "scaffold",
-        "method.correct": [Given(curve=2.0), Scaffold()],
+        "method.corrections": [Given(curve=2.0), Scaffold()],
         "train.lr": 0.1,
         "system.stragglers.rate": 0.5,
     }
@@ -206,7 +206,7 @@ def test_scaffold_of_a_straggler_keeps_its_control():
     engine = in_process(work)
     ((outcome,),) = play_from(work, start(work, 1.0, 1.0), engine=engine)
     assert len(outcome.missing) == 1
-    assert list(engine.keeps()) == [r.client for r in outcome.reports]
+    assert list(engine.client_states()) == [r.client for r in outcome.reports]
 
 
 # ---- drivers ---------------------------------------------------------------------------------------------------------
@@ -216,7 +216,9 @@ def test_chain_of_two_clients_in_both_orders():
     """f_1 = (v - 1)^2, f_2 = (v + 1)^2, eta = .25, one step each, from 0."""
     parts, ends = [Given(targets=((1.0, 1.0), (-1.0, -1.0)), curve=2.0)], {}
     for seed in range(8):
-        work = given_work((1, 2), {"method.name": "sfl", "method.correct": parts, "train.lr": 0.25, "train.seed": seed})
+        work = given_work(
+            (1, 2), {"method.name": "sfl", "method.corrections": parts, "train.lr": 0.25, "train.seed": seed}
+        )
         state = start(work, 0.0, 0.0)
         (outcomes,) = play_from(work, state)
         order = tuple(a.client for o in outcomes for a in o.step.asks)
@@ -225,7 +227,7 @@ def test_chain_of_two_clients_in_both_orders():
 
 
 def test_chain_skips_who_is_lost():
-    work = given_work((1, 1, 1), {"method.name": "sfl", "method.correct": [Given(slope=(1.0, 2.0), curve=0.0)]})
+    work = given_work((1, 1, 1), {"method.name": "sfl", "method.corrections": [Given(slope=(1.0, 2.0), curve=0.0)]})
     work.plan = replace(work.plan, system=Loses(client=1))
     state = start(work, 0.0, 0.0)
     (outcomes,) = play_from(work, state)
@@ -241,7 +243,7 @@ def probed(selector, view, losses):
     steps = selector.select(None, view)
     step = next(steps)
     asked = [a.client for a in step.asks]
-    reports = tuple(Report(i, 1, meta={"probed_loss": losses[i]}) for i in asked)
+    reports = tuple(Report(i, 1, metrics={"probed_loss": losses[i]}) for i in asked)
     with pytest.raises(StopIteration) as end:
         steps.send(Outcome(step, 0, reports, ()))
     return asked, end.value.value
@@ -272,8 +274,8 @@ def test_power_of_choice_candidates(candidates, expected):
 
 
 def test_power_of_choice_in_the_loop_trains_the_highest_losses():
-    work = work_of({"method.name": "power-of-choice", "method.select.candidates": 4, "train.clients_per_round": 2})
-    model = work.fresh().model
+    work = session_of({"method.name": "power-of-choice", "method.selector.candidates": 4, "train.clients_per_round": 2})
+    model = work.initial_state().model
     _, (outcomes, *_) = play(work)
     probe, train = outcomes
     assert len(probe.reports) == 4
@@ -285,7 +287,7 @@ def test_power_of_choice_in_the_loop_trains_the_highest_losses():
         rows = torch.from_numpy(work.federation.train_split[report.client])
         with torch.no_grad():
             losses[report.client] = cross_entropy(module(data.x[rows].double()), data.y[rows]).item()
-        assert report.meta["probed_loss"] == pytest.approx(losses[report.client], abs=1e-12)
+        assert report.metrics["probed_loss"] == pytest.approx(losses[report.client], abs=1e-12)
     worst = sorted(losses, key=lambda i: -losses[i])[:2]
     assert sorted(worst) == [a.client for a in train.step.asks]
 
@@ -323,7 +325,7 @@ def test_stragglers_of_a_round(rate, clients, lost):
 
 
 def test_fedsgd_is_a_gradient_step_on_the_union_of_all_data():
-    work = work_of({"method.name": "fedsgd", "train.lr": 0.3})
+    work = session_of({"method.name": "fedsgd", "train.lr": 0.3})
     module, data = work.plan.local.build().double(), work.federation.train
     optimizer = torch.optim.SGD(module.parameters(), lr=0.3)
     for _ in range(3):
@@ -338,9 +340,9 @@ def test_fedsgd_is_a_gradient_step_on_the_union_of_all_data():
 
 
 def bytes_of(method, **overrides):
-    """Give P and the bytes up, down and between peers after two rounds of three of six clients, in fp32."""
+    """Return P and the bytes up, down and between peers after two rounds of three of six clients, in fp32."""
     asked = {"method.name": method, "engine.precision": "fp32", "train.clients_per_round": 3}
-    work = work_of({**asked, **overrides})
+    work = session_of({**asked, **overrides})
     traffic = play(work, rounds=2)[0].traffic
     return work.plan.space.P, traffic.bytes_up, traffic.bytes_down, traffic.bytes_p2p
 
@@ -373,7 +375,7 @@ def test_bytes_of_everyone():
 
 
 def test_bytes_of_a_probe_are_charged():
-    P, up, down, between = bytes_of("power-of-choice", **{"method.select.candidates": 5})
+    P, up, down, between = bytes_of("power-of-choice", **{"method.selector.candidates": 5})
     assert down == 2 * (5 + 3) * 4 * P
     assert up == 2 * (5 * 8 + 3 * 4 * P)
     assert between == 0
@@ -381,15 +383,15 @@ def test_bytes_of_a_probe_are_charged():
 
 def test_bytes_told_before_the_first_round():
     federation = tiny_federation()
-    assert work_of({"method.name": "power-of-choice"}, federation).roster.setup_bytes == 8 * 6
-    assert work_of({"method.name": "fedavg"}, federation).roster.setup_bytes == 0
+    assert session_of({"method.name": "power-of-choice"}, federation).client_info.setup_bytes == 8 * 6
+    assert session_of({"method.name": "fedavg"}, federation).client_info.setup_bytes == 0
 
 
 def test_norm_statistics_are_charged_with_the_model():
     layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), head=nn.Linear(5, 3))
     federation, module = tiny_federation(), nn.Sequential(layers)
     asked = {"engine.precision": "fp32", "train.clients_per_round": 3, "train.batch_size": 4}
-    work = Work(described(None, None, asked, federation, module), federation, module)
+    work = Session(describe_experiment(None, None, asked, federation, module), federation, module)
     traffic = play(work, rounds=1)[0].traffic
     floats = 4 * 5 + 5 + 2 * 5 + 5 * 3 + 3 + 2 * 5  # the last: running mean and variance
     assert traffic.bytes_up == traffic.bytes_down == 3 * 4 * floats

@@ -15,7 +15,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.partitions.base import Labelled
-from fedstrata.data.partitions.dealing import apportioned, cut, evenly, interleaved
+from fedstrata.data.partitions.dealing import apportion, cut, evenly, interleave
 from fedstrata.data.partitions.dirichlet import DirichletClass, DirichletDomain, _top_up, drawn
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
 from fedstrata.data.partitions.labels import DomainsPerClient
@@ -104,7 +104,7 @@ def test_even_parts_by_hand():
 )
 def test_apportioning_by_hand(weights, total, expected):
     """3 of 5 of 7 is 4.2, 1 of 5 is 1.4: the sample over goes to the first of the larger fractions."""
-    assert apportioned(np.array(weights), total).tolist() == expected
+    assert apportion(np.array(weights), total).tolist() == expected
 
 
 @given(
@@ -130,7 +130,7 @@ def test_topping_up_is_moving_one_at_a_time_from_the_largest(table, least):
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_every_stretch_of_an_interleaved_kind_has_its_mix(samples, seed):
     kinds, labels = (np.array([s[i] for s in samples], dtype=np.int64) for i in (0, 1))
-    order = interleaved(kinds, labels, np.random.default_rng(seed))
+    order = interleave(kinds, labels, np.random.default_rng(seed))
     assert sorted(order.tolist()) == np.flatnonzero(kinds >= 0).tolist()
     assert (np.diff(kinds[order]) >= 0).all()
     for kind in range(3):

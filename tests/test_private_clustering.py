@@ -12,16 +12,16 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from fedstrata import RequestError
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.clusters import find_clusters, nearest
 from fedstrata.methods.selectors.flips import Flips
-from fedstrata.privacy.clustering import LARGEST, Member, Organiser, masked_k_means
+from fedstrata.privacy.clustering import LARGEST, ClusterMember, Organiser, masked_k_means
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.identity import Identity, KeyDirectory
 
 JOB = b"a job of 16 byte"
 FIXED = 2**20
@@ -29,15 +29,15 @@ FIXED = 2**20
 
 @cache
 def parties(clients):
-    """Give the server's identity, those of clients, and the roll."""
+    """Return the server's identity, those of clients, and the roll."""
     draw = Stdlib(0).randbytes
     server, own = Identity.new(draw), [Identity.new(draw) for _ in range(clients)]
-    return server, own, Roll.of(server, own)
+    return server, own, KeyDirectory.of(server, own)
 
 
 def members_of(shares):
-    _, own, roll = parties(len(shares))
-    return {i: Member(i, vector, own[i], roll, JOB) for i, vector in enumerate(shares)}
+    _, own, key_directory = parties(len(shares))
+    return {i: ClusterMember(i, vector, own[i], key_directory, JOB) for i, vector in enumerate(shares)}
 
 
 def plain_sum(vectors):
@@ -46,12 +46,12 @@ def plain_sum(vectors):
 
 
 def clustered(shares, k=None, sum_of=plain_sum, rule="curvature"):
-    server, _, roll = parties(len(shares))
-    return masked_k_means(members_of(shares), server, roll, JOB, sum_of, k, rule)
+    server, _, key_directory = parties(len(shares))
+    return masked_k_means(members_of(shares), server, key_directory, JOB, sum_of, k, rule)
 
 
 def kinds(clients, labels, many, seed, samples=300, purity=None):
-    """Give label shares of clients of some kinds, and the kinds; without purity those of a kind draw alike."""
+    """Return label shares of clients of some kinds, and the kinds; without purity those of a kind draw alike."""
     rng = np.random.default_rng(seed)
     mixes, kind = rng.dirichlet(np.full(labels, 0.3), many), np.arange(clients) % many
     own = mixes[kind] if purity is None else [rng.dirichlet(purity * mixes[k] + 1e-3) for k in kind]
@@ -60,7 +60,7 @@ def kinds(clients, labels, many, seed, samples=300, purity=None):
 
 def asked(task, centres, step=0, job=JOB, identity=None, clients=5):
     fields = (task.encode(), np.asarray(centres, dtype="<f4").tobytes())
-    return Frame(f"centres {step}", job, SERVER, fields).signed(identity or parties(clients)[0])
+    return Frame(f"centres {step}", job, SERVER, fields).sign(identity or parties(clients)[0])
 
 
 # ---- clusters
@@ -130,7 +130,7 @@ def test_bytes_are_those_of_sums_and_messages():
         return plain_sum(vectors)
 
     found = clustered(kinds(60, 10, 6, 0)[0], 6, counted)
-    told = len(Frame("cluster", JOB, 0, (bytes(4),)).signed(parties(60)[0]))
+    told = len(Frame("cluster", JOB, 0, (bytes(4),)).sign(parties(60)[0]))
     assert found.bytes_up == sum(sizes) + told
     assert found.steps == len(sizes) + 1
     assert found.bytes_up < 40_000
@@ -155,8 +155,8 @@ def test_clusters_of_noisy_histograms_are_those_of_true_ones():
 
 
 def member_of(vector):
-    _, own, roll = parties(5)
-    return Member(2, np.array(vector), own[2], roll, JOB)
+    _, own, key_directory = parties(5)
+    return ClusterMember(2, np.array(vector), own[2], key_directory, JOB)
 
 
 def test_contributions_by_hand():
@@ -230,8 +230,8 @@ def test_a_client_serves_each_step_once_and_nothing_after_it_told(monkeypatch):
 
 
 def test_the_server_refuses_a_cluster_that_there_is_not_and_one_that_another_told():
-    server, own, roll = parties(5)
-    organiser = Organiser(server, roll, JOB, 2, 5, lambda _: np.zeros(1))
+    server, own, key_directory = parties(5)
+    organiser = Organiser(server, key_directory, JOB, 2, 5, lambda _: np.zeros(1))
     told = member_of([0.9, 0.1]).cluster(asked("tell", CENTRES))
     assert organiser.heard(2, told, 2) == 1
     with pytest.raises(RefusedError, match="no cluster"):
@@ -243,7 +243,7 @@ def test_the_server_refuses_a_cluster_that_there_is_not_and_one_that_another_tol
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RefusedError):
             organiser.heard(2, bytes(changed), 2)
-    forged = Frame("cluster", JOB, 2, (bytes(4),)).signed(own[3])
+    forged = Frame("cluster", JOB, 2, (bytes(4),)).sign(own[3])
     with pytest.raises(RefusedError, match="signed"):
         organiser.heard(2, forged, 2)
 
@@ -265,26 +265,26 @@ def test_wrong_requests_are_refused(clients, k, said):
 # ---- FLIPS takes clusters that were found elsewhere
 
 
-def view_of(roster, k, round, note=lambda *_, **__: None):
-    eligible = roster.holders
-    return View(round, 9, min(k, len(eligible)), eligible, roster, None, partial(Streams(0), round=round), note)
+def view_of(client_info, k, round, note=lambda *_, **__: None):
+    eligible = client_info.holders
+    return View(round, 9, min(k, len(eligible)), eligible, client_info, None, partial(Streams(0), round=round), note)
 
 
 def rosters(clients=24, seed=0):
-    """Give a roster with label counts, and how to give the same with clusters only."""
+    """Return a client info with label counts, and how to give the same with clusters only."""
     shares, _ = kinds(clients, 5, 4, seed)
     key = np.random.default_rng(seed).permutation(clients)
-    known = Roster(clients, 5, np.arange(clients), key, {"counts": np.rint(shares * 300).astype(np.int64)})
+    known = ClientInfo(clients, 5, np.arange(clients), key, {"counts": np.rint(shares * 300).astype(np.int64)})
     found = clustered(shares, 4).of_all(clients)
     return known, replace(known, _known={}, clusters=found)
 
 
-def rounds_of(roster, missing=(), rounds=6):
+def rounds_of(client_info, missing=(), rounds=6):
     flips, events = Flips(clusters=4), []
-    state = flips.init(view_of(roster, 7, 0))
+    state = flips.init(view_of(client_info, 7, 0))
     chosen = []
     for round in range(rounds):
-        view = view_of(roster, 7, round, lambda kind, **what: events.append((kind, what)))
+        view = view_of(client_info, 7, round, lambda kind, **what: events.append((kind, what)))
         now = flips.select(state, view)
         chosen.append(now)
         late = tuple(c for c in now if c in missing)

@@ -10,18 +10,18 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedstrata import RequestError, Run, resume, train
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
-from fedstrata.privacy.labels.encoding import encoded
-from fedstrata.privacy.labels.masking import Transcript, masked_labels
-from fedstrata.privacy.setup import guarded
+from fedstrata.privacy.labels.encoding import encode
+from fedstrata.privacy.labels.masking import Transcript, mask_labels
+from fedstrata.privacy.setup import protect_engine
 from fedstrata.privacy.simulated import secrets
-from fedstrata.runs.session import Work
+from fedstrata.runs.session import Session
 from fedstrata.server.loop import play_round
-from fedstrata.testing.worlds import in_process
+from fedstrata.testing.tiny import in_process
 
 SMALL = {"data.clients": 8, "train.rounds": 3, "train.clients_per_round": 5, "engine.precision": "fp64"}
-FLIPS_YOGI = {"method.name": "flips", "method.combine.server": "yogi"}
+FLIPS_YOGI = {"method.name": "flips", "method.server_step": "yogi"}
 BATCH = {"method.name": "stratify-batch", "train.rounds": 1, "method.schedule.length": 200, "train.batch_size": 40}
 NORMED = {"model.name": "mlp", "model.norm": "batch"}
 ALIKE = {
@@ -106,14 +106,14 @@ def test_a_number_that_does_not_fit_is_an_event_and_never_wraps(tmp_path):
 
 
 def test_a_masked_step_is_summed_once_and_never_shown(tmp_path):
-    work = Work(
+    work = Session(
         Experiment.of(None, **SMALL, **{"privacy.aggregate": "masked"}),
-        federation_of(Experiment.of(None, **SMALL)),
+        build_federation(Experiment.of(None, **SMALL)),
         None,
     )
-    engine = guarded(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
-    state = work.fresh()
-    play_round(work.plan, state, work.plan.view(work.roster, 0, lambda *_, **__: None), engine)
+    engine = protect_engine(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
+    state = work.initial_state()
+    play_round(work.plan, state, work.plan.view(work.client_info, 0, lambda *_, **__: None), engine)
     with pytest.raises(RuntimeError, match="single updates"):
         engine.each()
     with pytest.raises(RuntimeError, match="once a step"):
@@ -126,15 +126,15 @@ def test_a_masked_step_is_summed_once_and_never_shown(tmp_path):
 def test_masked_labels_only_put_the_classes_into_another_order(tmp_path):
     for name, asked in {"flips": FLIPS_YOGI, "batch": BATCH}.items():
         experiment = Experiment.of(None, **(SMALL | asked | {"privacy.labels": "prf"}))
-        federation = federation_of(experiment)
-        work = Work(experiment, federation, None)
+        federation = build_federation(experiment)
+        work = Session(experiment, federation, None)
         codes = work.private.federation.codes
         assert sorted(codes) == list(range(10))
         assert not np.array_equal(codes, np.arange(10))
         private = train(overrides=SMALL | asked | {"privacy.labels": "prf"}, out=tmp_path / name)
         plain = train(
             overrides={k: v for k, v in (SMALL | asked).items() if k != "data.clients"},
-            federation=federation.relabelled(codes),
+            federation=federation.relabel(codes),
             model=work.plan.local.build(),
             out=tmp_path / f"{name}-plain",
         )
@@ -149,10 +149,12 @@ def test_all_modes_train_the_same_up_to_the_order(tmp_path):
     few = SMALL | {"data.clients": 4, "train.clients_per_round": 4, "train.rounds": 1, **FLIPS_YOGI}
     few |= {"data.partition": {"kind": "labels-per-client", "labels": 2, "unowned": "drop"}}
     works = [
-        Work(experiment := Experiment.of(None, **few, **{"privacy.labels": mode}), federation_of(experiment), None)
+        Session(
+            experiment := Experiment.of(None, **few, **{"privacy.labels": mode}), build_federation(experiment), None
+        )
         for mode in ("none", "prf", "ckks-paper")
     ]
-    tables = [sorted(map(tuple, work.roster.counts.T.tolist())) for work in works]
+    tables = [sorted(map(tuple, work.client_info.counts.T.tolist())) for work in works]
     assert tables[0] == tables[1] == tables[2]
 
 
@@ -166,10 +168,10 @@ def test_gradients_and_the_server_s_messages_name_no_label_without_an_example():
     for seed in range(20):
         asked = SMALL | BATCH | {"privacy.labels": "prf", "train.seed": seed, "data.partition": "iid"}
         experiment = Experiment.of(None, **asked)
-        work = Work(experiment, federation_of(experiment), None)
+        work = Session(experiment, build_federation(experiment), None)
         federation, codes = work.private.federation, work.private.federation.codes
         transcript, streams = Transcript(), work.plan.streams
-        masked = masked_labels(
+        masked = mask_labels(
             "prf",
             [dict(enumerate(row.tolist())) for row in work.federation.counts],
             rng=streams("placeholders"),
@@ -185,7 +187,7 @@ def test_gradients_and_the_server_s_messages_name_no_label_without_an_example():
         assert codes[true] == placeholder
         guessed.append(placeholder == true)
         sent = transcript.bytes
-        assert not any(encoded(label) in sent for label in work.federation.classes)
+        assert not any(encode(label) in sent for label in work.federation.classes)
     assert np.mean(guessed) < 0.4
 
 
@@ -194,7 +196,7 @@ def test_the_trained_model_names_placeholders_to_who_has_one_example_a_class(tmp
     asked = {"train.rounds": 10, "train.clients_per_round": "all", "data.partition": "iid", "privacy.labels": "prf"}
     run = train(overrides=asked, out=tmp_path / "run")
     experiment = Experiment.of(None, **asked)
-    work = Work(experiment, federation_of(experiment), None)
+    work = Session(experiment, build_federation(experiment), None)
     module = work.plan.local.build()
     module.load_state_dict(run.model())
     plain, codes = work.federation, work.private.federation.codes
@@ -212,12 +214,12 @@ def test_masked_labels_and_masked_sums_together_change_nothing_but_the_order(tmp
     asked = SMALL | ALIKE[name] | {"engine.execution": "messages"}
     private = asked | FINE | {"privacy.labels": "prf", "privacy.aggregate": "masked"}
     experiment = Experiment.of(None, **private)
-    federation = federation_of(experiment)
-    work = Work(experiment, federation, None)
+    federation = build_federation(experiment)
+    work = Session(experiment, federation, None)
     run = train(overrides=private, out=tmp_path / "private")
     plain = train(
         overrides={k: v for k, v in asked.items() if k != "data.clients"},
-        federation=federation.relabelled(work.private.federation.codes),
+        federation=federation.relabel(work.private.federation.codes),
         model=work.plan.local.build(),
         out=tmp_path / "plain",
     )
@@ -254,7 +256,7 @@ def test_clusters_by_masked_sums_and_blurred_histograms_serve_flips(tmp_path):
 
 # ---- differential privacy --------------------------------------------------------------------------------------------
 
-DP = {"method.combine": "uniform", "privacy.dp.clip": 0.5, "privacy.dp.noise": 1.0}
+DP = {"method.combiner": "uniform", "privacy.dp.clip": 0.5, "privacy.dp.noise": 1.0}
 
 
 @pytest.mark.parametrize("where", ["server", "local"])
@@ -275,23 +277,23 @@ def test_noise_is_added_counted_and_the_same_in_equal_runs(tmp_path, where, aggr
 
 def test_local_noise_lets_no_other_number_out(tmp_path):
     pytest.importorskip("dp_accounting")
-    asked = SMALL | DP | {"privacy.dp.where": "local", "method.sample": "bias-aware", "train.rounds": 1}
+    asked = SMALL | DP | {"privacy.dp.where": "local", "method.sampler": "bias-aware", "train.rounds": 1}
     experiment = Experiment.of(None, **asked)
-    work = Work(experiment, federation_of(experiment), None)
-    engine = guarded(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
-    view = work.plan.view(work.roster, 0, lambda *_, **__: None)
-    reports = [r for o in play_round(work.plan, work.fresh(), view, engine) for r in o.reports]
-    assert all(not r.meta and np.isnan(r.loss) and np.isnan(r.drift) for r in reports)
+    work = Session(experiment, build_federation(experiment), None)
+    engine = protect_engine(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
+    view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
+    reports = [r for o in play_round(work.plan, work.initial_state(), view, engine) for r in o.reports]
+    assert all(not r.metrics and np.isnan(r.loss) and np.isnan(r.update_norm) for r in reports)
 
 
 def test_a_sum_in_which_one_client_weighs_almost_all_is_not_formed(tmp_path):
-    asked = SMALL | {"method.name": "fedbs", "method.combine.tau": 100.0, "privacy.aggregate": "masked"}
+    asked = SMALL | {"method.name": "fedbs", "method.combiner.tau": 100.0, "privacy.aggregate": "masked"}
     run = train(overrides=asked | {"train.rounds": 1}, out=tmp_path / "run")
     assert any("have any weight" in event["why"] for event in events(run, "dropped"))
 
 
 def test_a_clipped_step_has_the_length_of_the_clip(tmp_path):
-    asked = SMALL | {"train.rounds": 1, "train.lr": 1.0, "method.combine": "uniform", "privacy.dp.clip": 1e-3}
+    asked = SMALL | {"train.rounds": 1, "train.lr": 1.0, "method.combiner": "uniform", "privacy.dp.clip": 1e-3}
     before = train(overrides=asked | {"train.lr": 1e-12}, out=tmp_path / "before")
     after = train(overrides=asked, out=tmp_path / "after")
     assert float((model(after) - model(before)).norm()) <= 1e-3 + 1e-9
@@ -339,13 +341,13 @@ def test_a_private_run_goes_on_as_if_nothing_happened(tmp_path, name):
 
 
 REFUSED = [
-    ({"method.combine": "median", "privacy.aggregate": "masked"}, "looks at single updates"),
+    ({"method.combiner": "median", "privacy.aggregate": "masked"}, "looks at single updates"),
     ({"method.name": "fedcda", "privacy.aggregate": "masked"}, "looks at single updates"),
-    ({"method.select": "gradclus", "privacy.aggregate": "masked"}, "looks at single updates"),
-    ({"method.select": "hics", "privacy.aggregate": "masked"}, "looks at single updates"),
+    ({"method.selector": "gradclus", "privacy.aggregate": "masked"}, "looks at single updates"),
+    ({"method.selector": "hics", "privacy.aggregate": "masked"}, "looks at single updates"),
     ({"method.name": "stratify-single", "privacy.aggregate": "masked"}, "does not fit a chain"),
     ({"train.clients_per_round": 2, "privacy.aggregate": "masked"}, "at least 3 clients"),
-    ({"privacy.clustering": "masked"}, 'use method.select = "flips"'),
+    ({"privacy.clustering": "masked"}, 'use method.selector = "flips"'),
     ({"method.name": "flips", "privacy.clustering": "enclave"}, "measurement"),
     (
         {"method.name": "flips", "privacy.clustering": "enclave", "privacy.enclave.attestation": "dev-insecure"},
@@ -355,7 +357,7 @@ REFUSED = [
     ({"method.name": "stratify-batch", "privacy.labels": "prf", "data.drift": {}}, "data.drift"),
     ({"method.name": "fedga-greedy", "data.proxy": 20, "privacy.labels": "prf"}, "data.proxy"),
     ({"data.clients": 2, "privacy.labels": "prf"}, "at least 3"),
-    ({"method.select": "oort", "privacy.dp.noise": 1.0}, "it reads"),
+    ({"method.selector": "oort", "privacy.dp.noise": 1.0}, "it reads"),
     ({"method.name": "scaffold", "privacy.dp.noise": 1.0}, "more than the update"),
     ({"method.name": "fedbs", "privacy.dp.noise": 1.0}, "weights must not depend"),
     ({"method.name": "stratify-batch", "privacy.dp.noise": 1.0}, "one sum a round"),
@@ -363,7 +365,7 @@ REFUSED = [
     ({"method.name": "flips", "privacy.labels": "prf", "privacy.histogram_epsilon": 1.0}, "exact totals"),
     ({"method.name": "flips", "privacy.histogram_epsilon": 1.0, **INSECURE}, "exact counts go there"),
     (
-        {"method.name": "flips", "method.select.features": "counts", "privacy.clustering": "masked"},
+        {"method.name": "flips", "method.selector.features": "counts", "privacy.clustering": "masked"},
         "clusters of shares",
     ),
     ({"privacy.encoding.fraction": 40, "privacy.aggregate": "masked"}, "privacy.encoding.fraction = 40"),
@@ -384,7 +386,7 @@ def test_every_summary_says_who_could_learn_what(tmp_path):
         name: train(overrides=SMALL | {"train.rounds": 1} | asked, out=tmp_path / name).summary["privacy"]
         for name, asked in {
             "open": {},
-            "oort": {"method.select": "oort"},
+            "oort": {"method.selector": "oort"},
             "chain": {"method.name": "stratify-single", "method.schedule.length": 20},
             "masked": {"privacy.aggregate": "masked"},
         }.items()

@@ -37,7 +37,7 @@ def test_whom_it_takes_and_what_follows_from_it():
 @pytest.mark.parametrize("lost", [0.0, 0.5])
 @pytest.mark.parametrize("name", sorted(registry.names("selectors")))
 def test_every_selector_can_be_replayed_on_what_it_reads(name, lost):
-    selector = registry.build("selectors", name, {}, "method.select")
+    selector = registry.build("selectors", name, {}, "method.selector")
     if selector.individual or name in ("hics", "sur"):
         with pytest.raises(RequestError, match="this record does not hold"):
             replay(selector, RECORD, rounds=8, k=4, lost=lost)

@@ -25,8 +25,8 @@ from fedstrata.report.figures import curves, style
 from fedstrata.report.gather import gather
 from fedstrata.report.html_tables import compared as compared_html
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import drawn, page, titled
-from fedstrata.report.run_data import SEEN, Trail, newer
+from fedstrata.report.page import draw, make_title, page
+from fedstrata.report.run_data import SEEN, RunData, newer
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 4, "train.epochs": 1, "train.clients_per_round": 3, "model.hidden": (5,)}
@@ -58,27 +58,29 @@ def names(shown) -> list[str]:
 
 
 def test_a_trail_holds_what_the_events_say(small):
-    trail, events = Trail.read(small.path), small.events()
+    run_data, events = RunData.read(small.path), small.events()
     rounds = [e for e in events if e["event"] == "round"]
-    assert trail.column("accuracy").tolist() == small.curve("accuracy")
-    assert np.allclose(trail.recall, [e["recall"] for e in rounds], atol=1e-6)
-    assert trail.traffic.tolist() == [e["bytes_up"] + e["bytes_down"] for e in rounds]
+    assert run_data.column("accuracy").tolist() == small.curve("accuracy")
+    assert np.allclose(run_data.recall, [e["recall"] for e in rounds], atol=1e-6)
+    assert run_data.traffic.tolist() == [e["bytes_up"] + e["bytes_down"] for e in rounds]
     took = np.zeros((6, 4))
     for event in rounds:
         for client in event["steps"][0]["clients"]:
             took[client, event["round"] - 1] += 1
-    assert trail.participation().tolist() == took.tolist()
-    assert trail.visits.drift.tolist() == [d for e in rounds for d in e["steps"][0]["drift"].values()]
-    assert trail.mix.sum() == pytest.approx(1)
-    assert trail.labels.tolist() == [trail.counts[took[:, r] > 0].sum(0).tolist() for r in range(4)]
+    assert run_data.participation().tolist() == took.tolist()
+    assert run_data.client_updates.update_norm.tolist() == [
+        d for e in rounds for d in e["steps"][0]["update_norm"].values()
+    ]
+    assert run_data.mix.sum() == pytest.approx(1)
+    assert run_data.labels.tolist() == [run_data.counts[took[:, r] > 0].sum(0).tolist() for r in range(4)]
 
 
 def test_clients_accuracies_average_to_the_mean_and_the_worst_that_are_told(small):
-    trail = Trail.read(small.path)
-    own = trail.client_accuracy
+    run_data = RunData.read(small.path)
+    own = run_data.client_accuracy
     assert own.shape == (4, 6)
-    assert np.nanmean(own, axis=1) == pytest.approx(trail.column("client_mean"), abs=1e-3)
-    assert np.nanmin(own, axis=1) == pytest.approx(trail.column("worst10"), abs=1e-3)
+    assert np.nanmean(own, axis=1) == pytest.approx(run_data.column("client_mean"), abs=1e-3)
+    assert np.nanmin(own, axis=1) == pytest.approx(run_data.column("worst10"), abs=1e-3)
 
 
 def test_a_second_look_reads_new_lines_only_and_equals_a_first_one(small, tmp_path):
@@ -86,29 +88,29 @@ def test_a_second_look_reads_new_lines_only_and_equals_a_first_one(small, tmp_pa
     run = copied(small, tmp_path / "run")
     events = run.path / "events.jsonl"
     events.write_text("".join(lines[:5]) + lines[5][:40])  # a line that is being written
-    trail = Trail.read(run.path)
-    seen = len(trail)
+    run_data = RunData.read(run.path)
+    seen = len(run_data)
     assert seen == sum('"event": "round"' in line for line in lines[:5])
-    assert not trail.refresh()
+    assert not run_data.refresh()
     events.write_text("".join(lines))
-    trail._take = lambda line, take=trail._take: (read.append(line), take(line))
+    run_data._take = lambda line, take=run_data._take: (read.append(line), take(line))
     read = []
-    assert trail.refresh()
+    assert run_data.refresh()
     assert read == [line.rstrip("\n").encode() for line in lines[5:]]
-    assert trail.column("accuracy").tolist() == Trail.read(small.path).column("accuracy").tolist()
-    assert np.array_equal(trail.participation(), Trail.read(small.path).participation())
+    assert run_data.column("accuracy").tolist() == RunData.read(small.path).column("accuracy").tolist()
+    assert np.array_equal(run_data.participation(), RunData.read(small.path).participation())
 
 
 def test_a_run_that_went_on_from_its_checkpoint_is_read_anew(small, tmp_path):
     lines = (small.path / "events.jsonl").read_text().splitlines(keepends=True)
     run = copied(small, tmp_path / "run")
     events = run.path / "events.jsonl"
-    trail = Trail.read(run.path)
+    run_data = RunData.read(run.path)
     resumed = json.dumps({"event": "resumed", "wall": {"round": 2}}) + "\n"
     events.write_text("".join(lines[:-2]) + resumed + "".join(lines[-2:]) + " " * SEEN)
-    assert trail.refresh()
-    assert trail.rounds.tolist() == [1, 2, 3, 4]
-    assert [f.kind for f in trail.faults] == ["resumed"]
+    assert run_data.refresh()
+    assert run_data.rounds.tolist() == [1, 2, 3, 4]
+    assert [f.kind for f in run_data.faults] == ["resumed"]
 
 
 @pytest.mark.parametrize("strange", ["not json", "[1, 2]", '{"event": "round"}', '{"event": "clients", "counts": "x"}'])
@@ -117,7 +119,7 @@ def test_a_line_that_cannot_be_understood_is_left_out_with_a_warning(small, tmp_
     with (run.path / "events.jsonl").open("a") as file:
         file.write(f"{strange}\n")
     gathered = gather([run.path])
-    assert len(gathered.trails[0]) == 4
+    assert len(gathered.runs_data[0]) == 4
     assert any("cannot be understood" in said for said in gathered.warnings)
 
 
@@ -129,7 +131,7 @@ def test_a_run_of_a_newer_version_shows_what_is_known(small, tmp_path):
         file.write("[oracle]\nkey = 1\n")
     gathered = gather([run.path])
     assert any("newer" in said for said in gathered.warnings)
-    assert "accuracy" in names(drawn(gathered))
+    assert "accuracy" in names(draw(gathered))
     assert not newer("0.0.9")
 
 
@@ -176,7 +178,7 @@ def test_private_runs_tell_neither_labels_nor_clients(tmp_path):
     run = train(overrides=SMALL | {"privacy.aggregate": "masked"}, federation=tiny_federation(), out=tmp_path / "run")
     told = {key for event in run.events() for key in event}
     assert not told & {"labels", "mix", "client_accuracy", "client_deciles", "label_divergence", "counts"}
-    shown = names(drawn(gather([run.path])))
+    shown = names(draw(gather([run.path])))
     assert {"accuracy", "recall", "participation"} <= set(shown)
     assert not {"balance", "client-accuracy", "ranked"} & set(shown)
 
@@ -196,7 +198,7 @@ def test_private_runs_tell_neither_labels_nor_clients(tmp_path):
 )
 def test_a_method_shows_what_it_did(tmp_path, method, own):
     run = train(method=method, overrides=SMALL, federation=tiny_federation(), out=tmp_path / "run")
-    method_figures = {shown.name for shown in figures.of_one(Trail.read(run.path)) if shown.section == "method"}
+    method_figures = {shown.name for shown in figures.of_one(RunData.read(run.path)) if shown.section == "method"}
     assert method_figures - {"cluster-search"} == own
     if own:
         assert run.plot_method()[0].data
@@ -207,8 +209,8 @@ def test_a_method_shows_what_it_did(tmp_path, method, own):
 
 def test_clusters_hold_the_labels_of_their_clients(tmp_path):
     run = train(method="flips", overrides=SMALL, federation=tiny_federation(), out=tmp_path / "run")
-    trail = Trail.read(run.path)
-    members = np.array(trail.clusters["members"])
+    run_data = RunData.read(run.path)
+    members = np.array(run_data.clusters["members"])
     heat = run.plot_method()[0].data[0]
     assert np.allclose(np.sum(heat.z, axis=1), 1, atol=1e-3)
     assert [int(re.search(r"(\d+) clients", row)[1]) for row in heat.y] == np.bincount(members).tolist()
@@ -239,10 +241,10 @@ def test_faults_of_sites_are_told_with_the_round_in_which_they_happen(small, tmp
     at = next(i for i, line in enumerate(lines) if '"round": 3' in line)
     first, *later = (json.dumps(event) + "\n" for event, _, _ in AT_SITES)
     (run.path / "events.jsonl").write_text("".join([lines[0], first, *lines[1:at], *later, *lines[at:]]))
-    trail = Trail.read(run.path)
-    assert [(f.kind, f.round) for f in trail.faults] == [(event["event"], round) for event, round, _ in AT_SITES]
-    assert all(said in fault.why for fault, (_, _, said) in zip(trail.faults, AT_SITES, strict=True))
-    assert trail.faults[1].clients == (1,)
+    run_data = RunData.read(run.path)
+    assert [(f.kind, f.round) for f in run_data.faults] == [(event["event"], round) for event, round, _ in AT_SITES]
+    assert all(said in fault.why for fault, (_, _, said) in zip(run_data.faults, AT_SITES, strict=True))
+    assert run_data.faults[1].clients == (1,)
     assert {bar.name for bar in run.plot_faults().data} == {FAULTS[event["event"]] for event, *_ in AT_SITES[1:]}
     assert "bonn has 5 samples, and had 9" in page(gather([run.path]))
     assert remarked(AT_SITES[1][0]) == "site away: bonn (clients 1)"
@@ -274,15 +276,15 @@ def test_curves_against_cost_end_where_the_summary_does(small):
 
 
 def test_labels_below_half_an_even_share_are_marked_and_come_last(long):
-    trail = Trail.read(long)
-    (heat,) = next(shown.figure.data for shown in figures.of_one(trail) if shown.name == "recall")
+    run_data = RunData.read(long)
+    (heat,) = next(shown.figure.data for shown in figures.of_one(run_data) if shown.name == "recall")
     marked = [row.endswith("(rare)") for row in heat.y]
-    assert sum(marked) == (trail.mix < 0.5 / 20).sum() > 0
+    assert sum(marked) == (run_data.mix < 0.5 / 20).sum() > 0
     assert marked == sorted(marked)
 
 
 def test_heat_maps_of_many_clients_stay_readable(long):
-    for shown in figures.of_one(Trail.read(long)):
+    for shown in figures.of_one(RunData.read(long)):
         for heat in (trace for trace in shown.figure.data if trace.type == "heatmap"):
             assert len(heat.y) <= style.CLIENTS
             assert len(heat.x) <= style.ROUNDS
@@ -309,17 +311,17 @@ def compared(tmp_path_factory):
 
 def test_a_comparison_shows_means_with_bands_and_its_table(compared):
     gathered = gather([compared.path])
-    assert [trail.group for trail in gathered.trails] == ["fedavg", "fedavg", "fedprox", "fedprox"]
-    lines = [line for line in curves.curves(gathered.trails, "accuracy").data if line.name]
+    assert [run_data.group for run_data in gathered.runs_data] == ["fedavg", "fedavg", "fedprox", "fedprox"]
+    lines = [line for line in curves.curves(gathered.runs_data, "accuracy").data if line.name]
     runs = [Run(compared.path / "fedavg" / f"seed-{seed}").curve("accuracy") for seed in (0, 1)]
     assert lines[0].y == pytest.approx(np.mean(runs, axis=0), abs=1e-6)
     assert not gathered.warnings
-    assert titled(gathered) == "2 methods on data from Python, 2 seeds"
+    assert make_title(gathered) == "2 methods on data from Python, 2 seeds"
     assert "2 methods over 2 seeds" in outcome(gathered)
     assert "Means over 2 seeds" in page(gathered)
     assert len(compared.plot_accuracy().data) == 6  # a line and two edges of a band for each method
     (compared.path / "comparison.json").rename(compared.path / "later.json")  # it is still going on
-    assert len(gather([compared.path]).trails) == 4
+    assert len(gather([compared.path]).runs_data) == 4
     (compared.path / "later.json").rename(compared.path / "comparison.json")
 
 
@@ -350,8 +352,8 @@ def test_methods_of_two_comparisons_stay_apart(compared, tmp_path):
     shutil.copytree(compared.path, again)
     gathered = gather([compared.path, again])
     groups = ["c/fedavg", "c/fedprox", "again/fedavg", "again/fedprox"]
-    assert list(curves.grouped(gathered.trails)) == [row["method"] for row in gathered.rows] == groups
-    assert titled(gathered) == "4 methods on data from Python, 2 seeds"
+    assert list(curves.grouped(gathered.runs_data)) == [row["method"] for row in gathered.rows] == groups
+    assert make_title(gathered) == "4 methods on data from Python, 2 seeds"
 
 
 def test_an_ablation_shows_what_each_stage_brings(compared):
@@ -364,16 +366,16 @@ def test_an_ablation_shows_what_each_stage_brings(compared):
 def test_titles_say_what_is_shown(small, compared, tmp_path):
     other = copied(small, tmp_path / "other")
     cell = compared.path / "fedavg"
-    assert titled(gather([small.path])) == "fedavg on data from Python"
-    assert titled(gather([small.path, other.path])) == "2 runs on data from Python"
-    assert titled(gather([cell / "seed-0", small.path])) == "2 runs on data from Python"
+    assert make_title(gather([small.path])) == "fedavg on data from Python"
+    assert make_title(gather([small.path, other.path])) == "2 runs on data from Python"
+    assert make_title(gather([cell / "seed-0", small.path])) == "2 runs on data from Python"
 
 
 def test_runs_on_different_data_are_shown_with_a_warning(small, tmp_path):
     other = train(overrides=SMALL, federation=tiny_federation(seed=1), out=tmp_path / "other")
     gathered = gather([small.path, other.path])
     assert any("different data" in said for said in gathered.warnings)
-    assert len({trail.name for trail in gathered.trails}) == 2
+    assert len({run_data.name for run_data in gathered.runs_data}) == 2
     assert re.search(r'class="warning" role="alert">[^<]*different data', page(gathered))
 
 
@@ -498,7 +500,7 @@ def test_wrong_requests_are_refused_with_exit_code_2(cli, small, tmp_path, monke
 
 
 def test_a_run_draws_itself(small):
-    for plot in ("accuracy", "labels", "clients", "balance", "participation", "client_accuracy", "drift"):
+    for plot in ("accuracy", "labels", "clients", "balance", "participation", "client_accuracy", "update_norm"):
         assert getattr(small, f"plot_{plot}")().data, plot
     assert small.plot_metric("worst10").data[-1].y[-1] == pytest.approx(small.summary["worst10"], rel=1e-6)
     with pytest.raises(RequestError, match="does not have"):

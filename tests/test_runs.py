@@ -338,6 +338,6 @@ def test_where_a_run_is_executed_may_change_on_the_way(tmp_path):
     interrupted(tmp_path / "run", 2, overrides=asked)
     file = tmp_path / "run/experiment.toml"
     changed = file.read_text().replace('client_state = "memory"', 'client_state = "disk"')
-    file.write_text(changed.replace('lanes = "auto"', "lanes = 1"))
+    file.write_text(changed.replace('workers = "auto"', "workers = 1"))
     run = resume(tmp_path / "run")
     assert all(torch.equal(t, run.model()[name]) for name, t in whole.model().items())

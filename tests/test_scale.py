@@ -14,35 +14,35 @@ from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
 from fedstrata.runs.folder import Checkpoints
 from fedstrata.server.metrics import jain
-from fedstrata.server.participation import Ledger
-from fedstrata.testing.worlds import alike, play, work_of
+from fedstrata.server.participation import ParticipationLog
+from fedstrata.testing.tiny import alike, play, session_of
 
 SOME = st.lists(st.tuples(st.sets(st.integers(0, 19), max_size=6), st.integers(1, 5)), max_size=8)
 
 
 @given(SOME, st.integers(0, 8))
 def test_a_ledger_says_what_plain_dictionaries_would(steps, saved_after):
-    ledger, accepted, durable, visits = Ledger.of(20), {}, {}, np.zeros(20, dtype=np.int64)
+    participation_log, accepted, durable, client_updates = ParticipationLog.of(20), {}, {}, np.zeros(20, dtype=np.int64)
     for round, (clients, times) in enumerate(steps):
         if round == saved_after:
-            ledger.secure()
+            participation_log.secure()
             durable = dict(accepted)
         asked = sorted(clients, key=lambda c: (c * 7) % 20)  # a step may ask in any order
-        ledger.accept(asked, (round, 3))
+        participation_log.accept(asked, (round, 3))
         accepted |= dict.fromkeys(asked, (round, 3))
-        ledger.count(asked, [times] * len(asked))
-        visits[asked] += times
-    assert ledger.tags(range(20)) == [(accepted.get(c), durable.get(c)) for c in range(20)]
-    assert ledger.participation.tolist() == visits.tolist()
-    assert ledger.jain == jain(visits)
+        participation_log.count(asked, [times] * len(asked))
+        client_updates[asked] += times
+    assert participation_log.tags(range(20)) == [(accepted.get(c), durable.get(c)) for c in range(20)]
+    assert participation_log.participation.tolist() == client_updates.tolist()
+    assert participation_log.jain == jain(client_updates)
 
 
 def test_probes_are_accepted_without_being_counted():
-    ledger = Ledger.of(3)
-    ledger.accept([2], (0, 0))
-    assert ledger.tags([2, 0]) == [((0, 0), None), (None, None)]
-    assert ledger.participation.tolist() == [0, 0, 0]
-    assert ledger.jain == 1.0
+    participation_log = ParticipationLog.of(3)
+    participation_log.accept([2], (0, 0))
+    assert participation_log.tags([2, 0]) == [((0, 0), None), (None, None)]
+    assert participation_log.participation.tolist() == [0, 0, 0]
+    assert participation_log.jain == 1.0
 
 
 def test_a_checkpoint_holds_those_who_took_part_and_not_all_there_are(tmp_path):
@@ -50,12 +50,12 @@ def test_a_checkpoint_holds_those_who_took_part_and_not_all_there_are(tmp_path):
     for clients in (10, 20_000):
         x, y = np.random.default_rng(0).normal(size=(clients, 4)).astype(np.float32), np.arange(clients) % 3
         federation = Federation.from_arrays(x, y, np.arange(clients), test=(x[:3], y[:3]))
-        state, _ = play(work_of({"train.clients_per_round": 5}, federation), rounds=2)
+        state, _ = play(session_of({"train.clients_per_round": 5}, federation), rounds=2)
         checkpoints = Checkpoints(tmp_path / str(clients))
         checkpoints.write(2, state, {}, {})
         sizes.append(sum(path.stat().st_size for path in (tmp_path / str(clients)).iterdir()))
-        read, _ = checkpoints.read(checkpoints.manifest(), like=work_of({}, federation).fresh())
-        assert alike(read.ledger, state.ledger)
+        read, _ = checkpoints.read(checkpoints.manifest(), like=session_of({}, federation).fresh())
+        assert alike(read.participation_log, state.participation_log)
     assert abs(sizes[1] - sizes[0]) < 1_000  # 20,000 counts would be 160,000 bytes
 
 

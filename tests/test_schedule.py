@@ -22,8 +22,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import Federation
 from fedstrata.cli import main
-from fedstrata.core.client_info import Roster
-from fedstrata.core.client_parts import Client, Gradient, Visit
+from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.client_parts import Client, ClientContext, Gradient
 from fedstrata.core.messages import Task
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import View
@@ -32,7 +32,7 @@ from fedstrata.data.devices import Devices
 from fedstrata.data.partitions.base import Labelled
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.methods.drivers.passing import Passing
-from fedstrata.methods.drivers.scheduled import Progress
+from fedstrata.methods.drivers.scheduled import ScheduleState
 from fedstrata.methods.schedules.batches import Learn, Reserve, batches
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch
@@ -41,8 +41,8 @@ from fedstrata.methods.schedules.stratified import Stratified, arranged, scaled
 from fedstrata.methods.schedules.supply import Supply
 from fedstrata.methods.schedules.take import Take
 from fedstrata.server.loop import play_round
-from fedstrata.testing import Sites
-from fedstrata.testing.worlds import in_process, play, same, work_of
+from fedstrata.testing import WireEngine
+from fedstrata.testing.tiny import in_process, play, same, session_of
 
 
 class Shop:
@@ -60,7 +60,7 @@ class Shop:
         return client not in self.silent
 
     def look(self, client, codes):
-        """Give what a client has of what it is asked for, and what it refuses."""
+        """Return what a client has of what it is asked for, and what it refuses."""
         found = Counter()
         for code in codes:
             size = self.counts[client, code % self.counts.shape[1]]
@@ -116,13 +116,13 @@ def begun(counts, seed=0, notes=None, **options):
     """Begin an epoch as the drivers do, for clients that are believed to hold so many samples of each label."""
     counts, told = np.array(counts), [] if notes is None else notes
     known = {"labels": counts > 0, "totals": counts.sum(0), "counts": counts}
-    roster = Roster(len(counts), counts.shape[1], np.flatnonzero(counts.sum(1)), np.arange(len(counts)), known)
+    client_info = ClientInfo(len(counts), counts.shape[1], np.flatnonzero(counts.sum(1)), np.arange(len(counts)), known)
 
     def note(kind, **fields):
         told.extend([fields["stratum"]] if kind == "label_dropped" else [])
 
-    view = View(0, 1, 1, roster.holders, roster, None, lambda purpose: Streams(seed)(purpose, 0), note)
-    return Passing(Stratified(**options)).begin(Progress(), view)
+    view = View(0, 1, 1, client_info.holders, client_info, None, lambda purpose: Streams(seed)(purpose, 0), note)
+    return Passing(Stratified(**options)).begin(ScheduleState(), view)
 
 
 def epoch(play, counts, size=5, shop=None, seed=0, notes=None, **options):
@@ -301,14 +301,16 @@ def test_batches_draw_with_replacement():
     ("options", "spared"), [({"pool_min": 2}, (0.27, 0.31, 0.33)), ({"pool_min": 3}, (0.45, 0.52, 0.53))]
 )
 def test_larger_chunks_spare_the_transfers_that_the_specification_simulated(options, spared):
-    labels, visits, exhausting = np.repeat(np.arange(10), 300), np.zeros(4), np.zeros(2)
+    labels, client_updates, exhausting = np.repeat(np.arange(10), 300), np.zeros(4), np.zeros(2)
     for seed in range(3):
         parts = DirichletClass(alpha=0.5).deal(Labelled(labels), Labelled(labels[:0]), 10, Streams(seed)("p")).train
         counts = np.array([np.bincount(labels[part], minlength=10) for part in parts])
         asked = {"seed": seed, "replacement": True, **options}
-        visits += [len(travelled(counts, n, Shop(counts, replacement=True), **asked)[0]) for n in (1, 5, 50, 150)]
+        client_updates += [
+            len(travelled(counts, n, Shop(counts, replacement=True), **asked)[0]) for n in (1, 5, 50, 150)
+        ]
         exhausting += [len(travelled(counts, n, seed=seed, **options)[0]) for n in (1, 5)]
-    assert (1 - visits[1:] / visits[0]).tolist() == pytest.approx(spared, abs=0.04)
+    assert (1 - client_updates[1:] / client_updates[0]).tolist() == pytest.approx(spared, abs=0.04)
     assert exhausting[1] < 0.85 * exhausting[0]
 
 
@@ -452,31 +454,33 @@ class Desk:
     labels = np.array([0, 1, 0, 1, 0])
 
     def __init__(self, **options):
-        self.take, self.keep, self.trained = Take(**options), {}, []
+        self.take, self.client_state, self.trained = Take(**options), {}, []
 
-    def visit(self, labels=(), epoch=0, batch=1):
+    def context(self, labels=(), epoch=0, batch=1):
         config = {"labels": tuple(labels), "epoch": epoch, "batch": batch}
         client, streams = Client(0, np.arange(5), self.labels, 2), Streams(0)
         rng = lambda purpose, **where: streams(purpose, **({"round": epoch, "client": 0} | where))  # noqa: E731
-        return Visit(client, Task(0, epoch, 0, config=config), self.keep, {}, 1, 4, 0.1, rng, None, self.learn, None)
+        return ClientContext(
+            client, Task(0, epoch, 0, config=config), self.client_state, {}, 1, 4, 0.1, rng, None, self.learn, None
+        )
 
     def learn(self, positions):
         self.trained += positions.tolist()
         return Gradient(torch.ones(2) * len(positions), torch.tensor(1.0))
 
     def kept(self, done):
-        self.keep = {**self.keep, **done.keep}
+        self.client_state = {**self.client_state, **done.client_state}
         return done
 
     def reserve(self, *where, **rest):
-        return self.kept(self.take.reserve(self.visit(*where, **rest))).meta["refused"]
+        return self.kept(self.take.reserve(self.run_task(*where, **rest))).metrics["refused"]
 
     def gradient(self):
-        return self.kept(self.take.gradient(self.visit()))
+        return self.kept(self.take.gradient(self.run_task()))
 
     def plan(self, *where):
-        order = self.kept(self.take.plan(self.visit(*where)))
-        return order.epochs[0].tolist(), order.meta
+        order = self.kept(self.take.plan(self.run_task(*where)))
+        return order.epochs[0].tolist(), order.metrics
 
 
 def test_two_reservations_for_a_batch_are_trained_on_together():
@@ -489,7 +493,7 @@ def test_two_reservations_for_a_batch_are_trained_on_together():
 def test_a_sample_reserved_for_a_batch_that_never_came_is_given_next():
     desk = Desk()
     desk.reserve([0, 0, 1], batch=1)
-    first, _, last = desk.keep["held"].tolist()
+    first, _, last = desk.client_state["held"].tolist()
     desk.reserve([0, 1], batch=2)
     desk.gradient()
     assert desk.trained == [first, last]
@@ -502,16 +506,16 @@ def test_a_new_epoch_starts_at_the_front_in_a_new_order_and_forgets_reservations
     desk, orders = Desk(), set()
     for epoch in range(12):
         assert desk.reserve([0, 0, 0, 1, 1], epoch) == ()
-        orders.add(tuple(desk.keep["held"].tolist()))
+        orders.add(tuple(desk.client_state["held"].tolist()))
     assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
     assert len(orders) > 4
 
 
 def test_what_is_used_up_is_refused_and_named_exhausted_until_a_new_pass():
     desk = Desk()
-    positions, meta = desk.plan([1, 0, 1, 1, 0, 1])
+    positions, metrics = desk.plan([1, 0, 1, 1, 0, 1])
     assert desk.labels[positions].tolist() == [1, 0, 1, 0]
-    assert meta == {"refused": (1, 1), "exhausted": (1,)}
+    assert metrics == {"refused": (1, 1), "exhausted": (1,)}
     assert sorted(positions + desk.plan([0, 0, 1])[0]) == [0, 1, 2, 3, 4]
     assert sorted(desk.plan([0, 0, 0], 1)[0]) == [0, 2, 4]
     passes = {tuple(desk.plan([2 * turn] * 3, 2)[0]) for turn in range(12)}
@@ -530,15 +534,15 @@ EXECUTIONS = pytest.mark.parametrize("execution", ["messages", "fused"])
 
 def stratified(driver, execution="messages", federation=None, **options):
     schedule = {"kind": "stratified", **options}
-    return work_of({"method.driver": driver, "method.schedule": schedule, "engine.execution": execution}, federation)
+    return session_of({"method.driver": driver, "method.schedule": schedule, "engine.execution": execution}, federation)
 
 
 def played(work, count=2, engine=in_process):
     """Play rounds: the last state, what was noted by kind, and who was asked in each round."""
-    notes, asked, state, at = {}, [], work.fresh(), engine(work)
-    roster = work.roster if at.joins else work.roster.behind_messages()
+    notes, asked, state, at = {}, [], work.initial_state(), engine(work)
+    client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     for r in range(count):
-        view = work.plan.view(roster, r, lambda kind, **fields: notes.setdefault(kind, []).append(fields))
+        view = work.plan.view(client_info, r, lambda kind, **fields: notes.setdefault(kind, []).append(fields))
         with one_thread():
             outcomes = play_round(work.plan, state, view, at)
         asked.append(Counter(ask.client for outcome in outcomes for ask in outcome.step.asks))
@@ -550,9 +554,9 @@ def rows(monkeypatch):
     """Record which rows of the data are given, by epoch, in order."""
     rows, really = {}, Take._take
 
-    def recorded(take, visit, cursor):
-        positions, refused = really(take, visit, cursor)
-        rows.setdefault(visit.task.config["epoch"], []).extend(visit.client.rows[positions].tolist())
+    def recorded(take, context, cursor):
+        positions, refused = really(take, context, cursor)
+        rows.setdefault(context.task.config["epoch"], []).extend(context.client.rows[positions].tolist())
         return positions, refused
 
     monkeypatch.setattr(Take, "_take", recorded)
@@ -611,12 +615,12 @@ def test_a_batch_larger_than_the_schedule_is_one_exact_gradient_step(execution):
     local, data = work.plan.local, work.federation.train
     module = local.build().to(local.dtype)
     gradients = torch.autograd.grad(cross_entropy(module(data.x.to(local.dtype)), data.y), list(module.parameters()))
-    by_hand = work.fresh().model.params - 0.1 * torch.cat([g.flatten() for g in gradients])
+    by_hand = work.initial_state().model.params - 0.1 * torch.cat([g.flatten() for g in gradients])
     torch.testing.assert_close(played(work, 1)[0].model.params, by_hand, rtol=0, atol=1e-12)
 
 
 def deaf(*clients, until=99):
-    class Deaf(Sites):
+    class Deaf(WireEngine):
         def ask(self, step, tasks):
             return super().ask(step, [t for t in tasks if t.client not in clients or t.round >= until])
 
@@ -639,7 +643,7 @@ def test_a_label_whose_holders_are_silent_is_dropped_and_with_nobody_there_the_m
     assert [(event["exposure"], event["entries"]) for event in notes["schedule"]] == [([10, 10, 0], 30)]
     work = stratified(driver, federation=federation)
     state, notes, _ = played(work, 2, deaf(0, 1, 2))
-    assert same(state, work.fresh())
+    assert same(state, work.initial_state())
     assert [event["dropped"] for event in notes["schedule"]] == [[0, 1, 2]] * 2
 
 
@@ -648,7 +652,7 @@ def test_a_label_whose_holders_are_silent_is_dropped_and_with_nobody_there_the_m
 def test_a_run_on_false_beliefs_ends(driver, execution):
     work = stratified(driver, execution)
     known = {"labels": np.ones((6, 3), bool), "totals": np.array([9, 9, 90])}
-    work.roster = replace(work.roster, _known={**work.roster._known, **known})
+    work.client_info = replace(work.client_info, _known={**work.client_info._known, **known})
     assert [event["exposure"] for event in played(work)[1]["schedule"]] == [[36, 36, 36]] * 2
 
 
@@ -690,11 +694,11 @@ SINGLE, BATCH = "method.name=stratify-single", "method.name=stratify-batch"
         ((SINGLE, "method.schedule.frequency=often"), 'method.schedule.frequency = "often" is not valid'),
         (("method.driver=sync",), "method.schedule"),
         (("method.schedule=stratified",), "method.driver"),
-        ((SINGLE, "method.select=size"), "method.select"),
-        ((BATCH, "method.sample=full-batch"), "method.sample"),
+        ((SINGLE, "method.selector=size"), "method.selector"),
+        ((BATCH, "method.sampler=full-batch"), "method.sampler"),
         ((SINGLE, "model.norm=batch"), "batch statistics"),
         ((SINGLE, "train.optimizer.momentum=0.9"), "train.optimizer.state"),
-        ((SINGLE, "method.combine.server.lr=0.5"), "method.combine.server"),
+        ((SINGLE, "method.server_step.lr=0.5"), "method.server_step"),
         ((BATCH, "method.schedule.rounds_per_epoch=2", "data.stream.start=0.2"), "method.schedule.rounds_per_epoch"),
         ((SINGLE, "method.schedule.rounds_per_epoch=2", "data.drift.at=[2]"), "method.schedule.rounds_per_epoch"),
     ],

@@ -15,13 +15,13 @@ import torch
 from scipy.stats import hypergeom
 
 from fedstrata.core.errors import RequestError
-from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.frames import SERVER, Frame, RefusedError, open_frame
+from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.privacy.masks import add_streams, stream
 from fedstrata.privacy.sums import neighbours as circle
 from fedstrata.privacy.sums import shamir
 from fedstrata.privacy.sums.fixed_point import NARROW, WIDE, Encoding, TooLargeError
-from fedstrata.privacy.sums.member import Member
+from fedstrata.privacy.sums.member import SumMember
 from fedstrata.privacy.sums.neighbours import degree, fails, leaks, neighbours, threshold
 from fedstrata.privacy.sums.protocol import (
     ADVERTISE,
@@ -33,13 +33,13 @@ from fedstrata.privacy.sums.protocol import (
     REVEAL,
     SHARES,
     SURVIVORS,
-    Task,
+    SumTask,
     listed,
     listing,
-    packed,
+    pack_fields,
 )
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
-from fedstrata.privacy.sums.shamir import UnrecoverableError, recovered, shared
+from fedstrata.privacy.sums.shamir import UnrecoverableError, recover_secret, share_secret
 from fedstrata.privacy.sums.summing import Summing
 
 JOB, OTHER_JOB = b"a job of 16 byte", b"another of these"
@@ -47,7 +47,7 @@ NEVER = 5  # steps of a member: advertise, share, masked, agree, reveal
 
 
 def entropy(*key):
-    """Give a seeded source of bytes."""
+    """Return a seeded source of bytes."""
     calls = count()
     return lambda size: shake_256(repr((*key, next(calls))).encode()).digest(size)
 
@@ -58,16 +58,16 @@ def identity(party):
 
 
 @cache
-def roll(n):
-    return Roll.of(identity(SERVER), [identity(client) for client in range(n)])
+def key_directory(n):
+    return KeyDirectory.of(identity(SERVER), [identity(client) for client in range(n)])
 
 
 def world(n, size=4, job=JOB, encoding=NARROW, needed=None, rolled=None):
-    """Give a server and n members that have not yet met."""
-    keys = roll(rolled or n)
-    task = Task(job, tuple(range(n)), size, keys.digest, encoding, needed)
-    members = {i: Member(task, i, identity(i), keys, entropy("member", job, i)) for i in range(n)}
-    return SimpleNamespace(task=task, server=Summing(task, identity(SERVER), keys), members=members, roll=keys)
+    """Return a server and n members that have not yet met."""
+    keys = key_directory(rolled or n)
+    task = SumTask(job, tuple(range(n)), size, keys.digest, encoding, needed)
+    members = {i: SumMember(task, i, identity(i), keys, entropy("member", job, i)) for i in range(n)}
+    return SimpleNamespace(task=task, server=Summing(task, identity(SERVER), keys), members=members, key_directory=keys)
 
 
 def plain(act, data):
@@ -112,7 +112,7 @@ def numbers(n, size, seed=0, dtype=np.float32):
 
 
 def plain_sum(encoding, values, weights, n):
-    """Give the sum of the encoded numbers, in Python's own integers."""
+    """Return the sum of the encoded numbers, in Python's own integers."""
     total = [0] * len(next(iter(values.values())))
     for i, array in values.items():
         scaled = [round(float(v) * weights[i] * 2**encoding.fraction) for v in array]
@@ -121,8 +121,8 @@ def plain_sum(encoding, values, weights, n):
 
 
 def from_server(kind, *fields, job=JOB, by=SERVER):
-    """Give a message that is signed by the server, whatever it says."""
-    return Frame(kind, job, SERVER, fields).signed(identity(by))
+    """Return a message that is signed by the server, whatever it says."""
+    return Frame(kind, job, SERVER, fields).sign(identity(by))
 
 
 def words_of(data):
@@ -131,7 +131,7 @@ def words_of(data):
 
 def words_in(w, said, i):
     """Read a member's masked words."""
-    return words_of(opened(said[INPUT][i], w.roll, INPUT, w.task.job, i).fields[0])
+    return words_of(open_frame(said[INPUT][i], w.key_directory, INPUT, w.task.job, i).fields[0])
 
 
 def looks_uniform(words):
@@ -209,10 +209,10 @@ def test_tensors_and_bad_encodings():
 def test_shares_by_hand():
     seven = lambda size: (7).to_bytes(size, "little")  # noqa: E731
     five = (5).to_bytes(32, "little")
-    shares = shared(five, 2, [0, 2, 9], seven)  # 5 + 7 x at 1, 3 and 10
+    shares = share_secret(five, 2, [0, 2, 9], seven)  # 5 + 7 x at 1, 3 and 10
     assert [int.from_bytes(share, "little") for share in shares.values()] == [12, 26, 75]
-    assert recovered([(9, shares[9]), (0, shares[0])], 2) == five
-    assert recovered([(0, shares[0]), (2, shares[2]), (9, bytes(33))], 2) == five  # two are enough
+    assert recover_secret([(9, shares[9]), (0, shares[0])], 2) == five
+    assert recover_secret([(0, shares[0]), (2, shares[2]), (9, bytes(33))], 2) == five  # two are enough
 
 
 def test_prime_is_one():
@@ -227,20 +227,20 @@ def test_prime_is_one():
 
 @pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32, sha256(b"any").digest()])
 def test_any_so_many_shares_recover_and_fewer_do_not(secret):
-    shares = list(shared(secret, 3, [0, 3, 4, 11, 70_000], entropy("shamir")).items())
+    shares = list(share_secret(secret, 3, [0, 3, 4, 11, 70_000], entropy("shamir")).items())
     for some in combinations(shares, 3):
-        assert recovered(some, 3) == secret
+        assert recover_secret(some, 3) == secret
     for some in combinations(shares, 2):
         with pytest.raises(UnrecoverableError, match="2 shares were given where 3"):
-            recovered(some, 3)
+            recover_secret(some, 3)
     with pytest.raises(UnrecoverableError, match="two shares of one party"):
-        recovered([*shares[:3], shares[0]], 3)
+        recover_secret([*shares[:3], shares[0]], 3)
 
 
 def test_share_serves_its_holder_only():
-    shares = shared((5).to_bytes(32, "little"), 2, [0, 2], lambda size: (7).to_bytes(size, "little"))
+    shares = share_secret((5).to_bytes(32, "little"), 2, [0, 2], lambda size: (7).to_bytes(size, "little"))
     with pytest.raises(UnrecoverableError, match="do not fit"):  # 12 at 2 and 26 at 3 make -16 at 0
-        recovered([(1, shares[0]), (2, shares[2])], 2)
+        recover_secret([(1, shares[0]), (2, shares[2])], 2)
 
 
 # ---- neighbours ------------------------------------------------------------------------------------------------------
@@ -357,8 +357,10 @@ def test_every_pattern_of_drop_outs(n, needed, patterns):
         stops = {int(member): step for member, step in zip(order, pattern, strict=True)}
         w = world(n, 3, needed=needed)
         if sum(step == NEVER for step in pattern) >= t + 1:  # everybody who is there has t others
-            summed = {i: values[i] for i in range(n) if stops[i] > 2}
-            np.testing.assert_array_equal(play(w, values, weights, stops).total, plain_sum(NARROW, summed, weights, n))
+            aggregated = {i: values[i] for i in range(n) if stops[i] > 2}
+            np.testing.assert_array_equal(
+                play(w, values, weights, stops).total, plain_sum(NARROW, aggregated, weights, n)
+            )
             worked += 1
         else:
             with pytest.raises(UnrecoverableError):
@@ -385,9 +387,9 @@ def test_sparse_sum_with_drop_outs_at_every_step():
     stops = {3: 0, 8: 1, 13: 2, 14: 2, 20: 3, 30: 4}
     w = world(n, 50)
     assert degree(n) < n - 1
-    summed = {i: values[i] for i in range(n) if stops.get(i, NEVER) > 2}
+    aggregated = {i: values[i] for i in range(n) if stops.get(i, NEVER) > 2}
     told = play(w, values, stops=stops)
-    np.testing.assert_array_equal(told.total, plain_sum(NARROW, summed, dict.fromkeys(values, 1.0), n))
+    np.testing.assert_array_equal(told.total, plain_sum(NARROW, aggregated, dict.fromkeys(values, 1.0), n))
     with pytest.raises(UnrecoverableError, match="members are there"):
         play(world(n, 50), values, stops=dict.fromkeys(range(25), 2))
 
@@ -400,17 +402,17 @@ def test_fewer_than_three_are_not_summed():
     w = world(4, needed=2)
     play(w, numbers(4, 4), until=3)
     with pytest.raises(RefusedError, match="fewer than 3"):
-        w.members[0].agree(from_server(SURVIVORS, packed([0, 3])))
+        w.members[0].agree(from_server(SURVIVORS, pack_fields([0, 3])))
 
 
 def test_members_are_told_once_and_in_order():
     for members in ((0, 2, 1), (0, 1, 1, 2)):
         with pytest.raises(RequestError, match="ascending"):
-            Task(JOB, members, 1, roll(3).digest)
+            SumTask(JOB, members, 1, key_directory(3).digest)
     with pytest.raises(RequestError, match="no member"):
-        Member(Task(JOB, (0, 1, 2), 1, roll(5).digest), 4, identity(4), roll(5), entropy(0))
+        SumMember(SumTask(JOB, (0, 1, 2), 1, key_directory(5).digest), 4, identity(4), key_directory(5), entropy(0))
     with pytest.raises(RequestError, match="another roll"):
-        Member(Task(JOB, (0, 1, 2), 1, roll(4).digest), 1, identity(1), roll(5), entropy(0))
+        SumMember(SumTask(JOB, (0, 1, 2), 1, key_directory(4).digest), 1, identity(1), key_directory(5), entropy(0))
 
 
 def test_keys_are_bound_to_all_that_was_advertised():
@@ -423,7 +425,7 @@ def test_keys_are_bound_to_all_that_was_advertised():
 
 # ---- in one process --------------------------------------------------------------------------------------------------
 def parties(n, seed=0):
-    return Parties(identity(SERVER), {i: identity(i) for i in range(n)}, roll(n), lambda i: entropy(seed, i))
+    return Parties(identity(SERVER), {i: identity(i) for i in range(n)}, key_directory(n), lambda i: entropy(seed, i))
 
 
 def test_in_one_process():
@@ -492,9 +494,9 @@ def test_colluders_shares_are_too_few():
     play(w, numbers(n, 4), until=3)
     held = [(i, w.members[i]._held[1][shamir.SHARE :]) for i in range(n) if i not in (1, 4)]
     with pytest.raises(UnrecoverableError, match="4 shares were given where 5"):
-        recovered(held, w.task.threshold)
+        recover_secret(held, w.task.threshold)
     true = w.members[1]._mask.private.private_bytes_raw()
-    assert recovered([*held, (4, w.members[4]._held[1][shamir.SHARE :])], n - 1) == true
+    assert recover_secret([*held, (4, w.members[4]._held[1][shamir.SHARE :])], n - 1) == true
 
 
 def test_server_never_holds_a_secret():
@@ -531,7 +533,7 @@ def test_late_input_stays_masked():
     late = w.members[3].masked(told.said[DELIVERY][3], values[3])
     with pytest.raises(RefusedError, match="not what comes next"):
         w.server.masked(3, late)
-    words, half = words_of(opened(late, w.roll, INPUT, JOB, 3).fields[0]), w.server._half(3)
+    words, half = words_of(open_frame(late, w.key_directory, INPUT, JOB, 3).fields[0]), w.server._half(3)
     for other in (0, 1, 2, 4):
         add_streams(
             words,
@@ -550,7 +552,7 @@ def test_reveals_are_one_share_of_each_neighbour():
     held = {i: dict(member._held) for i, member in w.members.items()}
     said = play(w, numbers(5, 4), stops={3: 2}, hand=lambda act, data: (held.update(_held(w)), act(data))[1]).said
     for i, data in said[REVEAL].items():
-        given = listed(opened(data, w.roll, REVEAL, JOB, i).fields, range(5))
+        given = listed(open_frame(data, w.key_directory, REVEAL, JOB, i).fields, range(5))
         assert set(given) == set(range(5)) - {i}
         for other, share in given.items():
             seed, key = held[i][other][: shamir.SHARE], held[i][other][shamir.SHARE :]
@@ -567,7 +569,7 @@ def test_second_list_is_refused():
     said = play(w, numbers(5, 4), until=4).said
     for members in ([0, 1, 2, 4], [0, 1, 2, 3, 4]):
         with pytest.raises(RefusedError, match="once, and in its turn"):
-            w.members[0].agree(from_server(SURVIVORS, packed(members)))
+            w.members[0].agree(from_server(SURVIVORS, pack_fields(members)))
     agreed = from_server(AGREED, *listing({i: code(said[AGREE][i], i, to=0) for i in (1, 2, 3, 4)}))
     w.members[0].reveal(agreed)
     with pytest.raises(RefusedError, match="once, and in its turn"):
@@ -578,7 +580,7 @@ def test_two_lists_at_once_are_refused():
     """The server tells half of them that member 4 is missing: nobody reveals anything."""
     w = world(5)
     play(w, numbers(5, 4), until=3)
-    lists = {i: packed([0, 1, 2, 3] if i in (0, 1) else [0, 1, 2, 3, 4]) for i in range(4)}
+    lists = {i: pack_fields([0, 1, 2, 3] if i in (0, 1) else [0, 1, 2, 3, 4]) for i in range(4)}
     said = {i: w.members[i].agree(from_server(SURVIVORS, told)) for i, told in lists.items()}
     for i in range(4):
         codes = {j: code(said[j], j, to=i) for j in range(4) if j != i}
@@ -601,18 +603,18 @@ def test_agreement_of_another_is_none():
 
 def code(data, sender, to):
     """Read what a member tells another one, in AGREE."""
-    return listed(opened(data, roll(9), AGREE, JOB, sender).fields[1:], range(9))[to]
+    return listed(open_frame(data, key_directory(9), AGREE, JOB, sender).fields[1:], range(9))[to]
 
 
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        (packed([0, 1, 2]), "too few neighbours"),
-        (packed([1, 2, 3, 4]), "without me"),
-        (packed([0, 1, 2, 3, 3]), "twice"),
-        (packed([0, 2, 1, 3]), "do not belong there"),
-        (packed([0, 1, 2, 3, 9]), "do not belong there"),
-        (packed([0, 1, 2, 3])[:-1], "cut off"),
+        (pack_fields([0, 1, 2]), "too few neighbours"),
+        (pack_fields([1, 2, 3, 4]), "without me"),
+        (pack_fields([0, 1, 2, 3, 3]), "twice"),
+        (pack_fields([0, 2, 1, 3]), "do not belong there"),
+        (pack_fields([0, 1, 2, 3, 9]), "do not belong there"),
+        (pack_fields([0, 1, 2, 3])[:-1], "cut off"),
     ],
     ids=["few", "without", "twice", "disorder", "stranger", "cut"],
 )
@@ -627,24 +629,24 @@ def test_neighbour_without_shares_cannot_be_in_the_sum():
     w = world(5)
     play(w, numbers(5, 4), stops={3: 1}, until=3)
     with pytest.raises(RefusedError, match="dealt no shares"):
-        w.members[0].agree(from_server(SURVIVORS, packed(range(5))))
+        w.members[0].agree(from_server(SURVIVORS, pack_fields(range(5))))
 
 
 def test_keys_of_the_server_are_refused():
     w = world(4)
     frames = play(w, {}, until=1).said[ADVERTISE]
-    fields = opened(frames[1], w.roll, ADVERTISE, JOB, 1).fields
-    false = Frame(ADVERTISE, JOB, 1, (fields[0], b"\x09" + bytes(31), *fields[2:])).signed(identity(SERVER))
+    fields = open_frame(frames[1], w.key_directory, ADVERTISE, JOB, 1).fields
+    false = Frame(ADVERTISE, JOB, 1, (fields[0], b"\x09" + bytes(31), *fields[2:])).sign(identity(SERVER))
     other = world(4, job=OTHER_JOB).members[1].advertise()
     more = world(4, size=5).members[1].advertise()
     cases = {"not signed": false, "job": other, "sender": frames[2], "another task": more}
     for why, frame in cases.items():
-        member = Member(w.task, 0, identity(0), w.roll, entropy("again", why))
+        member = SumMember(w.task, 0, identity(0), w.key_directory, entropy("again", why))
         member.advertise()
         with pytest.raises(RefusedError, match=why):
             member.share(from_server(KEYS, *listing({1: frame, 2: frames[2], 3: frames[3]})))
     for some in ({0: frames[0], 1: frames[1], 2: frames[2]}, {1: frames[1]}):  # itself, or too few
-        member = Member(w.task, 0, identity(0), w.roll, entropy("again", len(some)))
+        member = SumMember(w.task, 0, identity(0), w.key_directory, entropy("again", len(some)))
         member.advertise()
         with pytest.raises(RefusedError):
             member.share(from_server(KEYS, *listing(some)))
@@ -653,8 +655,8 @@ def test_keys_of_the_server_are_refused():
 def test_point_of_low_order_is_refused():
     w = world(3)
     frames = play(w, {}, until=1).said[ADVERTISE]
-    fields = opened(frames[1], w.roll, ADVERTISE, JOB, 1).fields
-    weak = Frame(ADVERTISE, JOB, 1, (fields[0], bytes(32), *fields[2:])).signed(identity(1))
+    fields = open_frame(frames[1], w.key_directory, ADVERTISE, JOB, 1).fields
+    weak = Frame(ADVERTISE, JOB, 1, (fields[0], bytes(32), *fields[2:])).sign(identity(1))
     with pytest.raises(RefusedError, match="no proper public key"):
         w.members[0].share(from_server(KEYS, *listing({1: weak, 2: frames[2]})))
 

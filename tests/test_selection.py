@@ -10,13 +10,13 @@ from fedstrata.core import registry
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.oort import Oort
 from fedstrata.methods.selectors.random import Random
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.testing.tiny import play, session_of
 
 ASKED = {"train.rounds": 15, "train.clients_per_round": 4, "train.epochs": 1, "train.evaluate.every": 15}
 
 
 def record(seed, clients=200, rounds=200, alpha=0.3):
-    """Give clients as in FLIPS: 200 parties, Dirichlet 0.3; some are harder for good, some slower."""
+    """Return clients as in FLIPS: 200 parties, Dirichlet 0.3; some are harder for good, some slower."""
     rng = np.random.default_rng(seed)
     counts = np.array([rng.multinomial(100, mix) for mix in rng.dirichlet(np.full(10, alpha), clients)])
     hard = rng.lognormal(0, 0.5, clients)
@@ -36,7 +36,7 @@ def test_flips_is_fairer_than_oort_and_nearer_the_global_mix_than_random():
 
 @pytest.mark.parametrize("name", sorted(registry.names("selectors")))
 def test_every_selector_copes_with_more_clients_wanted_than_there_are(name):
-    _, rounds = play(work_of({"method.select": name, "train.clients_per_round": 50}))
+    _, rounds = play(session_of({"method.selector": name, "train.clients_per_round": 50}))
     for outcomes in rounds:
         trained = [o for o in outcomes if o.step.combine]
         assert [sorted(a.client for a in o.step.asks) for o in trained] == [list(range(6))]
@@ -44,25 +44,25 @@ def test_every_selector_copes_with_more_clients_wanted_than_there_are(name):
 
 @pytest.mark.parametrize("name", sorted(registry.names("selectors")))
 def test_every_selector_copes_with_clients_that_come_and_go(name):
-    asked = {"method.select": name, "system.availability": {"kind": "independent", "rate": 0.5}}
-    work = work_of(asked)
+    asked = {"method.selector": name, "system.availability": {"kind": "independent", "rate": 0.5}}
+    work = session_of(asked)
     _, rounds = play(work)
     for round, outcomes in enumerate(rounds):
-        here = set(work.plan.view(work.roster, round, lambda *_, **__: None).eligible.tolist())
+        here = set(work.plan.view(work.client_info, round, lambda *_, **__: None).eligible.tolist())
         assert {a.client for o in outcomes for a in o.step.asks} <= here
 
 
 @pytest.mark.parametrize("name", ["gradclus", "hics", "divfl"])
 def test_a_selector_that_compares_everybody_with_everybody_says_its_limit(name, monkeypatch):
-    part = registry.find("selectors", name, "method.select")
+    part = registry.find("selectors", name, "method.selector")
     monkeypatch.setattr(part, "LIMIT", 2)
     with pytest.raises(RequestError, match="2"):
-        play(work_of({"method.select": name}), rounds=1)
+        play(session_of({"method.selector": name}), rounds=1)
 
 
 def test_every_selector_has_its_paper():
     for name in registry.names("selectors"):
-        part = registry.find("selectors", name, "method.select")
+        part = registry.find("selectors", name, "method.selector")
         assert part.paper or name == "everyone", name
 
 

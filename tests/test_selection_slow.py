@@ -31,7 +31,7 @@ ASKED = {
 def test_balanced_accuracy_by_round_of_every_selector(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "data"))
     FashionMnist().fetch(PACKS)
-    ways = {name: {"method.select": name} for name in sorted(registry.names("selectors")) if name != "everyone"}
+    ways = {name: {"method.selector": name} for name in sorted(registry.names("selectors")) if name != "everyone"}
     for name, way in {**ways, "terraform": {"method.driver": "terraform"}}.items():
         run = train(overrides={**ASKED, **way}, out=tmp_path / name)
         curve, summary = run.curve("balanced_accuracy"), run.summary

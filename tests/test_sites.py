@@ -13,22 +13,22 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.messages import Report
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.deploy.keys import make
-from fedstrata.remote.credentials import Papers
-from fedstrata.remote.introduction import Facts, common_classes
-from fedstrata.remote.protocol import asked, read_reply, refused, replied, split
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.introduction import Introduction, common_classes
+from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.transport import Failure
 
 METHODS = {
     "fedavg": {},
-    "flips and fedyogi": {"method.name": "flips", "method.combine.server": "yogi", "train.clients_per_round": 2},
+    "flips and fedyogi": {"method.name": "flips", "method.server_step": "yogi", "train.clients_per_round": 2},
     "terraform": {"method.name": "terraform"},
-    "fedbss": {"method.name": "fedbss", "method.sample.warmup": 0},
+    "fedbss": {"method.name": "fedbss", "method.sampler.warmup": 0},
     "scaffold": {"method.name": "scaffold"},
-    "power-of-choice": {"method.select": "power-of-choice", "train.clients_per_round": 2},
+    "power-of-choice": {"method.selector": "power-of-choice", "train.clients_per_round": 2},
     "moon": {"method.name": "moon"},
-    "gradclus": {"method.select": "gradclus", "train.clients_per_round": 2},
-    "median": {"method.combine": "median"},
+    "gradclus": {"method.selector": "gradclus", "train.clients_per_round": 2},
+    "median": {"method.combiner": "median"},
     "stratify-batch with batch norm": {
         "method.name": "stratify-batch",
         "model.name": "mlp",
@@ -88,7 +88,7 @@ def reported(change):
         _, said, data = split(reply)
         report = unpack_report(data)
         tamper.seen += 1
-        return replied(said, change(report)) if tamper.seen == 2 else reply
+        return build_reply(said, change(report)) if tamper.seen == 2 else reply
 
     tamper.seen = 0
     return tamper
@@ -98,7 +98,7 @@ def changed(**values):
     def change(report: Report) -> bytes:
         fields = {**vars(report), **values}
         if "summed" in values:
-            fields["summed"] = values["summed"](report.summed)
+            fields["summed"] = values["summed"](report.aggregated)
         return pack_report(Report(**fields))
 
     return change
@@ -117,17 +117,17 @@ def headed(**values):
 VAST = 10**400  # a whole number that no float can hold
 
 STRANGE = {
-    "NaN": (changed(summed=lambda s: {k: t * torch.nan for k, t in s.items()}), "not finite"),
-    "wrong shape": (changed(summed=lambda s: {k: t[:-1] for k, t in s.items()}), "another shape"),
-    "missing": (changed(summed=lambda s: {}), "another shape"),
-    "huge": (changed(summed=lambda s: {k: t * 1e12 for k, t in s.items()}), "no training gives"),
-    "other type": (changed(summed=lambda s: {k: t.float() for k, t in s.items()}), "comes as"),
+    "NaN": (changed(aggregated=lambda s: {k: t * torch.nan for k, t in s.items()}), "not finite"),
+    "wrong shape": (changed(aggregated=lambda s: {k: t[:-1] for k, t in s.items()}), "another shape"),
+    "missing": (changed(aggregated=lambda s: {}), "another shape"),
+    "huge": (changed(aggregated=lambda s: {k: t * 1e12 for k, t in s.items()}), "no training gives"),
+    "other type": (changed(aggregated=lambda s: {k: t.float() for k, t in s.items()}), "comes as"),
     "other client": (changed(client=0), "reports for client"),
     "negative samples": (changed(samples=-5), "samples = -5"),
     "garbage": (lambda report: b"\x00" * 50, "cannot be read"),
-    "whole numbers": (changed(summed=lambda s: {k: t.long() for k, t in s.items()}), "comes as torch.int64"),
+    "whole numbers": (changed(aggregated=lambda s: {k: t.long() for k, t in s.items()}), "comes as torch.int64"),
     "more tensors": (
-        changed(shown={"x": torch.zeros(3, dtype=torch.float64)}),
+        changed(open_tensors={"x": torch.zeros(3, dtype=torch.float64)}),
         "other tensors than those of the others",
     ),
     "client of another type": (headed(client=1.0), "reports for client 1.0"),
@@ -136,8 +136,8 @@ STRANGE = {
     "vast loss": (headed(loss=VAST), "no numbers for its loss"),
     "bytes in words": (headed(nbytes="many"), "nbytes = 'many'"),
     "bytes that are none": (headed(received=float("nan")), "received = nan"),
-    "a table for a number": (headed(meta={"utility": {}}), "utility = {}"),
-    "a number that is none": (headed(meta={"utility": float("nan")}), "utility = nan"),
+    "a table for a number": (headed(metrics={"utility": {}}), "utility = {}"),
+    "a number that is none": (headed(metrics={"utility": float("nan")}), "utility = nan"),
     "a header that is none": (lambda report: pack([], {}), "cannot be read"),
 }
 
@@ -153,12 +153,14 @@ def test_a_report_that_cannot_be_one_is_refused_and_the_run_goes_on(tmp_path, na
 
 
 @pytest.mark.parametrize("refused", [None, [99], [[0]], [0.5], "all", {}], ids=str)
-def test_a_site_cannot_refuse_labels_that_it_was_not_asked_for(tmp_path, refused):
+def test_a_site_cannot_refuse_labels_that_it_was_not_asked_for(tmp_path, build_refusal):
     def tamper(name, kind, reply):
         if name != "bonn" or kind != "task" or split(reply)[1] != b"report":
             return reply
         header, tensors = unpack(split(reply)[2])
-        return replied(b"report", pack(header | {"meta": {} if refused is None else {"refused": refused}}, tensors))
+        return build_reply(
+            b"report", pack(header | {"metrics": {} if build_refusal is None else {"refused": build_refusal}}, tensors)
+        )
 
     run = at_sites(tmp_path, METHODS["stratify-batch with batch norm"], tamper)
     (said,) = {e["why"] for e in run.events() if e["event"] == "site_refused"}
@@ -181,7 +183,7 @@ def test_figures_that_cannot_be_are_left_out_of_the_score(tmp_path, name):
     run = at_sites(
         tmp_path,
         {"train.rounds": 1},
-        lambda name, kind, reply: replied(told, b"") if (name, kind) == ("bonn", "evaluate") else reply,
+        lambda name, kind, reply: build_reply(told, b"") if (name, kind) == ("bonn", "evaluate") else reply,
     )
     (event,) = [e for e in run.events() if e["event"] == "site_not_scored"]
     assert event["site"] == "bonn"
@@ -191,7 +193,9 @@ def test_figures_that_cannot_be_are_left_out_of_the_score(tmp_path, name):
 
 @pytest.mark.parametrize("what", ["silent", "failing", "raising"])
 def test_a_site_that_gives_nothing_is_left_out(tmp_path, what):
-    answer = {"silent": None, "failing": Failure("its process ended"), "raising": refused("ValueError: broken")}[what]
+    answer = {"silent": None, "failing": Failure("its process ended"), "raising": build_refusal("ValueError: broken")}[
+        what
+    ]
     run = at_sites(tmp_path, {}, lambda name, kind, reply: answer if (name, kind) == ("bonn", "task") else reply)
     dropped = [e for e in run.events() if e["event"] == "dropped"]
     assert [e["clients"] for e in dropped] == [[1]] * 3
@@ -202,7 +206,7 @@ def test_a_site_that_gives_nothing_is_left_out(tmp_path, what):
 def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
     with pytest.raises(RequestError, match="3 sites are there, and 4 are wanted"):
         run_at_sites(Here(hosts(SMALL)), Experiment.of(None, **SMALL), tmp_path / "few", 4)
-    fits = Facts((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x")
+    fits = Introduction((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x")
     other = {
         "shape": ({"shape": (4,)}, "site b has samples with shape"),
         "dtype": ({"dtype": "uint8"}, "dtype uint8"),
@@ -210,10 +214,14 @@ def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
     }
     for change, why in other.values():
         with pytest.raises(RequestError, match=why):
-            common_classes({"a": fits, "b": Facts(**{**vars(fits), **change})})
+            common_classes({"a": fits, "b": Introduction(**{**vars(fits), **change})})
     with pytest.raises(RequestError, match="'Cat'"):
-        common_classes({n: Facts(**{**vars(fits), "classes": c}) for n, c in {"a": ("cat",), "b": ("Cat",)}.items()})
-    assert common_classes({n: Facts(**{**vars(fits), "classes": c}) for n, c in {"a": (3, 1), "b": (2,)}.items()}) == (
+        common_classes(
+            {n: Introduction(**{**vars(fits), "classes": c}) for n, c in {"a": ("cat",), "b": ("Cat",)}.items()}
+        )
+    assert common_classes(
+        {n: Introduction(**{**vars(fits), "classes": c}) for n, c in {"a": (3, 1), "b": (2,)}.items()}
+    ) == (
         1,
         2,
         3,
@@ -239,27 +247,29 @@ def test_too_few_sites_and_sites_that_do_not_fit_are_refused_by_name(tmp_path):
     ids=str,
 )
 def test_a_description_that_cannot_be_is_refused_with_the_sites_name(change):
-    fits = Facts((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x").dump()
-    assert Facts.read(fits, "bonn").samples == 5
-    assert Facts.read(fits | {"classes": None, "counts": ()}, "bonn").counts == (), "it counts nothing, and may say so"
+    fits = Introduction((8, 8), "float32", (0, 1), 5, 1, 1.0, None, None, "x").dump()
+    assert Introduction.read(fits, "bonn").samples == 5
+    assert Introduction.read(fits | {"classes": None, "counts": ()}, "bonn").counts == (), (
+        "it counts nothing, and may say so"
+    )
     with pytest.raises(RequestError, match="site bonn"):
-        Facts.read(fits | change, "bonn")
+        Introduction.read(fits | change, "bonn")
 
 
 def test_samples_and_counts_stay_at_a_site_unless_a_method_needs_them(tmp_path):
     host = hosts(SMALL)["bonn"]
-    (told,) = read_reply(host.answer(asked("introduce", b'{"needs": []}')), 1)
+    (told,) = read_reply(host.answer(build_request("introduce", b'{"needs": []}')), 1)
     assert json.loads(told)["counts"] is None
-    (told,) = read_reply(host.answer(asked("introduce", b'{"needs": ["counts"]}')), 1)
+    (told,) = read_reply(host.answer(build_request("introduce", b'{"needs": ["counts"]}')), 1)
     assert sum(json.loads(told)["counts"]) == json.loads(told)["samples"]
 
 
 def test_a_host_refuses_what_it_does_not_know():
     host = hosts(SMALL)["bonn"]
     for request, why in {
-        asked("dance"): "no request",
-        asked("task", b"", b""): "was restarted",
-        asked("met", b""): "not waiting",
+        build_request("dance"): "no request",
+        build_request("task", b"", b""): "was restarted",
+        build_request("met", b""): "not waiting",
         b"\xff\xff": "cut off",
     }.items():
         with pytest.raises(Exception, match=why):
@@ -280,30 +290,30 @@ def keys(tmp_path_factory):
 def test_sites_sum_under_masks_without_showing_an_update(tmp_path, keys, method):
     asked_for = SMALL | {"method.name": method}
     here = train(overrides=asked_for, out=tmp_path / "here")
-    shown = []
+    open_tensors = []
 
     def watched(name, kind, reply):
         if kind == "task":
-            shown.extend(unpack_report(split(reply)[2]).summed)
+            open_tensors.extend(unpack_report(split(reply)[2]).aggregated)
         return reply
 
-    transport = Here(hosts(asked_for, lambda name: Papers.load(keys / "sites" / name)), watched)
+    transport = Here(hosts(asked_for, lambda name: Credentials.load(keys / "sites" / name)), watched)
     experiment = Experiment.of(None, **(asked_for | MASKED))
-    there = run_at_sites(transport, experiment, tmp_path / "there", 3, papers=Papers.load(keys / "server"))
-    assert not shown
+    there = run_at_sites(transport, experiment, tmp_path / "there", 3, credentials=Credentials.load(keys / "server"))
+    assert not open_tensors
     assert float((model(here) - model(there)).abs().max()) < 1e-9
     assert there.summary["bytes_up"] > here.summary["bytes_up"]
 
 
 def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
-    experiment, server = Experiment.of(None, **(SMALL | MASKED)), Papers.load(keys / "server")
+    experiment, server = Experiment.of(None, **(SMALL | MASKED)), Credentials.load(keys / "server")
     with pytest.raises(RequestError, match="needs keys"):
         run_at_sites(Here(hosts(SMALL)), experiment, tmp_path / "a", 3)
     with pytest.raises(RequestError, match="has no keys"):
-        run_at_sites(Here(hosts(SMALL)), experiment, tmp_path / "b", 3, papers=server)
+        run_at_sites(Here(hosts(SMALL)), experiment, tmp_path / "b", 3, credentials=server)
     make(tmp_path / "others", SITES)
-    strangers = Here(hosts(SMALL, lambda name: Papers.load(tmp_path / "others" / "sites" / name)))
-    run = run_at_sites(strangers, experiment, tmp_path / "c", 3, papers=server)
+    strangers = Here(hosts(SMALL, lambda name: Credentials.load(tmp_path / "others" / "sites" / name)))
+    run = run_at_sites(strangers, experiment, tmp_path / "c", 3, credentials=server)
     assert all(e["event"] != "round" or e["loss_train"] is None for e in run.events())  # nobody trusts anybody
 
 
@@ -311,21 +321,21 @@ def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
     "wish",
     [
         {"method.name": "terraform"},
-        {"method.select": "oort"},
-        {"method.select": "sur"},
-        {"method.select": "power-of-choice"},
-        {"method.combine": "soft"},
+        {"method.selector": "oort"},
+        {"method.selector": "sur"},
+        {"method.selector": "power-of-choice"},
+        {"method.combiner": "soft"},
         {"method.name": "fednova"},
     ],
     ids=lambda wish: next(iter(wish.values())),
 )
-@pytest.mark.parametrize("meta", [{}, {"text": "instead"}], ids=["missing", "other"])
-def test_a_report_without_a_number_that_somebody_reads_is_refused(tmp_path, wish, meta):
+@pytest.mark.parametrize("metrics", [{}, {"text": "instead"}], ids=["missing", "other"])
+def test_a_report_without_a_number_that_somebody_reads_is_refused(tmp_path, wish, metrics):
     def tamper(name, kind, reply):
         if name != "bonn" or kind != "task":
             return reply
         _, said, data = split(reply)
-        return replied(said, changed(meta=meta)(unpack_report(data)))
+        return build_reply(said, changed(metrics=metrics)(unpack_report(data)))
 
     run = at_sites(tmp_path, wish, tamper)
     assert run.summary["rounds"] == 3

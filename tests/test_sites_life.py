@@ -14,8 +14,8 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.wire import pack, unpack
 from fedstrata.remote import engine
-from fedstrata.remote.client_state import RUNS, Memory
-from fedstrata.remote.protocol import replied, split
+from fedstrata.remote.client_state import RUNS, StateOnDisk
+from fedstrata.remote.protocol import build_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
 from fedstrata.remote.site_server import Host
@@ -58,7 +58,7 @@ class Restarting(Here):
 
 @pytest.mark.parametrize("method", ["scaffold", "fedbss"])
 def test_a_site_that_was_killed_goes_on_from_its_own_disk(tmp_path, method):
-    asked = {"method.name": method} | ({"method.sample.warmup": 0} if method == "fedbss" else {})
+    asked = {"method.name": method} | ({"method.sampler.warmup": 0} if method == "fedbss" else {})
     here = train(overrides=SMALL | asked, out=tmp_path / "here")
     run = at(Restarting(sites(asked, tmp_path / "memory")), tmp_path, asked)
     assert float((model(here) - model(run)).abs().max()) < 1e-9
@@ -75,7 +75,7 @@ def test_a_site_that_lost_its_state_goes_on_without_and_the_run_says_so(tmp_path
 
 
 def halved(load):
-    """Give the same site with half of its samples, and fewer labels."""
+    """Return the same site with half of its samples, and fewer labels."""
 
     def other():
         whole = load()
@@ -197,7 +197,7 @@ def test_sites_that_meet_begin_anew_without_the_one_that_failed(tmp_path, what):
         header, tensors = unpack(split(reply)[2])
         values = {"strange": tensors["values"][:-1], "not finite": tensors["values"] * torch.nan}
         values |= {"other type": tensors["values"].long()}
-        return None if what == "silent" else replied(b"meet", pack(header, {"values": values[what]}))
+        return None if what == "silent" else build_reply(b"meet", pack(header, {"values": values[what]}))
 
     transport = Here(sites(NORMED), tamper)
     run = at(transport, tmp_path, NORMED)
@@ -220,7 +220,7 @@ def test_norms_that_a_model_does_not_have_are_refused(tmp_path):
         if kind not in ("met", "task") or split(reply)[1] != b"meet":
             return reply
         header, tensors = unpack(split(reply)[2])
-        return replied(b"meet", pack(header | {"what": header["what"].replace(".var", ".other")}, tensors))
+        return build_reply(b"meet", pack(header | {"what": header["what"].replace(".var", ".other")}, tensors))
 
     run = at(Here(sites(NORMED), tamper), tmp_path, NORMED)
     assert {e["why"] for e in events(run, "site_refused")} == {"what it brings to meetings is of no norm"}
@@ -314,19 +314,19 @@ def test_a_new_run_needs_everybody(tmp_path):
 
 def test_memory_keeps_what_is_asked_for_and_forgets_with_the_data(tmp_path):
     one = {"c": torch.arange(3.0)}
-    memory = Memory(tmp_path, "run", "data")
+    memory = StateOnDisk(tmp_path, "run", "data")
     memory.keep({None: {}, (0, 0): one, (1, 0): {}})
     memory.keep({None: {}, (0, 0): one, (2, 0): {"c": torch.ones(1)}})
-    again = Memory(tmp_path, "run", "data").by_tag
+    again = StateOnDisk(tmp_path, "run", "data").by_tag
     assert set(again) == {None, (0, 0), (2, 0)}
     assert torch.equal(again[0, 0]["c"], one["c"])
-    assert set(Memory(tmp_path, "another", "data").by_tag) == {None}
+    assert set(StateOnDisk(tmp_path, "another", "data").by_tag) == {None}
     (cut,) = tmp_path.rglob("2-0.safetensors")
     cut.write_bytes(cut.read_bytes()[:-3])
-    assert set(Memory(tmp_path, "run", "data").by_tag) == {None, (0, 0)}
-    assert set(Memory(tmp_path, "run", "other data").by_tag) == {None}
+    assert set(StateOnDisk(tmp_path, "run", "data").by_tag) == {None, (0, 0)}
+    assert set(StateOnDisk(tmp_path, "run", "other data").by_tag) == {None}
     for i in range(2 * RUNS):
-        Memory(tmp_path, f"later {i}", "data")
+        StateOnDisk(tmp_path, f"later {i}", "data")
     assert len(list(tmp_path.iterdir())) == RUNS
 
 

@@ -11,15 +11,15 @@ import torch
 from in_process_sites import SITES, SMALL, at_sites, hosts, model, with_keys
 
 from fedstrata import RequestError, train
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.deploy.keys import make
-from fedstrata.remote.credentials import Papers
-from fedstrata.remote.protocol import asked, read_reply, refused, replied, split
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
-from fedstrata.runs.session import Work
+from fedstrata.runs.session import Session
 
 FOUR = (*SITES, "dresden")
 PRF = {"privacy.labels": "prf"}
@@ -38,7 +38,7 @@ def keys(tmp_path_factory):
 
 def away(keys, transport, overrides, out, sites=3, **how):
     experiment = Experiment.of(None, **(SMALL | overrides))
-    return run_at_sites(transport, experiment, out, sites, papers=Papers.load(keys / "server"), **how)
+    return run_at_sites(transport, experiment, out, sites, credentials=Credentials.load(keys / "server"), **how)
 
 
 def events(run, kind):
@@ -72,11 +72,11 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
     order = np.array([codes[label] for label in names])
     assert sorted(order) == list(range(10))
 
-    federation = federation_of(Experiment.of(None, **asked_for))
+    federation = build_federation(Experiment.of(None, **asked_for))
     here = train(
         overrides={k: v for k, v in asked_for.items() if k.split(".")[0] not in ("data", "model")},
-        federation=federation.relabelled(order),
-        model=Work(Experiment.of(None, **asked_for), federation, None).plan.local.build(),
+        federation=federation.relabel(order),
+        model=Session(Experiment.of(None, **asked_for), federation, None).plan.local.build(),
         out=tmp_path / "here",
     )
     assert float((model(here) - model(there)).abs().max()) < 1e-9
@@ -103,7 +103,7 @@ def test_a_run_with_masked_labels_goes_on_though_server_and_sites_were_restarted
 def test_a_site_that_fails_while_labels_are_masked_is_left_out(tmp_path, keys):
     def tamper(name, kind, reply):
         tamper.labels += (name, kind) == ("bonn", "labels")
-        return refused("broken") if (name, kind) == ("bonn", "labels") and tamper.labels == 3 else reply
+        return build_refusal("broken") if (name, kind) == ("bonn", "labels") and tamper.labels == 3 else reply
 
     tamper.labels = 0
     wish = PRF | {"train.rounds": 1, "data.clients": 4}
@@ -136,7 +136,7 @@ def test_sites_do_not_serve_sums_that_can_be_subtracted_in_two_runs(tmp_path, ke
 
 # ---- differential privacy --------------------------------------------------------------------------------------------
 
-DP = {"method.combine": "uniform", "privacy.dp.clip": 0.1}
+DP = {"method.combiner": "uniform", "privacy.dp.clip": 0.1}
 
 
 @pytest.mark.parametrize("where", ["server", "local"])
@@ -150,7 +150,7 @@ def test_updates_are_clipped_and_noised_at_the_sites(tmp_path, keys, where, aggr
         if kind == "task":
             report = unpack_report(split(reply)[2])
             told.append(report.loss)
-            lengths.extend(float(t.norm()) for t in report.summed.values())
+            lengths.extend(float(t.norm()) for t in report.aggregated.values())
         return reply
 
     here = train(overrides=SMALL | wish, out=tmp_path / "here")
@@ -202,7 +202,7 @@ def test_batch_norms_of_sites_meet_under_masks(tmp_path, keys, method):
 
 def test_a_meeting_that_a_site_does_not_come_to_is_an_event(tmp_path, keys):
     def tamper(name, kind, reply):
-        return refused("broken") if (name, kind) == ("bonn", "meet") else reply
+        return build_refusal("broken") if (name, kind) == ("bonn", "meet") else reply
 
     wish = {"method.name": "fedtan", "train.rounds": 1} | NORMED | MASKED
     run = away(keys, with_keys(keys, SMALL | wish, tamper), wish, tmp_path / "run")
@@ -212,7 +212,7 @@ def test_a_meeting_that_a_site_does_not_come_to_is_an_event(tmp_path, keys):
 
 def test_a_hello_that_is_none_keeps_nobody_else_from_meeting(tmp_path, keys):
     def tamper(name, kind, reply):
-        return replied(b"hello?") if (name, kind) == ("bonn", "meet") else reply
+        return build_reply(b"hello?") if (name, kind) == ("bonn", "meet") else reply
 
     wish = {"method.name": "fedtan", "train.rounds": 1, "data.clients": 4} | NORMED | MASKED
     run = away(keys, with_keys(keys, SMALL | wish, tamper, FOUR), wish, tmp_path / "run", 4)
@@ -223,7 +223,7 @@ def test_a_hello_that_is_none_keeps_nobody_else_from_meeting(tmp_path, keys):
 
 
 def test_sites_find_their_clusters_by_masked_sums(tmp_path, keys):
-    wish = FLIPS | {"privacy.clustering": "masked", "method.select.clusters": 2, "train.rounds": 2}
+    wish = FLIPS | {"privacy.clustering": "masked", "method.selector.clusters": 2, "train.rounds": 2}
     here = train(overrides=SMALL | wish, out=tmp_path / "here")
     told = []
 
@@ -243,23 +243,23 @@ def test_label_counts_get_their_noise_at_the_site_and_always_the_same(tmp_path, 
     wish = FLIPS | {"privacy.histogram_epsilon": 0.5, "train.rounds": 1}
     run = at_sites(tmp_path, wish)
     assert events(run, "histograms_blurred")[0]["epsilon"] == 0.5
-    request = asked("introduce", json.dumps({"needs": ["counts"], "epsilon": 0.5}).encode())
+    request = build_request("introduce", json.dumps({"needs": ["counts"], "epsilon": 0.5}).encode())
 
     def counts(host, request):
         return json.loads(read_reply(host.answer(request), 1)[0])["counts"]
 
     first, again = with_keys(keys, SMALL).hosts["bonn"], with_keys(keys, SMALL).hosts["bonn"]
-    true = counts(first, asked("introduce", b'{"needs": ["counts"]}'))
+    true = counts(first, build_request("introduce", b'{"needs": ["counts"]}'))
     assert counts(first, request) == counts(first, request) == counts(again, request) != true
     assert counts(hosts(SMALL)["bonn"], request) != counts(first, request)  # another secret
     turned = json.dumps({"needs": ["counts"], "epsilon": 0.5, "classes": list(range(12))[::-1]}).encode()
-    assert counts(first, asked("introduce", turned))[::-1][:10] == counts(
+    assert counts(first, build_request("introduce", turned))[::-1][:10] == counts(
         first, request
     )  # no second draw by asking anew
 
 
 def test_tests_are_counted_by_label_only_over_all_sites(tmp_path, keys):
-    wish = FLIPS | {"privacy.clustering": "masked", "method.select.clusters": 1, "train.rounds": 2, "data.clients": 4}
+    wish = FLIPS | {"privacy.clustering": "masked", "method.selector.clusters": 1, "train.rounds": 2, "data.clients": 4}
 
     def tamper(name, kind, reply):
         tamper.seen += (name, kind) == ("bonn", "evaluate")

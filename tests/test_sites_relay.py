@@ -13,17 +13,17 @@ import torch
 
 from fedstrata import RequestError, train
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.records import revised
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.rng import Streams
 from fedstrata.core.wire import pack_report, unpack_report, unpack_task
 from fedstrata.data.devices import Devices
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.envelopes import ENVELOPE, Letterbox, SpoiltError, job_of
-from fedstrata.privacy.frames import RefusedError, opened
-from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.remote.chain_site import Hops
-from fedstrata.remote.credentials import Papers
-from fedstrata.remote.protocol import asked, split
+from fedstrata.privacy.frames import RefusedError, open_frame
+from fedstrata.privacy.identity import Identity, KeyDirectory
+from fedstrata.remote.chain_site import ChainSite
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.protocol import build_request, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_server import Host
 from tests.in_process_sites import SITES, SMALL, Here, hosts, model
@@ -39,7 +39,7 @@ CHAINS = {
     },
     "sfl with a probe before each chain": {
         "method.name": "sfl",
-        "method.select": "power-of-choice",
+        "method.selector": "power-of-choice",
         "train.clients_per_round": 2,
     },
     "stratify-single": {"method.name": "stratify-single", "train.rounds": 2, "method.schedule.length": 40},
@@ -78,9 +78,11 @@ class Watched(Here):
 
 
 def sealed(tmp_path, keys, overrides, answer=lambda name, kind, number, request: ..., **how):
-    transport = Watched(hosts(overrides, lambda name: Papers.load(keys / "sites" / name)), answer)
-    experiment, papers = Experiment.of(None, **overrides), Papers.load(keys / "server")
-    return run_at_sites(transport, experiment, tmp_path / "sites", len(SITES), papers=papers, **how), transport
+    transport = Watched(hosts(overrides, lambda name: Credentials.load(keys / "sites" / name)), answer)
+    experiment, credentials = Experiment.of(None, **overrides), Credentials.load(keys / "server")
+    return run_at_sites(
+        transport, experiment, tmp_path / "sites", len(SITES), credentials=credentials, **how
+    ), transport
 
 
 def said(run, kind):
@@ -97,7 +99,9 @@ def test_a_sealed_chain_gives_the_same_model_as_one_machine(tmp_path, keys, name
     assert there.summary["accuracy"] == pytest.approx(here.summary["accuracy"], abs=1e-12)
     assert not [e for e in said(there, "fallback") if "chain" in e["what"] or "site to site" in e["what"]]
     for one, other in zip(said(here, "round"), said(there, "round"), strict=True):
-        assert other["drift"] == (None if one["drift"] is None else pytest.approx(one["drift"], rel=1e-9))
+        assert other["update_norm"] == (
+            None if one["update_norm"] is None else pytest.approx(one["update_norm"], rel=1e-9)
+        )
     envelopes = [len(split(reply)[1]) for _, kind, _, reply in transport.passed if kind == "hand_on"]
     hellos = [len(split(reply)[1]) for _, kind, _, reply in transport.passed if kind == "hello"]
     assert there.summary["bytes_p2p"] == here.summary["bytes_p2p"]
@@ -110,7 +114,7 @@ def test_the_server_sees_the_model_that_a_chain_ends_with_and_no_other(tmp_path,
 
     def looked_at(self, data):
         reply = train_here(self, data)
-        trained.append(unpack_report(reply[1]).summed["update"])
+        trained.append(unpack_report(reply[1]).aggregated["update"])
         return reply
 
     monkeypatch.setattr(Host, "_trained", looked_at)
@@ -131,14 +135,14 @@ def test_the_server_sees_the_model_that_a_chain_ends_with_and_no_other(tmp_path,
 
 
 def order(overrides):
-    """Give the names of the sites of every round, in the order in which the chain visits them."""
+    """Return the names of the sites of every round, in the order in which the chain client updates them."""
     seed, rounds = Experiment.of(None, **overrides).train.seed, Experiment.of(None, **overrides).train.rounds
     return [[SITES[i] for i in Streams(seed)("chain", round=r).permutation(len(SITES))] for r in range(rounds)]
 
 
 @cache
 def without(*hops, seed=0):
-    """Give the model of a chain on one machine in which these hops, counted from 1 over the run, are lost."""
+    """Return the model of a chain on one machine in which these hops, counted from 1 over the run, are lost."""
     seen = 0
 
     def lost(self, view, turn, step, reports):
@@ -197,15 +201,15 @@ def test_a_chain_goes_back_to_who_can_still_hand_it_on(tmp_path, keys):
 
 def restarted(tmp_path, keys, when):
     """Play a run in which the site that gets a request, the n-th of its kind, was restarted just before."""
-    old, new = (hosts(SFL, lambda name: Papers.load(keys / "sites" / name)) for _ in range(2))
+    old, new = (hosts(SFL, lambda name: Credentials.load(keys / "sites" / name)) for _ in range(2))
 
     def answer(name, kind, number, request):
         if (kind, number) == when:
             old[name] = new[name]
         return ...
 
-    experiment, papers = Experiment.of(None, **SFL), Papers.load(keys / "server")
-    return run_at_sites(Watched(old, answer), experiment, tmp_path / "sites", len(SITES), papers=papers)
+    experiment, credentials = Experiment.of(None, **SFL), Credentials.load(keys / "server")
+    return run_at_sites(Watched(old, answer), experiment, tmp_path / "sites", len(SITES), credentials=credentials)
 
 
 def test_a_site_that_was_restarted_says_hello_again(tmp_path, keys):
@@ -239,8 +243,8 @@ def test_a_hop_that_is_not_finite_is_passed_over(tmp_path, keys, monkeypatch):
         if len(seen) != 2:
             return what, reply
         report = unpack_report(reply)
-        summed = {name: tensor * torch.nan for name, tensor in report.summed.items()}
-        return what, pack_report(revised(report, summed=summed, finite=False))
+        aggregated = {name: tensor * torch.nan for name, tensor in report.aggregated.items()}
+        return what, pack_report(fast_replace(report, aggregated=aggregated, finite=False))
 
     monkeypatch.setattr(Host, "_trained", broken)
     run, _ = sealed(tmp_path, keys, SFL)
@@ -257,8 +261,8 @@ def test_a_chain_that_ends_with_what_cannot_be_a_model_is_dropped_whole(tmp_path
         what, reply = train_here(self, data)
         seen.append(self.name)
         report = unpack_report(reply)
-        summed = {name: tensor * 1e12 for name, tensor in report.summed.items()}
-        return what, pack_report(revised(report, summed=summed)) if len(seen) == 2 else reply
+        aggregated = {name: tensor * 1e12 for name, tensor in report.aggregated.items()}
+        return what, pack_report(fast_replace(report, aggregated=aggregated)) if len(seen) == 2 else reply
 
     monkeypatch.setattr(Host, "_trained", huge)
     run, _ = sealed(tmp_path, keys, SFL)
@@ -269,9 +273,9 @@ def test_a_chain_that_ends_with_what_cannot_be_a_model_is_dropped_whole(tmp_path
 
 
 def test_a_sealed_chain_goes_on_where_the_server_stopped(tmp_path, keys):
-    papers = Papers.load(keys / "server")
+    credentials = Credentials.load(keys / "server")
     transport, experiment = (
-        Here(hosts(SFL, lambda name: Papers.load(keys / "sites" / name))),
+        Here(hosts(SFL, lambda name: Credentials.load(keys / "sites" / name))),
         Experiment.of(None, **SFL),
     )
 
@@ -280,8 +284,8 @@ def test_a_sealed_chain_goes_on_where_the_server_stopped(tmp_path, keys):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_at_sites(transport, experiment, tmp_path / "cut", len(SITES), papers=papers, watch=watch)
-    run = run_at_sites(transport, experiment, tmp_path / "cut", len(SITES), papers=papers, resumed=True)
+        run_at_sites(transport, experiment, tmp_path / "cut", len(SITES), credentials=credentials, watch=watch)
+    run = run_at_sites(transport, experiment, tmp_path / "cut", len(SITES), credentials=credentials, resumed=True)
     assert float((model(run) - without()).abs().max()) < 1e-9
 
 
@@ -294,14 +298,14 @@ SPOILT = {
 
 @pytest.mark.parametrize("why", SPOILT)
 def test_a_site_refuses_what_cannot_be_a_model_and_the_chain_goes_back(tmp_path, keys, monkeypatch, why):
-    hold, seen = Hops._holding, []
+    hold, seen = ChainSite._holding, []
 
     def spoilt(self, what):
         seen.append(what)
         held = hold(self, what)
         return {name: SPOILT[why][name](t) for name, t in held.items()} if len(seen) == 2 else held
 
-    monkeypatch.setattr(Hops, "_holding", spoilt)
+    monkeypatch.setattr(ChainSite, "_holding", spoilt)
     run, _ = sealed(tmp_path, keys, SFL)
     (event,) = said(run, "fallback")
     assert why in event["why"]
@@ -324,11 +328,11 @@ def tampered_with(tmp_path, keys, tamper):
             envelopes.append(envelope)
         if len(envelopes) != 2 or not envelope:
             return ...
-        return transport_hosts[name].answer(asked("hop", task, *tamper(about, envelopes)))
+        return transport_hosts[name].answer(build_request("hop", task, *tamper(about, envelopes)))
 
-    transport = Watched(hosts(SFL, lambda name: Papers.load(keys / "sites" / name)), answer)
-    transport_hosts, papers = transport.hosts, Papers.load(keys / "server")
-    run = run_at_sites(transport, Experiment.of(None, **SFL), tmp_path / "sites", len(SITES), papers=papers)
+    transport = Watched(hosts(SFL, lambda name: Credentials.load(keys / "sites" / name)), answer)
+    transport_hosts, credentials = transport.hosts, Credentials.load(keys / "server")
+    run = run_at_sites(transport, Experiment.of(None, **SFL), tmp_path / "sites", len(SITES), credentials=credentials)
     assert run.summary["rounds"] == 2
     return said(run, "site_refused")[0]["why"]
 
@@ -362,12 +366,12 @@ def test_a_server_cannot_pass_a_site_off_as_another(tmp_path, keys):
 
 def parties(count=3):
     server, clients = Identity.new(os.urandom), [Identity.new(os.urandom) for _ in range(count)]
-    roll = Roll.of(server, clients)
-    return roll, clients, [Letterbox(i, client, roll, "run") for i, client in enumerate(clients)]
+    key_directory = KeyDirectory.of(server, clients)
+    return key_directory, clients, [Letterbox(i, client, key_directory, "run") for i, client in enumerate(clients)]
 
 
 def test_a_letter_reaches_its_receiver_once_and_nobody_else():
-    roll, clients, (a, b, c) = parties()
+    key_directory, clients, (a, b, c) = parties()
     job = job_of("run", 1, 2)
     letter = a.seal(b"a model", 1, b.hello(), job)
     assert b"a model" not in letter
@@ -381,7 +385,7 @@ def test_a_letter_reaches_its_receiver_once_and_nobody_else():
         b.open(letter, 0, job_of("another run", 1, 2))
     with pytest.raises(RefusedError, match="the sender"):
         b.open(letter, 2, job)
-    restarted = Letterbox(1, clients[1], roll, "run")
+    restarted = Letterbox(1, clients[1], key_directory, "run")
     with pytest.raises(RefusedError, match="before it was restarted"):
         restarted.open(letter, 0, job)
     b.used(letter, 0, job)
@@ -399,26 +403,26 @@ def test_every_bit_of_a_letter_counts():
 
 
 def test_letters_are_sealed_for_parties_of_the_roll_only():
-    roll, clients, (a, b, c) = parties()
+    key_directory, clients, (a, b, c) = parties()
     job = job_of("run", 0, 1)
-    stranger = Letterbox(1, Identity.new(os.urandom), roll, "run")
+    stranger = Letterbox(1, Identity.new(os.urandom), key_directory, "run")
     with pytest.raises(RefusedError, match="not signed"):
         a.seal(b"a model", 1, stranger.hello(), job)
     with pytest.raises(RefusedError, match="the sender"):
         a.seal(b"a model", 1, c.hello(), job)
     with pytest.raises(RefusedError, match="the job"):
-        a.seal(b"a model", 1, Letterbox(1, clients[1], roll, "another run").hello(), job)
+        a.seal(b"a model", 1, Letterbox(1, clients[1], key_directory, "another run").hello(), job)
     with pytest.raises(RefusedError, match="not signed"):
-        b.open(Letterbox(0, Identity.new(os.urandom), roll, "run").seal(b"a model", 1, b.hello(), job), 0, job)
+        b.open(Letterbox(0, Identity.new(os.urandom), key_directory, "run").seal(b"a model", 1, b.hello(), job), 0, job)
 
 
 def test_a_letter_that_was_sealed_wrongly_is_its_senders_fault():
     _, clients, (a, b, _) = parties()
     job = job_of("run", 0, 1)
-    frame = opened(a.seal(b"a model", 1, b.hello(), job), a._roll, ENVELOPE, job, 0)
+    frame = open_frame(a.seal(b"a model", 1, b.hello(), job), a._key_directory, ENVELOPE, job, 0)
     *kept, sealed_text = frame.fields
     with pytest.raises(SpoiltError):
-        b.open(replace(frame, fields=(*kept, sealed_text[:-1] + b"\0")).signed(clients[0]), 0, job)
+        b.open(replace(frame, fields=(*kept, sealed_text[:-1] + b"\0")).sign(clients[0]), 0, job)
 
 
 # ---- where models cannot be sealed ----------------------------------------------------------------------------------
@@ -433,8 +437,8 @@ def test_without_keys_models_pass_openly_and_an_event_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        ({"method.correct": ["scaffold"]}, "something of scaffold"),
-        ({"method.combine": "median"}, "acts on what every hop sends"),
+        ({"method.corrections": ["scaffold"]}, "something of scaffold"),
+        ({"method.combiner": "median"}, "acts on what every hop sends"),
     ],
 )
 def test_where_the_server_must_read_models_it_does_and_says_so(tmp_path, keys, overrides, why):
@@ -449,5 +453,9 @@ def test_where_the_server_must_read_models_it_does_and_says_so(tmp_path, keys, o
 def test_a_site_without_keys_is_refused_where_the_server_has_some(tmp_path, keys):
     with pytest.raises(RequestError, match="has no keys"):
         run_at_sites(
-            Here(hosts(SFL)), Experiment.of(None, **SFL), tmp_path / "run", 3, papers=Papers.load(keys / "server")
+            Here(hosts(SFL)),
+            Experiment.of(None, **SFL),
+            tmp_path / "run",
+            3,
+            credentials=Credentials.load(keys / "server"),
         )

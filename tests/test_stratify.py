@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import train
 from fedstrata.client.batches import Batches
-from fedstrata.client.trainer import Lane
-from fedstrata.config.build import federation_of
+from fedstrata.client.trainer import Trainer
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.data.sets.mnist import FashionMnist
-from fedstrata.runs.session import Work
+from fedstrata.runs.session import Session
 from fedstrata.server.loop import play_round
-from fedstrata.testing.worlds import in_process
+from fedstrata.testing.tiny import in_process
 
 PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[2] / "shared" / "data"))
 BATCH, EPOCHS = 64, 4
@@ -28,26 +28,26 @@ IID = {"data.clients": 10, "data.partition": "iid"}
 
 
 def batches(monkeypatch, seed, **schedule):
-    """Give a federation, a first model, and the rows of the batches that a schedule draws over some epochs."""
+    """Return a federation, a first model, and the rows of the batches that a schedule draws over some epochs."""
     asked = {"method.name": "stratify-batch", "train.batch_size": BATCH, "train.rounds": EPOCHS, "train.seed": seed}
     experiment = Experiment.of(None, **asked, **{f"method.schedule.{k}": v for k, v in schedule.items()})
-    federation = federation_of(experiment)
-    work, seen, jointly = Work(experiment, federation, None), [], Lane.jointly
+    federation = build_federation(experiment)
+    work, seen, train_fused = Session(experiment, federation, None), [], Trainer.train_fused
 
-    def watched(lane, task, drawn):
+    def watched(trainer, task, drawn):
         seen.extend(np.split(drawn.rows, drawn.starts[1:-1]))
-        return jointly(lane, task, Batches(drawn.rows[: drawn.sizes[0]], drawn.sizes[:1], drawn.rates[:1]))
+        return train_fused(trainer, task, Batches(drawn.rows[: drawn.sizes[0]], drawn.sizes[:1], drawn.rates[:1]))
 
-    monkeypatch.setattr(Lane, "jointly", watched)
-    state, engine = work.fresh(), in_process(work)
+    monkeypatch.setattr(Trainer, "jointly", watched)
+    state, engine = work.initial_state(), in_process(work)
     for round in range(EPOCHS):
-        play_round(work.plan, state, work.plan.view(work.roster, round, lambda *_, **__: None), engine)
-    monkeypatch.setattr(Lane, "jointly", jointly)
+        play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
+    monkeypatch.setattr(Trainer, "jointly", train_fused)
     return federation, work.plan.local.build(), [rows for rows in seen if len(rows) == BATCH]
 
 
 def variance(federation, module, drawn):
-    """Give the mean squared distance of the batches' gradients from their mean."""
+    """Return the mean squared distance of the batches' gradients from their mean."""
     gradients = []
     for rows in drawn:
         module.zero_grad()
@@ -58,7 +58,7 @@ def variance(federation, module, drawn):
 
 
 def distance(federation, drawn):
-    """Give the mean total variation between a batch's labels and the uniform target."""
+    """Return the mean total variation between a batch's labels and the uniform target."""
     labels = federation.labels
     shares = [np.bincount(labels[rows], minlength=10) / len(rows) for rows in drawn]
     return float(np.mean([np.abs(share - 0.1).sum() / 2 for share in shares]))

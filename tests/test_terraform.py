@@ -22,10 +22,10 @@ from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.methods.drivers.terraform import Magnitude, Terraform, split, variances
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
 from fedstrata.methods.selectors.sur import Known, Sur, smallest
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
-from fedstrata.testing.worlds import in_process, play, same, tiny_federation, work_of
+from fedstrata.testing.tiny import in_process, play, same, session_of, tiny_federation
 
 RANGES = ("iqr", "all", "low", "high")
 SIGNALS = ("head", "bias", "weight", "loss")
@@ -33,7 +33,7 @@ TWICE = Terraform(min_clients=1, depth=2)
 
 
 def brute_force(values, sizes, first, last, weight):
-    """Give V(t) of the specification, by its own words."""
+    """Return V(t) of the specification, by its own words."""
     share = sizes if weight == "size" else np.ones(len(values))
     return {
         t: (share[:t].sum() * values[:t].var() + share[t:].sum() * values[t:].var()) / share.sum()
@@ -140,9 +140,9 @@ def test_magnitude_oracle(layer, expected):
     w = w0 + torch.cat([torch.full((3,), 7.0, dtype=torch.float64), from_head])
     space = SimpleNamespace(head=slice(3, 9), head_weight=slice(3, 7), head_bias=slice(7, 9))
     meter = Magnitude(layer)
-    own = {name: torch.full(slot.shape, np.nan, dtype=w.dtype) for name, slot in meter.lane(space).items()}
+    own = {name: torch.full(slot.shape, np.nan, dtype=w.dtype) for name, slot in meter.trainer(space).items()}
     done = meter.finish(own, SimpleNamespace(w=w, w0=w0, head=space.head), None)
-    assert float(done.meta["magnitude"]) == pytest.approx(expected)
+    assert float(done.metrics["magnitude"]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("layer", ["head", "weight", "bias"])
@@ -153,16 +153,16 @@ def test_meter_conforms(layer):
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_signal_is_what_the_client_did(signal):
     """With one client a step, the combined update is that client's."""
-    work = work_of({"method.driver": Terraform(signal=signal), "train.clients_per_round": 1})
-    before, (state, ((outcome,),)) = work.fresh().model, play(work, rounds=1)
+    work = session_of({"method.driver": Terraform(signal=signal), "train.clients_per_round": 1})
+    before, (state, ((outcome,),)) = work.initial_state().model, play(work, rounds=1)
     space, (report,) = work.plan.space, outcome.reports
     if signal == "loss":
-        assert "magnitude" not in report.meta
+        assert "magnitude" not in report.metrics
         assert Terraform(signal="loss").measured(None, [report])[1].tolist() == [report.loss]
         return
     where = {"head": space.head, "weight": space.head_weight, "bias": space.head_bias}[signal]
     moved = (state.model.params - before.params)[where]
-    assert report.meta["magnitude"] == pytest.approx(float(moved.norm()))
+    assert report.metrics["magnitude"] == pytest.approx(float(moved.norm()))
 
 
 def test_a_head_without_bias_has_no_bias_to_measure():
@@ -179,7 +179,7 @@ def test_a_head_without_bias_has_no_bias_to_measure():
 
 def plan_of(federation, module, signal):
     asked = {"train.batch_size": 4, "train.rounds": 1, "method.driver": Terraform(signal=signal)}
-    return Work(described(None, None, asked, federation, module), federation, module).plan
+    return Session(describe_experiment(None, None, asked, federation, module), federation, module).plan
 
 
 # ---- the driver -----------------------------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def plan_of(federation, module, signal):
 
 def drive(driver, clients, answers):
     """Play one round by hand; `answers` gives the reports of a step, from the step and its number."""
-    work = work_of(federation=tiny_federation(clients=16))
+    work = session_of(federation=tiny_federation(clients=16))
     events, asked = [], []
-    view = work.plan.view(work.roster, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
+    view = work.plan.view(work.client_info, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
     steps, outcome = driver.round(None, view, lambda: list(clients)), None
     while True:
         try:
@@ -205,7 +205,7 @@ def drive(driver, clients, answers):
 
 def by_id(ids, _):
     """The larger the id, the harder."""
-    return [Report(i, 10, loss=float(i), meta={"magnitude": float(i) ** 2}) for i in ids]
+    return [Report(i, 10, loss=float(i), metrics={"magnitude": float(i) ** 2}) for i in ids]
 
 
 def test_hard_clients_train_again_until_few_are_left():
@@ -241,7 +241,7 @@ def test_depth(depth):
 
 def test_every_signal_is_read_where_it_stands():
     def against_each_other(ids, _):
-        return [Report(i, 10, loss=float(-i), meta={"magnitude": float(i)}) for i in ids]
+        return [Report(i, 10, loss=float(-i), metrics={"magnitude": float(i)}) for i in ids]
 
     by_loss, _ = drive(replace(TWICE, signal="loss"), range(8), against_each_other)
     by_head, _ = drive(TWICE, range(8), against_each_other)
@@ -254,7 +254,7 @@ def test_one_client_and_equal_clients():
     assert (asked, event["over"], event["tau"]) == ([[3]], "nothing to split", None)
 
     def alike(ids, _):
-        return [Report(i, 10, meta={"magnitude": 0.1}) for i in ids]
+        return [Report(i, 10, metrics={"magnitude": 0.1}) for i in ids]
 
     asked, events = drive(Terraform(min_clients=1), range(8), alike)
     assert sum(map(len, asked)) <= 8 * 10
@@ -284,7 +284,7 @@ def test_who_did_not_answer_is_not_hard():
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_a_magnitude_that_is_not_finite_is_easy_and_an_event(broken):
     def one_broken(ids, _):
-        return [Report(i, 10, meta={"magnitude": broken if i == 15 else float(i)}) for i in ids]
+        return [Report(i, 10, metrics={"magnitude": broken if i == 15 else float(i)}) for i in ids]
 
     asked, events = drive(TWICE, range(16), one_broken)
     assert 15 not in asked[1]
@@ -311,17 +311,17 @@ def test_baseline_draws_as_many_from_the_rounds_clients():
     "beside",
     [
         {},
-        {"method.correct": [Prox(mu=0.5)]},
-        {"method.correct": [Scaffold()], "method.combine": "uniform"},
-        {"method.select": PowerOfChoice(), "method.combine": {"kind": "size", "server": "yogi"}},
+        {"method.corrections": [Prox(mu=0.5)]},
+        {"method.corrections": [Scaffold()], "method.combiner": "uniform"},
+        {"method.selector": PowerOfChoice(), "method.combiner": {"kind": "size", "server": "yogi"}},
         {"system.stragglers.rate": 0.5},
     ],
 )
 def test_depth_one_is_the_base_algorithm_and_more_is_not(beside, precision):
     beside = {**beside, "engine.precision": precision, "train.clients_per_round": 5}
-    plain = play(work_of({**beside, "method.driver": Rounds()}))[0]
-    assert same(plain, play(work_of({**beside, "method.driver": Terraform(min_clients=1, depth=1)}))[0])
-    assert not same(plain, play(work_of({**beside, "method.driver": Terraform(min_clients=1)}))[0])
+    plain = play(session_of({**beside, "method.driver": Rounds()}))[0]
+    assert same(plain, play(session_of({**beside, "method.driver": Terraform(min_clients=1, depth=1)}))[0])
+    assert not same(plain, play(session_of({**beside, "method.driver": Terraform(min_clients=1)}))[0])
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_driver_conforms(driver):
 
 
 def uneven_federation(seed, clients=16):
-    """Give clients most of which hold labels 0 and 1, and some of which hold what the others hardly see."""
+    """Return clients most of which hold labels 0 and 1, and some of which hold what the others hardly see."""
     rng = np.random.default_rng(seed)
     centres, parts = 2 * rng.normal(size=(4, 6)), []
     for client in range(clients):
@@ -358,18 +358,18 @@ def uneven_federation(seed, clients=16):
 
 def played(driver, seed, beside=None, rounds=1):
     """Play rounds with everyone; give the work, the events, the state and the model before the last round."""
-    asked = {"method.driver": driver, "method.select": "everyone", "train.seed": seed, "train.lr": 0.05}
-    work, events = work_of({**asked, **(beside or {})}, uneven_federation(seed)), []
-    state, engine = work.fresh(), in_process(work)
+    asked = {"method.driver": driver, "method.selector": "everyone", "train.seed": seed, "train.lr": 0.05}
+    work, events = session_of({**asked, **(beside or {})}, uneven_federation(seed)), []
+    state, engine = work.initial_state(), in_process(work)
     for round in range(rounds):
         before = state.model
-        view = work.plan.view(work.roster, round, lambda kind, **fields: events.append({"kind": kind, **fields}))
+        view = work.plan.view(work.client_info, round, lambda kind, **fields: events.append({"kind": kind, **fields}))
         play_round(work.plan, state, view, engine)
     return work, [event for event in events if event["kind"] == "terraform"], state, before
 
 
 def loss_of(work, model, clients):
-    """Give the mean loss of clients' samples."""
+    """Return the mean loss of clients' samples."""
     module = work.plan.local.build().to(torch.float64)
     work.plan.space.bind(module, model.params.clone(), model.buffers.clone())
     rows = np.concatenate([work.federation.train_split[client] for client in clients])
@@ -388,7 +388,7 @@ def test_clients_called_hard_have_the_higher_loss():
     assert harder >= 8
 
 
-@pytest.mark.parametrize("beside", [{}, {"method.correct": [Prox(mu=0.1)]}])
+@pytest.mark.parametrize("beside", [{}, {"method.corrections": [Prox(mu=0.1)]}])
 def test_retraining_helps_hard_clients_more_than_as_many_random_updates_do(beside):
     gains = []
     for seed in range(10):
@@ -419,14 +419,14 @@ def test_sur_ties_fall_to_the_key_and_nan_comes_last():
 
 def select(sur, answers, k=3):
     """Let SUR choose in a tiny federation, where `answers` are what clients tell."""
-    work = work_of({"method.select": sur, "train.clients_per_round": k})
+    work = session_of({"method.selector": sur, "train.clients_per_round": k})
     events = []
-    view = work.plan.view(work.roster, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
+    view = work.plan.view(work.client_info, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
     state = sur.init(view)
     steps = sur.select(state, view)
     step = next(steps)
     probed = [ask.client for ask in step.asks]
-    reports = tuple(Report(i, 1, meta={"gradient_variance": answers[i]}) for i in probed if i in answers)
+    reports = tuple(Report(i, 1, metrics={"gradient_variance": answers[i]}) for i in probed if i in answers)
     missing = tuple(i for i in probed if i not in answers)
     try:
         steps.send(Outcome(step, 0, reports, missing))
@@ -442,7 +442,7 @@ def test_sur_takes_the_stable_ones():
     assert isinstance(state, Known)
     assert state.variance.tolist() == list(told.values())
     by_size, *_ = select(Sur(importance="size"), dict.fromkeys(range(6), 0.5))
-    sizes = work_of().federation.train_split.sizes
+    sizes = session_of().federation.train_split.sizes
     assert sorted(sizes[by_size]) == sorted(sizes)[:3]  # large importance is a large score
     _, probed, *_ = select(Sur(candidates=4), told)
     assert len(probed) == 4

@@ -9,21 +9,21 @@ import pytest
 
 import fedstrata
 from fedstrata import testing
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.tifl import Tifl, changed
-from fedstrata.testing.worlds import play, tiny_federation, work_of
+from fedstrata.testing.tiny import play, session_of, tiny_federation
 
 
 def view_of(clients, k, round=0, rounds=10, eligible=None, key=None, note=lambda kind, **_: None):
-    """Give what a selector sees of clients it knows nothing of."""
+    """Return what a selector sees of clients it knows nothing of."""
     tiebreak = np.arange(clients) if key is None else np.array(key)
-    roster = Roster(clients, 2, np.arange(clients), tiebreak)
-    eligible = roster.holders if eligible is None else np.array(eligible)
+    client_info = ClientInfo(clients, 2, np.arange(clients), tiebreak)
+    eligible = client_info.holders if eligible is None else np.array(eligible)
     rng = partial(Streams(0), round=round)
-    return View(round, rounds, min(k, len(eligible)), eligible, roster, None, rng, note)
+    return View(round, rounds, min(k, len(eligible)), eligible, client_info, None, rng, note)
 
 
 def selected(selector, state, view, seconds=None, silent=()):
@@ -41,7 +41,7 @@ def selected(selector, state, view, seconds=None, silent=()):
 
 
 def begun(selector, view, seconds, silent=()):
-    """Give the state after the first selection."""
+    """Return the state after the first selection."""
     state = selector.init(view)
     selected(selector, state, view, seconds, silent)
     return state
@@ -53,7 +53,7 @@ def arrived(*clients):
 
 
 def collected(events):
-    """Give a `note` that collects what was used instead."""
+    """Return a `note` that collects what was used instead."""
     return lambda kind, **what: events.append((kind, what["used"]))
 
 
@@ -253,8 +253,8 @@ def test_conforms(selector):
 
 
 def test_profile_is_a_round_of_work_and_costs_a_download_each():
-    overrides = {"method.select": Tifl(), "system.speed.kind": "lognormal", "system.speed.sigma": 1.0}
-    work = work_of(overrides)
+    overrides = {"method.selector": Tifl(), "system.speed.kind": "lognormal", "system.speed.sigma": 1.0}
+    work = session_of(overrides)
     _, rounds = play(work)
     assert [[o.step.kind for o in outcomes] for outcomes in rounds] == [["profile", "train"], *[["train"]] * 3]
     profiled = {r.client: r.seconds for r in rounds[0][0].reports}
@@ -263,15 +263,15 @@ def test_profile_is_a_round_of_work_and_costs_a_download_each():
     for outcomes in rounds:
         for report in outcomes[-1].reports:
             assert report.seconds == pytest.approx(profiled[report.client])
-    own, plain = (play(w)[0].traffic for w in (work, work_of({**overrides, "method.select": "random"})))
+    own, plain = (play(w)[0].traffic for w in (work, session_of({**overrides, "method.selector": "random"})))
     assert own.bytes_down - plain.bytes_down == 6 * 8 * work.plan.space.P
     assert own.bytes_up == plain.bytes_up
 
 
 def round_lengths(selector, seed):
-    """Give the virtual seconds of every round after the first, in which clients are profiled."""
+    """Return the virtual seconds of every round after the first, in which clients are profiled."""
     overrides = {
-        "method.select": selector,
+        "method.selector": selector,
         "train.seed": seed,
         "train.rounds": 31,
         "train.clients_per_round": 4,

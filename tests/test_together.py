@@ -1,6 +1,6 @@
 """Clients that compute together: norms that meet, global batches, models that travel; in double precision.
 
-By messages, at sites behind bytes and as one visit of one machine they must compute what plain PyTorch computes on
+By messages, at sites behind bytes and as one client update of one machine they must compute what plain PyTorch computes on
 everybody's samples. Numbers are the specification's.
 """
 
@@ -23,29 +23,29 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
 from fedstrata import train
-from fedstrata.client.all_reduce import in_lockstep
+from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.network import key_dropout
-from fedstrata.client.trainer import Lane
+from fedstrata.client.trainer import Trainer
 from fedstrata.core.batch_norm import Norms
 from fedstrata.core.client_parts import Gradient
 from fedstrata.core.counter_rng import Clock
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Task, weighted_sum
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
-from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, Scheduled, StepDecay
-from fedstrata.methods.optimizers.at_server import AtServer, Memory
+from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, ScheduledRate, StepDecay
+from fedstrata.methods.optimizers.at_server import AtServer, OptimizerMemory
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.methods.schedules.take import Take
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
-from fedstrata.testing import Sites, tiny_federation
-from fedstrata.testing.worlds import in_process, same
+from fedstrata.testing import WireEngine, tiny_federation
+from fedstrata.testing.tiny import in_process, same
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-9)
 near = partial(torch.testing.assert_close, rtol=0, atol=1e-6)  # for numbers that are given with six digits
@@ -58,7 +58,7 @@ both_methods = pytest.mark.parametrize("method", ["stratify-single", "stratify-b
 
 
 def dense(*norms, act=nn.ReLU):
-    """Give a network with norms; a bias before one would have no gradient but rounding, which Adam scales up."""
+    """Return a network with norms; a bias before one would have no gradient but rounding, which Adam scales up."""
     torch.manual_seed(3)
     layers, width = OrderedDict(), 4
     for i, norm in enumerate(norms):
@@ -93,8 +93,8 @@ class Shared(nn.Module):
         return self.head(dropout(self.norm(self.fc(self.norm(x)).relu()), self.drop, self.training))
 
 
-def federation_of(sizes=(9, 3, 17, 1), pixels=False, scale=1.0):
-    """Give clients of some sizes; all labels are equally frequent."""
+def build_federation(sizes=(9, 3, 17, 1), pixels=False, scale=1.0):
+    """Return clients of some sizes; all labels are equally frequent."""
     rng, stops = np.random.default_rng(1), np.cumsum(sizes)
     rows = [np.arange(stop - n, stop) for stop, n in zip(stops, sizes, strict=True)]
     x = scale * rng.normal(size=(stops[-1], 4)).astype(np.float32)
@@ -103,12 +103,12 @@ def federation_of(sizes=(9, 3, 17, 1), pixels=False, scale=1.0):
     return Federation.from_arrays(x, y, rows, test=(x[:3], y[:3]), inputs=inputs)
 
 
-def work_of(module, method, federation=None, **overrides):
-    federation = federation or federation_of()
+def session_of(module, method, federation=None, **overrides):
+    federation = federation or build_federation()
     asked = {"method.name": method, "train.batch_size": 4, "train.lr": 0.1, "train.rounds": 2, "train.epochs": 2}
     asked |= {"train.optimizer": {"kind": "sgd", "momentum": 0.0}, "engine.precision": "fp64"}
     asked |= {key.replace("__", "."): value for key, value in overrides.items()}
-    return Work(described(None, None, asked, federation, module), federation, module)
+    return Session(describe_experiment(None, None, asked, federation, module), federation, module)
 
 
 class Played(NamedTuple):
@@ -121,10 +121,10 @@ class Played(NamedTuple):
 
 
 def played(work, engine=in_process, rounds=2):
-    state, at, outcomes, notes = work.fresh(), engine(work), [], []
-    roster = work.roster if at.joins else work.roster.behind_messages()
+    state, at, outcomes, notes = work.initial_state(), engine(work), [], []
+    client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     for round in range(rounds):
-        view = work.plan.view(roster, round, lambda kind, **fields: notes.append((kind, fields)))
+        view = work.plan.view(client_info, round, lambda kind, **fields: notes.append((kind, fields)))
         with one_thread():
             outcomes += play_round(work.plan, state, view, at)
         state.round += 1
@@ -134,15 +134,15 @@ def played(work, engine=in_process, rounds=2):
 @contextmanager
 def recorded():
     """Record the rows of every batch that one machine trains on, with what their random bits are made of."""
-    seen, original = [], Lane.jointly
+    seen, original = [], Trainer.train_fused
 
-    def spy(lane, task, batches):
+    def spy(trainer, task, batches):
         keys = np.zeros_like(batches.rows) if batches.keys is None else batches.keys
         if len(batches):
             seen.extend(zip(*(np.split(each, batches.starts[1:-1]) for each in (batches.rows, keys)), strict=True))
-        return original(lane, task, batches)
+        return original(trainer, task, batches)
 
-    with patch.object(Lane, "jointly", spy):
+    with patch.object(Trainer, "jointly", spy):
         yield seen
 
 
@@ -154,7 +154,7 @@ def central(work, seen, optimizer, rates):
     steps = optimizer([p for p in module.parameters() if p.requires_grad], lr=0.1)
     for (rows, keys), rate in zip(seen, rates, strict=True):
         clock.keys, clock.uses = torch.from_numpy(keys), 0
-        x = local.inputs.augmented(local.inputs(data.x[rows], torch.float64), clock)
+        x = local.inputs.augment(local.inputs(data.x[rows], torch.float64), clock)
         steps.param_groups[0]["lr"] = rate
         steps.zero_grad()
         cross_entropy(module(x), data.y[rows]).backward()
@@ -181,21 +181,26 @@ def test_sums_of_gradients_give_the_centralised_step_and_means_of_client_means_d
     x, y = tensor([[1, 0], [0, 1], [1, 1], [2, 1]]), tensor([1, 0, 1, 0])
     for client, (held, expected) in enumerate([([0, 1, 2], [-1.7, -1.0]), ([3], [0.6, 0.3])]):
         total = x[held].T @ (x[held] @ w - y[held])  # of half the squared error
-        keep = {"held": torch.tensor(held), "ahead": torch.zeros(2, 3)}
-        done = Take().gradient(SimpleNamespace(keep=keep, gradient=lambda _, g=total: Gradient(g, torch.zeros(()))))
-        close(-done.summed["update"] * done.samples, tensor(expected))
-        reports[client] = Report(client, done.samples, summed=done.summed)
+        client_state = {"held": torch.tensor(held), "ahead": torch.zeros(2, 3)}
+        done = Take().gradient(
+            SimpleNamespace(client_state=client_state, gradient=lambda _, g=total: Gradient(g, torch.zeros(())))
+        )
+        close(-done.aggregated["update"] * done.samples, tensor(expected))
+        reports[client] = Report(client, done.samples, aggregated=done.aggregated)
 
     def gradient(combiner):
         arrived = SimpleNamespace(reports=list(reports.values()), weights=np.ones(2))
         arrived.sum = lambda weights: weighted_sum(reports, dict(enumerate(weights)))
         sums = combiner.combine(None, None, None, arrived)
-        view, model = SimpleNamespace(round=0, part=(0, 1), space=Space((), (), *[slice(0)] * 3)), Model(w, w[:0])
-        server, proposal = AtServer(Sgd(), Scheduled(lr, Constant(), 1)), Model(w + sums.total["update"], w[:0])
-        return (w - server.step(Memory({}), view, model, proposal, sums).params) / lr
+        view, model = (
+            SimpleNamespace(round=0, part=(0, 1), space=ParameterSpace((), (), *[slice(0)] * 3)),
+            FlatModel(w, w[:0]),
+        )
+        server, proposal = AtServer(Sgd(), ScheduledRate(lr, Constant(), 1)), FlatModel(w + sums.total["update"], w[:0])
+        return (w - server.step(OptimizerMemory({}), view, model, proposal, sums).params) / lr
 
-    close(gradient(Size()), tensor([-0.275, -0.175]))
-    close(gradient(Size()), x.T @ (x @ w - y) / 4)
+    close(gradient(SizeWeighted()), tensor([-0.275, -0.175]))
+    close(gradient(SizeWeighted()), x.T @ (x @ w - y) / 4)
     near(gradient(Uniform()), tensor([0.016667, -0.016667]))
 
 
@@ -213,8 +218,8 @@ class Met(NamedTuple):
 def meet(layer, xs, dys, by="samples", masks=None):
     """Let clients run and differentiate a norm together: what each of them has, and the statistics of all."""
 
-    def visit(x, dy, mask, meeting):
-        own, said, exchange = copy.deepcopy(layer), {}, meeting.exchange
+    def context(x, dy, mask, all_reduce):
+        own, said, exchange = copy.deepcopy(layer), {}, all_reduce.exchange
         norms = Norms.of(nn.Sequential(OrderedDict(norm=own)))
 
         def spy(what, values, count):
@@ -222,15 +227,15 @@ def meet(layer, xs, dys, by="samples", masks=None):
             said[what] = values, average
             return average, total
 
-        meeting.exchange, norms.meeting, norms.mask = spy, meeting, mask
+        all_reduce.exchange, norms.all_reduce, norms.mask = spy, all_reduce, mask
         x = x.clone().requires_grad_()
         y = own(x)
         y.backward(dy)
-        return Met(y.detach(), x.grad, own, said, (meeting.up // NUMBER, meeting.down // NUMBER))
+        return Met(y.detach(), x.grad, own, said, (all_reduce.up // NUMBER, all_reduce.down // NUMBER))
 
     masks = masks or [None] * len(xs)
-    met, place = in_lockstep([partial(visit, *one) for one in zip(xs, dys, masks, strict=True)], by)
-    return met, place.statistics(Space.of(nn.Sequential(OrderedDict(norm=layer)), "norm"))
+    met, place = run_in_lockstep([partial(context, *one) for one in zip(xs, dys, masks, strict=True)], by)
+    return met, place.statistics(ParameterSpace.of(nn.Sequential(OrderedDict(norm=layer)), "norm"))
 
 
 def oracle(by):
@@ -272,7 +277,7 @@ NORMS = {
 
 
 def a_norm(case, counts=(3, 1, 4)):
-    """Give a norm with scales that are not 1, and what some clients put in and get back."""
+    """Return a norm with scales that are not 1, and what some clients put in and get back."""
     torch.manual_seed(7)
     layer, tail = NORMS[case][0]().double(), NORMS[case][1]
     for parameter in layer.parameters():
@@ -333,15 +338,20 @@ def test_fedtan_with_equal_counts_is_the_form_by_sums():
 
 @pytest.mark.parametrize("pixels", [False, True])
 def test_a_padded_lane_with_batch_norm_equals_an_exact_one(pixels):
-    module, federation = conv(nn.BatchNorm2d(4)) if pixels else dense(nn.BatchNorm1d(6)), federation_of(pixels=pixels)
-    work = work_of(module, "fedavg", federation, train__augment={"crop": 1, "flip": True})
-    data, down = federation.train, work.fresh().model.wire()
-    lanes = [Lane(work.plan.local, data.x, data.y, 17, pad=pad) for pad in (False, True)]
+    module, federation = (
+        conv(nn.BatchNorm2d(4)) if pixels else dense(nn.BatchNorm1d(6)),
+        build_federation(pixels=pixels),
+    )
+    work = session_of(module, "fedavg", federation, train__augment={"crop": 1, "flip": True})
+    data, down = federation.train, work.initial_state().model.wire()
+    workers = [Trainer(work.plan.local, data.x, data.y, 17, pad=pad) for pad in (False, True)]
     for client in (2, 3, 0, 1):
-        exact, padded = (lane.visit(federation.client(client), Task(client, 0, 0, down=down), {})[0] for lane in lanes)
-        for name, moved in exact.summed.items():
-            close(padded.summed[name], moved)
-        assert exact.summed["update"].abs().max() > 0
+        exact, padded = (
+            trainer.run_task(federation.client(client), Task(client, 0, 0, down=down), {})[0] for trainer in workers
+        )
+        for name, moved in exact.aggregated.items():
+            close(padded.aggregated[name], moved)
+        assert exact.aggregated["update"].abs().max() > 0
 
 
 # ---- along a schedule: batch-data and single-sample learning ---------------------------------------------------------
@@ -410,12 +420,12 @@ CASES = {
 def runs_of(name):
     """Play a case as one machine, by messages and at sites; also give what one machine trained on."""
     case, method = CASES[name], f"stratify-{name.split(':')[0]}"
-    make = partial(work_of, case.build(), method, federation_of(**case.federation), **case.asked)
+    make = partial(session_of, case.build(), method, build_federation(**case.federation), **case.asked)
     make = partial(make, train__optimizer=OPTIMIZERS[case.optimizer][0])
     with recorded() as seen:
         fused = played(make(engine__execution="fused"))
     work = make(engine__execution="messages")
-    return work, seen, fused, played(work), played(work, lambda work: Sites(work.plan.local, work.federation))
+    return work, seen, fused, played(work), played(work, lambda work: WireEngine(work.plan.local, work.federation))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -424,7 +434,7 @@ def test_learning_along_a_schedule_is_centralised_training_wherever_it_happens(n
     rates, at = [], 0
     for outcome in (o for o in runs[1].outcomes if o.step.combine):
         steps = sum(r.samples for r in outcome.reports) if "single" in name else 1
-        rates += [one_cycle(at, len(seen)) if case.asked is CYCLE else 0.1] * steps  # a visit has one rate
+        rates += [one_cycle(at, len(seen)) if case.asked is CYCLE else 0.1] * steps  # a client update has one rate
         at += steps
     by_hand = central(work, seen, OPTIMIZERS[case.optimizer][1], rates)
     for run in runs:
@@ -439,14 +449,14 @@ def test_learning_along_a_schedule_is_centralised_training_wherever_it_happens(n
 def test_learning_along_a_schedule_costs_the_same_however_it_is_played(name):
     case, (work, _, *runs) = CASES[name], runs_of(name)
     steps = [o.step for o in runs[1].outcomes if o.step.combine]
-    visits = Counter(ask.client for step in steps for ask in step.asks)
+    client_updates = Counter(ask.client for step in steps for ask in step.asks)
     labels = [len(ask.config["labels"]) for o in runs[1].outcomes for ask in o.step.asks if ask.config]
-    refused = [r.meta["refused"] for o in runs[1].outcomes for r in o.reports if r.meta]
+    refused = [r.metrics["refused"] for o in runs[1].outcomes for r in o.reports if r.metrics]
     left_out = sum(event["samples"] for event in runs[1].events("batch_left_out"))
     trained = sum(r.samples for o in runs[1].outcomes if o.step.combine for r in o.reports)
     assert sum(labels) - sum(map(len, refused)) - left_out == trained
     times, beside = OPTIMIZERS[case.optimizer][2] if "single" in name else (1, 0)
-    model, total = times * work.plan.space.P + beside, visits.total()
+    model, total = times * work.plan.space.P + beside, client_updates.total()
     back, forward = sum(2 * c for c, back in case.norms if back), sum(2 * c for c, _ in case.norms)
     starts, ends = (sum(len(s.asks) for s in steps if getattr(s, end) == "server") for end in ("source", "sink"))
     up = model * ends + total * (forward + len(case.norms) + back) + sum(len(r) + len(set(r)) for r in refused)
@@ -457,12 +467,12 @@ def test_learning_along_a_schedule_costs_the_same_however_it_is_played(name):
         assert traffic.bytes_up == NUMBER * up
         assert traffic.bytes_p2p == NUMBER * model * (total - starts)  # one transfer a hop
         assert traffic.client_updates == sum(event["visits"] for event in run.events("schedule")) == total
-        assert run.state.participation.tolist() == [visits[client] for client in range(len(work.federation))]
+        assert run.state.participation.tolist() == [client_updates[client] for client in range(len(work.federation))]
 
 
 @pytest.mark.parametrize("method", ["fedtan", "stratify-batch"])
 def test_equal_runs_are_equal_where_clients_that_meet_draw_from_torchs_generator(method):
-    runs = [played(work_of(Shared(0.5), method, engine__execution="messages"), rounds=3).state for _ in range(3)]
+    runs = [played(session_of(Shared(0.5), method, engine__execution="messages"), rounds=3).state for _ in range(3)]
     assert all(same(runs[0], run) for run in runs[1:])
 
 
@@ -471,7 +481,7 @@ def test_equal_runs_are_equal_where_clients_that_meet_draw_from_torchs_generator
 
 @both_methods
 def test_entries_of_lost_clients_are_queued_again(method):
-    run = played(work_of(dense(), method, federation_of((9, 9, 9, 9)), system__stragglers__rate=0.3), rounds=1)
+    run = played(session_of(dense(), method, build_federation((9, 9, 9, 9)), system__stragglers__rate=0.3), rounds=1)
     assert ["reports may be lost" in event["why"] for event in run.events("fallback")] == [True]
     gone = set()
     for outcome in (o for o in run.outcomes if o.step.combine):
@@ -486,10 +496,10 @@ def test_entries_of_lost_clients_are_queued_again(method):
 @both_methods
 def test_an_epoch_without_clients_ends_and_changes_nothing(method):
     norms = [nn.BatchNorm1d(6)] if method == "stratify-batch" else []
-    work = work_of(dense(*norms), method, train__optimizer=OPTIMIZERS[SGD][0], system__stragglers__rate=1.0)
+    work = session_of(dense(*norms), method, train__optimizer=OPTIMIZERS[SGD][0], system__stragglers__rate=1.0)
     run = played(work)
-    assert same(run.state, work.fresh())
-    assert not run.state.servers["optimizer"].slots["v"].any()
+    assert same(run.state, work.initial_state())
+    assert not run.state.server_steps["optimizer"].slots["v"].any()
     assert not run.state.participation.any()
     assert run.events("no_update")
     assert [event["entries"] for event in run.events("schedule")] == [30, 30]
@@ -498,32 +508,35 @@ def test_an_epoch_without_clients_ends_and_changes_nothing(method):
 @both_methods
 @pytest.mark.parametrize("execution", ["messages", "fused"])
 def test_what_is_not_finite_is_dropped(method, execution):
-    federation = federation_of((9, 3, 17, 7))
+    federation = build_federation((9, 3, 17, 7))
     x = federation.train.x.clone()
     x[9:12] = float("nan")
     federation = replace(federation, train=replace(federation.train, x=x))
-    work = work_of(dense(), method, federation, engine__execution=execution, train__optimizer=OPTIMIZERS[SGD][0])
+    work = session_of(dense(), method, federation, engine__execution=execution, train__optimizer=OPTIMIZERS[SGD][0])
     run = played(work)
     assert {(tuple(e["clients"]), e["why"]) for e in run.events("dropped")} == {((1,), "not finite")}
     assert len(run.events("fallback")) == (2 if execution == "fused" else 0)  # each round is played again by messages
     assert run.state.participation[1] == 0
     assert run.state.model.params.isfinite().all()
-    assert run.state.servers["optimizer"].slots["v"].isfinite().all()
-    assert not same(run.state, work.fresh())
+    assert run.state.server_steps["optimizer"].slots["v"].isfinite().all()
+    assert not same(run.state, work.initial_state())
 
 
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
         ({"system__stragglers__rate": 0.1}, "reports may be lost"),
-        ({"method__name": "stratify-single", "method__correct": [{"kind": "prox"}]}, "prox works inside each visit"),
+        (
+            {"method__name": "stratify-single", "method__correct": [{"kind": "prox"}]},
+            "prox works inside each client update",
+        ),
         ({"method__combine": {"kind": "size", "server": {"kind": "yogi"}}}, "server step Yogi"),
     ],
 )
 def test_what_cannot_be_played_as_one_is_refused_or_played_by_messages(asked, why):
     with pytest.raises(RequestError, match=why):
-        work_of(dense(), "stratify-batch", **asked, engine__execution="fused")
-    assert why in work_of(dense(), "stratify-batch", **asked).plan.apart
+        session_of(dense(), "stratify-batch", **asked, engine__execution="fused")
+    assert why in session_of(dense(), "stratify-batch", **asked).plan.why_not_fused
 
 
 # ---- FedTAN ----------------------------------------------------------------------------------------------------------
@@ -532,7 +545,7 @@ ONE_STEP = {"method__sample": "full-batch", "train__epochs": 1}
 
 
 def test_the_common_step_of_fedtan_follows_the_mean_of_client_losses():
-    work = work_of(dense(nn.BatchNorm1d(6)), "fedtan", **ONE_STEP)  # one of the four has a single sample
+    work = session_of(dense(nn.BatchNorm1d(6)), "fedtan", **ONE_STEP)  # one of the four has a single sample
     run, module, data = played(work, rounds=1), work.plan.local.build().double(), work.federation.train
     rows = [work.federation.train_split[client] for client in range(4)]
     inner = [module.fc0(data.x[own].double()) for own in rows]
@@ -548,19 +561,19 @@ def test_the_common_step_of_fedtan_follows_the_mean_of_client_losses():
 
 
 def test_fedtan_costs_the_statistics_of_one_step_beside_the_models():
-    work = work_of(dense(nn.BatchNorm1d(6), nn.BatchNorm1d(6)), "fedtan")
+    work = session_of(dense(nn.BatchNorm1d(6), nn.BatchNorm1d(6)), "fedtan")
     traffic, numbers = played(work).state.traffic, work.plan.space.P + work.plan.space.Q
     assert traffic.bytes_up == traffic.bytes_down == 2 * 4 * NUMBER * (numbers + 2 * (2 * 6 + 2 * 6))
 
 
 def test_fedtan_is_refused_without_batch_norm():
     with pytest.raises(RequestError, match="the model has none; use one that has"):
-        work_of(dense(nn.LayerNorm(6)), "fedtan")
+        session_of(dense(nn.LayerNorm(6)), "fedtan")
 
 
 def test_fedtan_with_one_client_is_fedavg():
-    module, alone = dense(nn.BatchNorm1d(6)), federation_of((9,))
-    one, other = (played(work_of(module, method, alone)).state.model for method in ("fedtan", "fedavg"))
+    module, alone = dense(nn.BatchNorm1d(6)), build_federation((9,))
+    one, other = (played(session_of(module, method, alone)).state.model for method in ("fedtan", "fedavg"))
     close(one.params, other.params)
     close(one.buffers, other.buffers)
 
@@ -569,8 +582,8 @@ def test_fedtan_gives_the_same_model_on_two_lanes(tmp_path):
     asked = {"model.hidden": (5,), "model.norm": "batch", "train.rounds": 2, "train.batch_size": 4}
     start = partial(train, method="fedtan", federation=tiny_federation())
     one, two = (
-        start(overrides={**asked, "engine.device": "cpu", "engine.lanes": lanes}, out=tmp_path / str(lanes))
-        for lanes in (1, 2)
+        start(overrides={**asked, "engine.device": "cpu", "engine.workers": workers}, out=tmp_path / str(workers))
+        for workers in (1, 2)
     )
     assert one.events(wall=False) == two.events(wall=False)
     assert all(torch.equal(own, two.model()[name]) for name, own in one.model().items())
@@ -579,13 +592,13 @@ def test_fedtan_gives_the_same_model_on_two_lanes(tmp_path):
 # ---- the meeting place -----------------------------------------------------------------------------------------------
 
 
-def in_time(visits, by="samples"):
-    """Let visits meet; give results or the error, and fail instead of waiting for ever."""
+def in_time(client_updates, by="samples"):
+    """Let client updates meet; give results or the error, and fail instead of waiting for ever."""
     ends = []
 
     def run():
         try:
-            ends.append(in_lockstep(visits, by)[0])
+            ends.append(run_in_lockstep(client_updates, by)[0])
         except Exception as error:
             ends.append(error)
 
@@ -597,7 +610,7 @@ def in_time(visits, by="samples"):
 
 
 def bring(*names, value=1.0, count=1.0):
-    return lambda meeting: [meeting.exchange(name, torch.tensor([value]), count)[0].item() for name in names]
+    return lambda all_reduce: [all_reduce.exchange(name, torch.tensor([value]), count)[0].item() for name in names]
 
 
 @pytest.mark.parametrize(("by", "average"), [("samples", 5 / 4), ("clients", 5 / 2)])
@@ -606,19 +619,19 @@ def test_everybody_leaves_with_the_average(by, average):
 
 
 def test_the_others_go_on_without_a_member_that_is_done():
-    visits = [bring("a", "b"), bring("a", value=3.0), bring(), bring("a", "b", value=5.0)]
-    assert in_time(visits) == [[3, 3], [3], [], [3, 3]]
+    client_updates = [bring("a", "b"), bring("a", value=3.0), bring(), bring("a", "b", value=5.0)]
+    assert in_time(client_updates) == [[3, 3], [3], [], [3, 3]]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_member_that_fails_takes_the_meeting_down_with_its_own_error(place):
-    def visit(fails, meeting):
-        bring("a")(meeting)
+    def context(fails, all_reduce):
+        bring("a")(all_reduce)
         if fails:
             raise KeyError("the cause")
-        bring("b", "c")(meeting)
+        bring("b", "c")(all_reduce)
 
-    error = in_time([partial(visit, member == place) for member in range(3)])
+    error = in_time([partial(context, member == place) for member in range(3)])
     assert isinstance(error, KeyError)
 
 
@@ -634,7 +647,7 @@ def test_members_that_bring_different_things_do_not_average_them():
 def test_an_optimizer_forgets_keeps_or_carries_its_memory(optimizer, memory):
     ours, like, _ = OPTIMIZERS[optimizer]
     asked = {"train__clients_per_round": 3, "train__optimizer": {**ours, "state": memory}}
-    work = work_of(dense(nn.LayerNorm(6)), "sfl", **asked)
+    work = session_of(dense(nn.LayerNorm(6)), "sfl", **asked)
     run, local, data = played(work, rounds=3), work.plan.local, work.federation.train
     module, kept = local.build().double(), {}
     for hop, outcome in enumerate(run.outcomes):
@@ -664,19 +677,20 @@ def test_an_optimizer_forgets_keeps_or_carries_its_memory(optimizer, memory):
     ],
 )
 def test_parts_of_a_round_are_steps_of_a_finer_schedule(schedule, finer):
-    rate, steps = Scheduled(0.4, schedule, 6), Scheduled(0.4, finer, 30)
+    rate, steps = ScheduledRate(0.4, schedule, 6), ScheduledRate(0.4, finer, 30)
     by_part = [rate.at(round, (part, 5)) for round in range(6) for part in range(5)]
     assert by_part == pytest.approx([steps.at(step) for step in range(30)], abs=1e-12)
     assert rate.at(3) == rate.at(3, (0, 1))
 
 
 def test_one_bad_sample_costs_its_client_and_nobody_else_however_it_is_played():
-    federation = federation_of((9, 3, 17, 7))
+    federation = build_federation((9, 3, 17, 7))
     x = federation.train.x.clone()
     x[9:12] = float("nan")
     federation = replace(federation, train=replace(federation.train, x=x))
     runs = [
-        played(work_of(dense(), "stratify-batch", federation, engine__execution=way)) for way in ("fused", "messages")
+        played(session_of(dense(), "stratify-batch", federation, engine__execution=way))
+        for way in ("fused", "messages")
     ]
     assert same(runs[0].state, runs[1].state)
     assert runs[0].state.traffic == runs[1].state.traffic
@@ -694,16 +708,16 @@ def test_a_meeting_that_cannot_begin_does_not_wait_for_ever(monkeypatch):
 
     monkeypatch.setattr(Thread, "start", limited)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        in_lockstep([lambda meeting: meeting.exchange("a", torch.ones(1), 1.0)] * 4, "samples")
+        run_in_lockstep([lambda all_reduce: all_reduce.exchange("a", torch.ones(1), 1.0)] * 4, "samples")
 
 
 def test_a_mean_of_client_means_is_refused():
     with pytest.raises(RequestError, match="mean of client means"):
-        work_of(dense(), "stratify-batch", method__combine="uniform")
+        session_of(dense(), "stratify-batch", method__combine="uniform")
 
 
 def test_stragglers_are_drawn_once_a_round_where_a_round_has_many_steps():
-    federation = federation_of((9, 8, 17, 7, 12, 11, 10, 9, 8, 7))
-    run = played(work_of(dense(), "stratify-batch", federation, system__stragglers__rate=0.3), rounds=3)
+    federation = build_federation((9, 8, 17, 7, 12, 11, 10, 9, 8, 7))
+    run = played(session_of(dense(), "stratify-batch", federation, system__stragglers__rate=0.3), rounds=3)
     assert all(len(event["gone"]) <= 3 for event in run.events("schedule"))
     assert any(event["gone"] for event in run.events("schedule"))

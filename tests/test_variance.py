@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstrata.client import probe as look
-from fedstrata.client.trainer import Lane
+from fedstrata.client.trainer import Trainer
 from fedstrata.core.messages import Task
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.prox import Prox
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
-from fedstrata.testing.worlds import play, same, work_of
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
+from fedstrata.testing.tiny import play, same, session_of
 
 OF = ["loss", "gradient", "head-gradient"]
 ALL = {"train.clients_per_round": "all"}
@@ -36,24 +36,24 @@ def work_with(module, x, y, rows=None, **overrides):
     rows = [np.arange(len(y))] if rows is None else rows
     federation = Federation.from_arrays(x, y, rows, test=(x[:1], y[:1]))
     asked = {"engine.precision": "fp64", "train.batch_size": 4, "train.epochs": 2, **ALL, **overrides}
-    return Work(described(None, None, asked, federation, module), federation, module)
+    return Session(describe_experiment(None, None, asked, federation, module), federation, module)
 
 
 def looking(work, client=0, down=None):
-    """Let a client look at its samples with the received model, as a visit does."""
+    """Let a client look at its samples with the received model, as a client update does."""
     data, local = work.federation.train, work.plan.local
-    lane = Lane(local, data.x, data.y, int(work.federation.train_split.sizes.max()))
-    task = Task(client, 0, 0, down=down or work.fresh().model.wire())
-    visit = lane.visiting(work.federation.client(client), task, {})
-    lane.load(task.down)
-    return lane, visit
+    trainer = Trainer(local, data.x, data.y, int(work.federation.train_split.sizes.max()))
+    task = Task(client, 0, 0, down=down or work.initial_state().model.wire())
+    context = trainer.make_context(work.federation.client(client), task, {})
+    trainer.load(task.down)
+    return trainer, context
 
 
 # ---- oracles ---------------------------------------------------------------------------------------------------------
 
 
 def bare(weight, inputs=1):
-    """Give a network that is a last layer and nothing else."""
+    """Return a network that is a last layer and nothing else."""
     module = nn.Sequential(OrderedDict(head=nn.Linear(inputs, 2, bias=False)))
     module.head.weight.data = torch.tensor(weight)
     return module
@@ -64,10 +64,10 @@ def test_variance_of_four_losses():
     losses = np.array([0.2, 0.4, 1.4, 2.0])
     x = -np.log(np.expm1(losses))
     work = work_with(bare([[1.0], [0.0]]), np.append(x, 5.0)[:, None], [0, 0, 0, 0, 1], [np.arange(4), [4]])
-    _, visit = looking(work)
-    assert visit.peek().losses == pytest.approx(losses, abs=1e-12)
-    assert visit.spread("loss", None) == pytest.approx(0.54, abs=1e-12)
-    assert visit.variance("loss") == pytest.approx(0.54, abs=1e-12)  # one batch of four is everything
+    _, context = looking(work)
+    assert context.score_samples().losses == pytest.approx(losses, abs=1e-12)
+    assert context.spread("loss", None) == pytest.approx(0.54, abs=1e-12)
+    assert context.batch_variance("loss") == pytest.approx(0.54, abs=1e-12)  # one batch of four is everything
 
 
 @pytest.mark.parametrize("of", ["gradient", "head-gradient"])
@@ -78,8 +78,8 @@ def test_variance_of_four_gradients(of):
     """
     u = np.array([(1, 0), (3, 0), (1, 2), (3, 2), (7, 7)])
     work = work_with(bare([[0.0, 0.0], [0.0, 0.0]], 2), np.sqrt(2) * u, [0, 0, 0, 0, 1], [np.arange(4), [4]])
-    _, visit = looking(work)
-    assert visit.spread(of, None) == pytest.approx(2.0, abs=1e-12)
+    _, context = looking(work)
+    assert context.spread(of, None) == pytest.approx(2.0, abs=1e-12)
 
 
 # ---- against a plain loop of autograd --------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def images(network, **overrides):
 
 
 def gradients_by_hand(work, head_only):
-    """Give one gradient a sample, in eval mode, by plain autograd."""
+    """Return one gradient a sample, in eval mode, by plain autograd."""
     module, data = work.plan.local.build().double().eval(), work.federation.train
     params = list((module.head if head_only else module).parameters())
     params = [p for p in params if p.requires_grad]
@@ -162,12 +162,12 @@ def mean_square_distance(gradients):
 def test_gradients_are_those_of_single_samples_in_eval_mode(network, of):
     work = images(network)
     expected = mean_square_distance(gradients_by_hand(work, of == "head-gradient"))
-    _, visit = looking(work)
+    _, context = looking(work)
     assert expected > 1e-3
-    assert visit.spread(of, None) == pytest.approx(expected, rel=1e-10)
+    assert context.spread(of, None) == pytest.approx(expected, rel=1e-10)
     some = np.array([0, 3, 4, 9])
     expected = mean_square_distance(gradients_by_hand(work, of == "head-gradient")[some])
-    assert visit.spread(of, some) == pytest.approx(expected, rel=1e-10)
+    assert context.spread(of, some) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("of", OF)
@@ -185,7 +185,7 @@ def test_networks_by_name_give_gradients_of_single_samples(name, shape):
     x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
     federation = Federation.from_arrays(x, np.arange(3), [np.arange(3)], test=(x[:1], np.zeros(1, dtype=int)))
     asked = {"model.name": name, "engine.precision": "fp64"}
-    work = Work(described(None, None, asked, federation, None), federation, None)
+    work = Session(describe_experiment(None, None, asked, federation, None), federation, None)
     expected = mean_square_distance(gradients_by_hand(work, head_only=False))
     assert looking(work)[1].spread("gradient", None) == pytest.approx(expected, rel=1e-9)
 
@@ -206,29 +206,29 @@ def test_one_sample_has_no_variance_and_neither_have_copies_of_it(of):
 @pytest.mark.parametrize("of", OF)
 def test_it_is_the_received_model_that_looks_whatever_was_trained_before(of):
     work = images("normed")
-    lane, visit = looking(work)
-    before = visit.spread(of, None)
-    lane.visit(
-        work.federation.client(0), Task(0, 0, 0, down=work.fresh().model.wire()), {}
+    trainer, context = looking(work)
+    before = context.spread(of, None)
+    trainer.run_task(
+        work.federation.client(0), Task(0, 0, 0, down=work.initial_state().model.wire()), {}
     )  # moves weights, statistics
-    fresh = lane.visiting(work.federation.client(0), Task(0, 0, 0, down=work.fresh().model.wire()), {})
+    fresh = trainer.make_context(work.federation.client(0), Task(0, 0, 0, down=work.initial_state().model.wire()), {})
     assert fresh.spread(of, None) == before
-    other = {**work.fresh().model.wire(), "params": work.fresh().model.params * 1.5}
+    other = {**work.initial_state().model.wire(), "params": work.initial_state().model.params * 1.5}
     assert looking(work, down=other)[1].spread(of, None) != pytest.approx(before)
 
 
 @pytest.mark.parametrize("of", OF)
 def test_what_is_told_after_training_is_of_before_it(of):
-    work = work_of({"method.correct": [Prox(when="unstable", gate=of)], "train.batch_size": 50, **ALL})
+    work = session_of({"method.corrections": [Prox(when="unstable", gate=of)], "train.batch_size": 50, **ALL})
     ((outcome,),) = play(work, 1)[1]
     name = f"{of}-variance".replace("-", "_")
     for report in outcome.reports:
         expected = looking(work, report.client)[1].spread(of, None)
-        assert report.meta[name] == pytest.approx(expected, rel=1e-12)
+        assert report.metrics[name] == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_batch_is_drawn_without_replacement_and_no_larger_than_the_client():
-    work = work_of({"train.batch_size": 4})
+    work = session_of({"train.batch_size": 4})
     for client, n in enumerate(work.federation.train_split.sizes):
         batch = looking(work, client)[1].batch()
         assert len(np.unique(batch)) == len(batch) == min(4, n)
@@ -240,20 +240,22 @@ def test_a_batch_is_drawn_without_replacement_and_no_larger_than_the_client():
 def test_probe_and_training_look_at_the_same_batch(layers):
     """What a client told when it was probed is what it tells when it trains: same model, same batch."""
     by = {"all": "gradient", "last": "head-gradient"}[layers]
-    asked = {"method.select": {"kind": "sur", "layers": layers}, "method.combine": {"kind": "soft", "by": by}}
-    _, rounds = play(work_of(asked))
+    asked = {"method.selector": {"kind": "sur", "layers": layers}, "method.combiner": {"kind": "soft", "by": by}}
+    _, rounds = play(session_of(asked))
     for probe, train in rounds:
-        probed = {r.client: r.meta["gradient_variance"] for r in probe.reports}
+        probed = {r.client: r.metrics["gradient_variance"] for r in probe.reports}
         for report in train.reports:
-            assert report.meta[f"{by}-variance".replace("-", "_")] == probed[report.client]
+            assert report.metrics[f"{by}-variance".replace("-", "_")] == probed[report.client]
 
 
 def test_batches_differ_between_rounds_and_clients():
-    work = work_of({"train.batch_size": 4})
-    lane, _ = looking(work)
-    down = work.fresh().model.wire()
+    work = session_of({"train.batch_size": 4})
+    trainer, _ = looking(work)
+    down = work.initial_state().model.wire()
     drawn = {
-        (client, round): lane.visiting(work.federation.client(client), Task(client, round, 0, down=down), {}).batch()
+        (client, round): trainer.make_context(
+            work.federation.client(client), Task(client, round, 0, down=down), {}
+        ).batch()
         for client in (2, 4)
         for round in range(3)
     }
@@ -263,48 +265,48 @@ def test_batches_differ_between_rounds_and_clients():
 # ---- it costs what it must and disturbs nothing ----------------------------------------------------------------------
 
 
-def forwards(lane):
-    """Count forward passes of a lane's network."""
+def forwards(trainer):
+    """Count forward passes of a worker's network."""
     seen = []
-    lane.network.module.register_forward_hook(lambda *_: seen.append(1))
+    trainer.network.module.register_forward_hook(lambda *_: seen.append(1))
     return seen
 
 
 @pytest.mark.parametrize("of", OF)
 def test_what_was_seen_once_is_not_computed_again(of):
-    lane, visit = looking(images("conv"))
-    seen = forwards(lane)
-    first = visit.variance(of)
-    passes, work = len(seen), lane.look.work
-    assert visit.variance(of) == visit.spread(of, visit.batch()) == first
+    trainer, context = looking(images("conv"))
+    seen = forwards(trainer)
+    first = context.batch_variance(of)
+    passes, work = len(seen), trainer.look.work
+    assert context.batch_variance(of) == context.spread(of, context.batch()) == first
     assert len(seen) == passes > 0
-    assert lane.look.work == work
+    assert trainer.look.work == work
 
 
 def test_after_a_look_at_everything_losses_of_a_batch_cost_nothing():
-    lane, visit = looking(images("conv"))
-    seen = forwards(lane)
-    peek = visit.peek()
-    passes, work = len(seen), lane.look.work
+    trainer, context = looking(images("conv"))
+    seen = forwards(trainer)
+    score_samples = context.score_samples()
+    passes, work = len(seen), trainer.look.work
     some = np.array([1, 5, 7])
-    assert visit.spread("loss", some) == pytest.approx(peek.losses[some].var(), rel=1e-12)
-    assert visit.peek(some).losses.tolist() == peek.losses[some].tolist()
-    assert (len(seen), lane.look.work) == (passes, work)
+    assert context.spread("loss", some) == pytest.approx(score_samples.losses[some].var(), rel=1e-12)
+    assert context.score_samples(some).losses.tolist() == score_samples.losses[some].tolist()
+    assert (len(seen), trainer.look.work) == (passes, work)
 
 
 def test_a_look_at_some_samples_is_not_taken_for_a_look_at_all():
-    _, visit = looking(images("conv"))
+    _, context = looking(images("conv"))
     some = np.array([1, 5])
-    assert len(visit.peek(some).losses) == 2
-    assert len(visit.peek().losses) == 11
-    assert visit.spread("loss", some) != visit.spread("loss", None)
+    assert len(context.score_samples(some).losses) == 2
+    assert len(context.score_samples().losses) == 11
+    assert context.spread("loss", some) != context.spread("loss", None)
 
 
 @pytest.mark.parametrize(("of", "cost"), [("loss", 1 / 3), ("head-gradient", 1 / 3), ("gradient", 1.0)])
 def test_looking_is_charged_as_work(of, cost):
     """Forward and back is one; forward alone a third of it."""
     looked, plain = (
-        play(work_of({"method.correct": parts, **ALL}), 1)[1][0][0].reports
+        play(session_of({"method.corrections": parts, **ALL}), 1)[1][0][0].reports
         for parts in ([Prox(mu=0.0, when="unstable", gate=of)], [])
     )
     for one, other in zip(looked, plain, strict=True):
@@ -315,7 +317,7 @@ def test_looking_is_charged_as_work(of, cost):
 
 def test_a_probe_is_charged_as_work():
     for layers, cost in (("all", 1.0), ("last", 1 / 3)):
-        _, ((probe, _), *_) = play(work_of({"method.select": {"kind": "sur", "layers": layers}}), 1)
+        _, ((probe, _), *_) = play(session_of({"method.selector": {"kind": "sur", "layers": layers}}), 1)
         assert [r.work for r in probe.reports] == pytest.approx([cost * min(4, r.samples) for r in probe.reports])
 
 
@@ -324,7 +326,7 @@ def test_a_probe_is_charged_as_work():
 def test_looking_disturbs_neither_norm_statistics_nor_what_dropout_draws(network, of):
     """With mu = 0 a client that looks trains as one that does not, bit for bit."""
     looked, plain = (
-        play(images(network, **{"method.correct": parts}), 2)[0]
+        play(images(network, **{"method.corrections": parts}), 2)[0]
         for parts in ([Prox(mu=0.0, when="unstable", gate=of)], [])
     )
     assert same(looked, plain)
@@ -334,6 +336,6 @@ def test_a_loss_that_is_not_finite_has_no_variance():
     """The client will be dropped; until then nothing may fail."""
     x = np.array([1.0, 1e308, -1e308, 2.0])[:, None]
     work = work_with(bare([[1.0], [-1.0]]), x, [0, 1, 0, 1])
-    _, visit = looking(work)
+    _, context = looking(work)
     with np.errstate(all="ignore"):
-        assert not np.isfinite(visit.spread("loss", None))
+        assert not np.isfinite(context.spread("loss", None))

@@ -17,21 +17,21 @@ import torch
 from torch import nn
 
 from fedstrata import Federation, train
-from fedstrata.client.trainer import Lane
-from fedstrata.client.vmapped import Flock
+from fedstrata.client.trainer import Trainer
+from fedstrata.client.vmapped import VmappedTrainer
 from fedstrata.core import registry
 from fedstrata.core.client_parts import LocalPart
 from fedstrata.core.messages import Task
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.groups import grouped, worth_grouping
-from fedstrata.engines.local.in_process import InProcess
-from fedstrata.engines.local.processes import Processes
-from fedstrata.engines.local.worker import SEATS, Bench
+from fedstrata.engines.local.groups import group_tasks, worth_grouping
+from fedstrata.engines.local.in_process import InProcessPool
+from fedstrata.engines.local.processes import ProcessPool
+from fedstrata.engines.local.worker import MOST_REPLICAS, Worker
 from fedstrata.models.mlp import Mlp
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.worlds import alike, play, same, work_of
+from fedstrata.testing.tiny import alike, play, same, session_of
 
 METHODS = sorted(registry.names("methods"))
 SEVERAL = ("scaffold", "moon", "fedpbs", "terraform", "gradclus", "hics", "fedcda", "stratify-batch", "fedtan")
@@ -46,20 +46,20 @@ def asked_for(method):
 
 def here(at_once, remarks=None):
     told = [] if remarks is None else remarks
-    return lambda work: LocalEngine(InProcess(work.plan.local, work.federation, at_once, told.append))
+    return lambda work: LocalEngine(InProcessPool(work.plan.local, work.federation, at_once, told.append))
 
 
 def together(remarks=None):
     return here(True, remarks)
 
 
-def in_processes(lanes, at_once, keep=None):
-    """Start lanes, and remember the engine so that it can be closed."""
+def in_processes(workers, at_once, client_state=None):
+    """Start workers, and remember the engine so that it can be closed."""
 
     def start(work):
-        crew = Processes(work.plan.local, work.federation, lanes, at_once)
-        engine = LocalEngine(crew, here=lambda: InProcess(work.plan.local, work.federation, at_once))
-        (keep if keep is not None else []).append(engine)
+        pool = ProcessPool(work.plan.local, work.federation, workers, at_once)
+        engine = LocalEngine(pool, here=lambda: InProcessPool(work.plan.local, work.federation, at_once))
+        (client_state if client_state is not None else []).append(engine)
         return engine
 
     return start
@@ -81,8 +81,8 @@ def parts(state):
 def test_clients_trained_at_once_give_the_same_model(method, stragglers):
     asked = {**asked_for(method), "system.stragglers.rate": stragglers}
     remarks = []
-    one_by_one, outcomes = play(work_of(asked))
-    at_once, others = play(work_of(asked), engine=together(remarks))
+    one_by_one, outcomes = play(session_of(asked))
+    at_once, others = play(session_of(asked), engine=together(remarks))
     assert gap(one_by_one, at_once) < 1e-9
     assert one_by_one.traffic == at_once.traffic
     assert [[[r.client for r in o.reports] for o in round] for round in outcomes] == [
@@ -100,7 +100,7 @@ def test_ragged_clients_and_rings_that_are_filled_again(sizes, batch):
     x, y = rng.normal(size=(stops[-1], 4)), np.arange(stops[-1]) % 3
     federation = Federation.from_arrays(x, y, rows, test=(x[:6], y[:6]))
     asked = {"train.batch_size": batch, "train.clients_per_round": "all", "train.optimizer.momentum": 0.9}
-    one, other = (play(work_of(asked, federation), 2, **how)[0] for how in ({}, {"engine": together()}))
+    one, other = (play(session_of(asked, federation), 2, **how)[0] for how in ({}, {"engine": together()}))
     assert gap(one, other) < 1e-9
 
 
@@ -118,7 +118,7 @@ def test_networks_of_ones_own_at_once(layers):
     federation, module = tiny_federation(), nn.Sequential(layers)
     asked = {"train.batch_size": 4, "train.epochs": 2, "engine.precision": "fp64", "train.clients_per_round": "all"}
     remarks = []
-    made = [Work(described(None, None, asked, federation, module), federation, module) for _ in range(2)]
+    made = [Session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)]
     one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
     assert gap(one, other) < 1e-9
     assert remarks == []
@@ -146,7 +146,7 @@ class Draws(nn.Module):
 def test_what_cannot_be_done_at_once_is_done_one_by_one_with_the_reason(module, why):
     federation = tiny_federation()
     asked = {"train.batch_size": 4, "engine.precision": "fp64", "train.clients_per_round": "all"}
-    made = [Work(described(None, None, asked, federation, module), federation, module) for _ in range(2)]
+    made = [Session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)]
     remarks = []
     one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
     assert same(one, other)
@@ -156,14 +156,14 @@ def test_what_cannot_be_done_at_once_is_done_one_by_one_with_the_reason(module, 
 
 
 def test_the_reason_is_an_event_of_the_run(tmp_path):
-    asked = {"train.rounds": 2, "model.norm": "batch", "engine.together": "always", "engine.device": "cpu"}
+    asked = {"train.rounds": 2, "model.norm": "batch", "engine.vmap": "always", "engine.device": "cpu"}
     run = train(overrides=asked, out=tmp_path / "run")
     remarks = [e["wall"].get("remark") for e in run.events() if e["event"] == "engine"]
     assert any(remark and "batch norms" in remark for remark in remarks)
 
 
 def test_a_part_that_raises_names_its_client_also_where_clients_are_trained_at_once():
-    work = work_of({"method.correct": [BreaksAt(4)], "train.clients_per_round": "all"})
+    work = session_of({"method.corrections": [BreaksAt(4)], "train.clients_per_round": "all"})
     with pytest.raises(ValueError, match="no more") as caught:
         play(work, engine=together())
     assert "client 4" in "".join(caught.value.__notes__)
@@ -175,26 +175,26 @@ class BreaksAt(LocalPart):
 
     client: int = 0
 
-    def fill(self, own, buf, visit):
-        if visit.client.id == self.client:
+    def fill(self, own, buf, context):
+        if context.client.id == self.client:
             raise ValueError("no more")
 
 
-# ---- groups do not depend on lanes -----------------------------------------------------------------------------------
+# ---- groups do not depend on workers -----------------------------------------------------------------------------------
 
 
 def test_groups_are_of_similar_length_and_within_the_seats():
     sizes = np.arange(300) % 7
     tasks = [Task(i, 0, 0) for i in range(300)]
-    groups = grouped(tasks, sizes, True, 2)
+    groups = group_tasks(tasks, sizes, True, 2)
     assert sorted(i for group in groups for i in group) == list(range(300))
-    assert max(map(len, groups)) <= SEATS
+    assert max(map(len, groups)) <= MOST_REPLICAS
     assert len(groups) % 2 == 0
     longest_first = [sizes[i] for group in groups for i in group]
     assert longest_first == sorted(longest_first, reverse=True)
-    assert grouped(tasks, sizes, False, 2) == [[i] for group in groups for i in group]
+    assert group_tasks(tasks, sizes, False, 2) == [[i] for group in groups for i in group]
     probes = [Task(i, 0, 0, kind="probe-loss") for i in range(4)]
-    assert all(len(group) == 1 for group in grouped(probes, sizes, True, 2))
+    assert all(len(group) == 1 for group in group_tasks(probes, sizes, True, 2))
 
 
 def test_only_tiny_models_without_batch_norm_are_worth_it():
@@ -207,16 +207,16 @@ def test_only_tiny_models_without_batch_norm_are_worth_it():
 
 
 def test_a_flock_takes_as_many_as_it_has_seats_for():
-    work = work_of({"train.clients_per_round": "all"})
+    work = session_of({"train.clients_per_round": "all"})
     train_data = work.federation.train
-    lane = Lane(work.plan.local, train_data.x, train_data.y, 17, pad=True)
-    down = work.fresh().model.wire()
+    trainer = Trainer(work.plan.local, train_data.x, train_data.y, 17, pad=True)
+    down = work.initial_state().model.wire()
     clients, tasks = [work.federation.client(i) for i in range(6)], [Task(i, 0, 0, down=down) for i in range(6)]
-    wide, narrow = Flock(lane, 64), Flock(lane, 3)
-    together = wide.visit(clients, tasks, [{}] * 6)
-    apart = narrow.visit(clients[:3], tasks[:3], [{}] * 3) + narrow.visit(clients[3:], tasks[3:], [{}] * 3)
+    wide, narrow = VmappedTrainer(trainer, 64), VmappedTrainer(trainer, 3)
+    together = wide.run_task(clients, tasks, [{}] * 6)
+    apart = narrow.run_task(clients[:3], tasks[:3], [{}] * 3) + narrow.run_task(clients[3:], tasks[3:], [{}] * 3)
     for (one, _), (other, _) in zip(together, apart, strict=True):
-        torch.testing.assert_close(one.summed["update"], other.summed["update"], rtol=0, atol=1e-12)
+        torch.testing.assert_close(one.aggregated["update"], other.aggregated["update"], rtol=0, atol=1e-12)
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ def test_processes_give_the_same_bits(method):
     asked = {**asked_for(method), "system.stragglers.rate": 0.3}
     engines = []
     try:
-        here, outcomes = play(work_of(asked), engine=together())
-        there, others = play(work_of(asked), engine=in_processes(1 if method in ALONE else 2, True, engines))
+        here, outcomes = play(session_of(asked), engine=together())
+        there, others = play(session_of(asked), engine=in_processes(1 if method in ALONE else 2, True, engines))
     finally:
         for engine in engines:
             engine.close()
@@ -243,38 +243,38 @@ class DiesOnce(LocalPart):
 
     marker: str = ""
 
-    def fill(self, own, buf, visit):
-        if visit.client.id == 2 and visit.task.round == 1 and not Path(self.marker).exists():
+    def fill(self, own, buf, context):
+        if context.client.id == 2 and context.task.round == 1 and not Path(self.marker).exists():
             Path(self.marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_lane_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, at_once):
-    asked = {"train.clients_per_round": "all", "method.correct": ["scaffold", DiesOnce(str(tmp_path / "marker"))]}
+    asked = {"train.clients_per_round": "all", "method.corrections": ["scaffold", DiesOnce(str(tmp_path / "marker"))]}
     (tmp_path / "marker").touch()
-    expected, _ = play(work_of(asked), engine=here(at_once))
+    expected, _ = play(session_of(asked), engine=here(at_once))
     (tmp_path / "marker").unlink()
-    work, remarks = work_of(asked), []
-    crew = Processes(work.plan.local, work.federation, 2, at_once, remarks.append)
-    first = [child.process.pid for child in crew._children]
+    work, remarks = session_of(asked), []
+    pool = ProcessPool(work.plan.local, work.federation, 2, at_once, remarks.append)
+    first = [child.process.pid for child in pool._children]
     try:
-        state, _ = play(work, engine=lambda _: LocalEngine(crew))
+        state, _ = play(work, engine=lambda _: LocalEngine(pool))
         assert same(expected, state)
         assert (tmp_path / "marker").exists()
-        assert len(set(first) & {child.process.pid for child in crew._children}) == 1
+        assert len(set(first) & {child.process.pid for child in pool._children}) == 1
         assert "exit code -9; another one takes its place" in remarks[0]
     finally:
-        crew.close()
+        pool.close()
 
 
 def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path):
     before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
-    work = work_of({"method.correct": [DiesOnce(str(tmp_path / "marker"))], "train.clients_per_round": "all"})
-    crew = Processes(work.plan.local, work.federation, 2)
-    play(work, engine=lambda _: LocalEngine(crew))
-    pids = [child.process.pid for child in crew._children]
-    crew.close()
+    work = session_of({"method.corrections": [DiesOnce(str(tmp_path / "marker"))], "train.clients_per_round": "all"})
+    pool = ProcessPool(work.plan.local, work.federation, 2)
+    play(work, engine=lambda _: LocalEngine(pool))
+    pids = [child.process.pid for child in pool._children]
+    pool.close()
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -282,10 +282,10 @@ def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path):
 
 
 def test_a_bench_goes_on_after_an_error():
-    work = work_of()
-    data, down = work.federation.train, work.fresh().model.wire()
-    bench = Bench(work.plan.local, data.x, data.y, 17)
+    work = session_of()
+    data, down = work.federation.train, work.initial_state().model.wire()
+    worker = Worker(work.plan.local, data.x, data.y, 17)
     with pytest.raises(KeyError):
-        bench.visits([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])
-    ((report, _),) = bench.visits([(work.federation.client(0), Task(0, 0, 0, down=down), {})])
+        worker.run_group([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])
+    ((report, _),) = worker.run_group([(work.federation.client(0), Task(0, 0, 0, down=down), {})])
     assert report.read().finite

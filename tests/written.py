@@ -24,7 +24,7 @@ def begun(
 
 
 def round_event(round: int, clients: int = 8, labels: int = 4) -> dict:
-    """Give the event of a round that goes as rounds go: accuracy rises, half of the clients take part."""
+    """Return the event of a round that goes as rounds go: accuracy rises, half of the clients take part."""
     rng = np.random.default_rng(round)
     skill = 1 - 0.9 / (1 + round / 10)
     here = rng.permutation(clients)[: max(1, clients // 2)].tolist()
@@ -42,9 +42,9 @@ def round_event(round: int, clients: int = 8, labels: int = 4) -> dict:
         "client_accuracy": own.tolist(),
         "label_divergence": float(0.1 + 0.05 * rng.random()),
         "labels": rng.integers(1, 50, labels).tolist(),
-        "drift": float(1 / round),
+        "update_norm": float(1 / round),
         "jain": 1.0,
-        "steps": [{"kind": "train", "clients": here, "drift": dict(zip(map(str, here), moved, strict=True))}],
+        "steps": [{"kind": "train", "clients": here, "update_norm": dict(zip(map(str, here), moved, strict=True))}],
         "bytes_up": 1000 * round,
         "bytes_down": 1000 * round,
         "bytes_p2p": 0,

@@ -17,7 +17,7 @@ CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 @cache
 def python_of(peer: str) -> Path | None:
-    """Give the interpreter of a peer's environment, which is made if need be; None, and a line that says why."""
+    """Return the interpreter of a peer's environment, which is made if need be; None, and a line that says why."""
     pins = [PINS[peer], f"torch=={torch.__version__}"]  # ours, so that nobody has a faster one
     digest = sha256(repr((pins, sys.version_info[:2])).encode()).hexdigest()[:10]
     home = cache_folder() / f"{peer}-{digest}"
@@ -38,7 +38,7 @@ def python_of(peer: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Give where environments are kept: FEDSTRATA_PEERS, or the user's cache."""
+    """Return where environments are kept: FEDSTRATA_PEERS, or the user's cache."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedstrata" / "peers"
     return Path(os.environ.get("FEDSTRATA_PEERS") or base)
 

@@ -38,7 +38,7 @@ def play(job: Job, watch: Stopwatch) -> None:
     server, client = ServerApp(), ClientApp()
 
     @client.train()
-    def visit(message: Message, context: Context) -> Message:
+    def context(message: Message, context: Context) -> Message:
         torch.set_num_threads(job.threads)
         model, own = network(job.model), job.rows(int(context.node_config["partition-id"]))
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())

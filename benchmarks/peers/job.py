@@ -45,11 +45,11 @@ class Job:
         return cls(**json.loads(text))
 
     def dump(self) -> str:
-        """Give the job as text."""
+        """Return the job as text."""
         return json.dumps(asdict(self))
 
     def arrays(self) -> tuple[Tensor, Tensor]:
-        """Give all samples and labels, read once a process."""
+        """Return all samples and labels, read once a process."""
         return _arrays(self.data)
 
     def rows(self, client: int) -> slice:

@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.peers.job import CLASSES, LR, Job, Stopwatch, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import OnThisMachine
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
 MANY = 100_000  # rounds: what the engine is told, so that it works as in a run that takes long
@@ -23,12 +23,12 @@ def play(job: Job, watch: Stopwatch) -> None:
     rows = [np.arange(len(x))[job.rows(client)] for client in range(job.clients)]
     federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(job.model)
     asked = {"train.clients_per_round": job.per_round, "train.batch_size": job.batch, "train.epochs": 1, "train.lr": LR}
-    work = Work(described(None, "fedavg", asked, federation, module), federation, module)
-    engine = OnThisMachine(device="cpu").start(work.plan.local, federation, MANY * job.per_round, _ignore)
-    state = work.fresh()
+    work = Session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
+    engine = LocalEngineOptions(device="cpu").start(work.plan.local, federation, MANY * job.per_round, _ignore)
+    state = work.initial_state()
     with one_thread():
         for round in range(job.rounds):
-            (outcome,) = play_round(work.plan, state, work.plan.view(work.roster, round, _ignore), engine)
+            (outcome,) = play_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
             watch.steps += sum(report.steps for report in outcome.reports)
             state.round += 1
             watch.lap()

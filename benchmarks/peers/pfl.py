@@ -30,7 +30,7 @@ class Classifier(nn.Module):
         self.inner, self.watch = inner, watch
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Give the loss of a batch."""
+        """Return the loss of a batch."""
         self.watch.steps += 1
         return cross_entropy(self.inner(x), y)
 

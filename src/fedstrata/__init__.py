@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedstrata.runs.compare import compare
     from fedstrata.runs.folder import Run
     from fedstrata.runs.replay import Record, Replay, replay
-    from fedstrata.runs.trace import Followed, follow, visits
+    from fedstrata.runs.trace import Followed, client_updates, follow
     from fedstrata.runs.training import resume, train
 
 _HOME = {  # imported when first used: torch takes seconds
@@ -34,7 +34,7 @@ _HOME = {  # imported when first used: torch takes seconds
     "replay": "runs.replay",
     "resume": "runs.training",
     "train": "runs.training",
-    "visits": "runs.trace",
+    "client_updates": "runs.trace",
 }
 
 __all__ = [
@@ -48,13 +48,13 @@ __all__ = [
     "RequestError",
     "Run",
     "__version__",
+    "client_updates",
     "compare",
     "follow",
     "inspect",
     "replay",
     "resume",
     "train",
-    "visits",
 ]
 
 

@@ -21,35 +21,39 @@ class Plots:
         """Draw accuracy against "rounds", "bytes", "updates" or virtual "time"; several methods as means and bands."""
         from fedstrata.report.figures import curves  # noqa: PLC0415
 
-        trails = self._trails()
-        drawn = curves.accuracy(trails[0], against) if len(trails) == 1 else curves.curves(trails, "accuracy", against)
+        runs_data = self._runs_data()
+        drawn = (
+            curves.accuracy(runs_data[0], against)
+            if len(runs_data) == 1
+            else curves.curves(runs_data, "accuracy", against)
+        )
         return _there(drawn, "an accuracy")
 
     def plot_metric(self, metric: str, against: str = "rounds") -> go.Figure:
         """Draw any figure that rounds have, such as "worst10", "loss_test" or "label_divergence"."""
         from fedstrata.report.figures import curves  # noqa: PLC0415
 
-        return _there(curves.curves(self._trails(), metric, against), f"a {metric}")
+        return _there(curves.curves(self._runs_data(), metric, against), f"a {metric}")
 
     def plot_labels(self) -> go.Figure:
         """Draw the recall of each label: by round or, of several runs, at the end."""
         from fedstrata.report.figures import labels  # noqa: PLC0415
 
-        trails = self._trails()
+        runs_data = self._runs_data()
         return _there(
-            labels.recall(trails[0]) if len(trails) == 1 else labels.final_recall(trails), "a recall by label"
+            labels.recall(runs_data[0]) if len(runs_data) == 1 else labels.final_recall(runs_data), "a recall by label"
         )
 
     def plot_clients(self) -> go.Figure:
         """Draw the clients' accuracies at the end, the worst first."""
         from fedstrata.report.figures import clients  # noqa: PLC0415
 
-        return _there(clients.ranked(self._trails()), "an accuracy by client")
+        return _there(clients.rank_clients(self._runs_data()), "an accuracy by client")
 
-    def _trails(self) -> list[Any]:
+    def _runs_data(self) -> list[Any]:
         from fedstrata.report.gather import gather  # noqa: PLC0415
 
-        return gather([self.path]).trails
+        return gather([self.path]).runs_data
 
 
 class RunPlots(Plots):
@@ -69,13 +73,13 @@ class RunPlots(Plots):
 
     def plot_drift(self) -> go.Figure:
         """Draw how far clients move the model."""
-        return self._own("drift")
+        return self._own("update_norm")
 
     def plot_method(self) -> list[go.Figure]:
         """Draw what the method tells of itself: clusters, splits, cuts or exposure."""
         from fedstrata.report.figures import of_one  # noqa: PLC0415
 
-        drawn = [shown.figure for shown in of_one(self._trails()[0]) if shown.section == "method"]
+        drawn = [shown.figure for shown in of_one(self._runs_data()[0]) if shown.section == "method"]
         return drawn or [_there(None, "a figure of its method")]
 
     def plot_faults(self) -> go.Figure:
@@ -86,7 +90,7 @@ class RunPlots(Plots):
         from fedstrata.report.figures import OWN  # noqa: PLC0415
 
         draw = next(draw for _, known, _, _, draw in OWN if known == name)
-        return _there(draw(self._trails()[0]), f"what {name.replace('-', ' ')} is drawn from")
+        return _there(draw(self._runs_data()[0]), f"what {name.replace('-', ' ')} is drawn from")
 
 
 def _there(drawn: go.Figure | None, what: str) -> go.Figure:

@@ -58,10 +58,10 @@ def drawn(page: Page) -> None:
 
 
 def unreadable(page: Page) -> list[str]:
-    """Give what a reader would complain about."""
+    """Return what a reader would complain about."""
     return page.evaluate(UNREADABLE)
 
 
 def contrast(page: Page) -> float:
-    """Give the least contrast between text and paper; 4.5 is enough to read."""
+    """Return the least contrast between text and paper; 4.5 is enough to read."""
     return page.evaluate(CONTRAST)

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from fedstrata import compare
 from fedstrata.report import images
 from fedstrata.report.gather import gather
-from fedstrata.report.page import drawn as charts
+from fedstrata.report.page import draw as charts
 from fedstrata.report.page import page as report
 from fedstrata.testing import tiny_federation
 

@@ -62,8 +62,8 @@ def place() -> Path:
 
 def lied(data: bytes, how: str) -> bytes:
     report = unpack_report(data)
-    summed = {name: LIES[how](tensor) for name, tensor in report.summed.items()}
-    return pack_report(Report(**{**vars(report), "summed": summed}))
+    aggregated = {name: LIES[how](tensor) for name, tensor in report.aggregated.items()}
+    return pack_report(Report(**{**vars(report), "summed": aggregated}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from fedstrata.config.experiment import Experiment
 from fedstrata.deploy import keys, processes, submit
 from fedstrata.deploy.client import free_port
-from fedstrata.deploy.server import Server, found
+from fedstrata.deploy.server import FederationServer, found
 from fedstrata.runs.folder import Run
 
 SITES = ("a", "b", "c")
@@ -101,11 +101,11 @@ class Federation:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def there(self) -> Server:
+    def there(self) -> FederationServer:
         return found(self.address)
 
     def log(self, site: str) -> str:
-        """Give what Flower's part of a site logged."""
+        """Return what Flower's part of a site logged."""
         return (self.folder / f"state/site-{site}/supernode.log").read_text()
 
     def start(self) -> None:
@@ -192,7 +192,7 @@ class Federation:
     # ---- the end
 
     def everything(self) -> str:
-        """Give the ends of all logs, for those who look for what went wrong."""
+        """Return the ends of all logs, for those who look for what went wrong."""
         logs = [*self.folder.glob("*.txt"), *self.folder.glob("state/*/*.log")]
         return "\n".join(f"== {log.relative_to(self.folder)}\n{log.read_text()[-3000:]}" for log in sorted(logs))
 

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.sites
 SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
 
 METHODS = {  # and fedavg by messages, below; scaffold where sites and servers die (test_faults)
-    "flips and fedyogi": {"method.name": "flips", "method.combine.server": "yogi", "train.clients_per_round": 2},
+    "flips and fedyogi": {"method.name": "flips", "method.server_step": "yogi", "train.clients_per_round": 2},
     "terraform": {"method.name": "terraform"},
-    "fedbss": {"method.name": "fedbss", "method.sample.warmup": 0},
+    "fedbss": {"method.name": "fedbss", "method.sampler.warmup": 0},
     "stratify-batch with batch norm": {
         "method.name": "stratify-batch",
         "model.name": "mlp",

@@ -20,7 +20,7 @@ A, B, C = range(3)  # the sites, as clients
 
 @pytest.fixture
 def sites(federation):
-    """Give the federation, with everybody there."""
+    """Return the federation, with everybody there."""
     federation.mend()
     return federation
 
@@ -30,7 +30,7 @@ def of(run: Run, kind: str) -> list[dict]:
 
 
 def taught(run: Run) -> dict[int, list[int]]:
-    """Give the clients whose training made the model of each round."""
+    """Return the clients whose training made the model of each round."""
     return {e["round"]: [c for step in e["steps"] for c in step["clients"]] for e in of(run, "round")}
 
 

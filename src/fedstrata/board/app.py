@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from fedstrata.board.auth import Guard
+from fedstrata.board.auth import Auth
 from fedstrata.board.feed import Board, Feed
 from fedstrata.report.document import embedded, look
 from fedstrata.report.figures import SECTIONS
@@ -33,7 +33,7 @@ FILES = {
 def pages(
     board: Board, token: str | None = None, only_this_machine: bool = True, ending: Callable[[], bool] = lambda: False
 ) -> Starlette:
-    """Give the application. `ending` tells streams that the server is about to stop."""
+    """Return the application. `ending` tells streams that the server is about to stop."""
 
     async def events(request: Request) -> StreamingResponse:
         feed = board.watch(request.query_params.getlist("run"))
@@ -44,7 +44,7 @@ def pages(
         *(Route(f"/{name}", _file) for name in FILES),
         Route("/events", events),
     ]
-    guard = Middleware(Guard, token=token, only_this_machine=only_this_machine)
+    guard = Middleware(Auth, token=token, only_this_machine=only_this_machine)
     return Starlette(routes=routes, middleware=[guard])
 
 

@@ -31,12 +31,12 @@ def loopback(host: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """Give the name in a Host header, without the port."""
+    """Return the name in a Host header, without the port."""
     found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(:\d*)?", host)
     return found[1] if found else ""
 
 
-class Guard:
+class Auth:
     """Stands before the pages.
 
     A token comes once, in the address; from then on a cookie carries it, so that addresses can be copied without it.
@@ -52,7 +52,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def protect_engine(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -61,7 +61,7 @@ class Guard:
             await send(message)
 
         answer = self._refusal(scope)
-        await (answer or self.app)(scope, receive, guarded)
+        await (answer or self.app)(scope, receive, protect_engine)
 
     def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)

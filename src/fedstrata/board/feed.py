@@ -10,8 +10,8 @@ from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
 
-from fedstrata.board.index import Row, Shelf
-from fedstrata.board.views import Picture, Reading, View
+from fedstrata.board.index import Row, RunIndex
+from fedstrata.board.views import BoardView, Drawing, RunReader
 
 PAUSE = 1.0  # seconds between two looks at the runs
 REST = 20  # how much longer than a look took the next one waits: a folder may hold much else
@@ -21,31 +21,31 @@ class Board:
     """A folder of runs, and who watches which of them; browsers that show the same runs share the work."""
 
     def __init__(self, root: Path, pause: float = PAUSE):
-        self.shelf, self.pause = Shelf(root), pause
+        self.index, self.pause = RunIndex(root), pause
         self._listing, self._drawing = Lock(), Lock()
         self._due = 0.0
-        self._readings: WeakValueDictionary[str, Reading] = WeakValueDictionary()  # gone with the last that watches
-        self._views: WeakValueDictionary[tuple[str, ...], View] = WeakValueDictionary()
+        self._readings: WeakValueDictionary[str, RunReader] = WeakValueDictionary()  # gone with the last that watches
+        self._views: WeakValueDictionary[tuple[str, ...], BoardView] = WeakValueDictionary()
 
     def watch(self, names: Sequence[str]) -> Feed:
         """Begin to watch the list of runs, and the figures of some."""
         chosen = tuple(dict.fromkeys(names))
         with self._drawing:
-            view = self._views.setdefault(chosen, View(self.shelf, self._readings, chosen))
+            view = self._views.setdefault(chosen, BoardView(self.index, self._readings, chosen))
         return Feed(self, view)
 
     def look(self) -> dict[str, Row]:
-        """Give the list of runs, looked up unless that has just been done."""
+        """Return the list of runs, looked up unless that has just been done."""
         with self._listing:
             began = time.monotonic()
             if began >= self._due:
-                self.shelf.look()
+                self.index.look()
                 rest = REST * (time.monotonic() - began) if self.pause else 0.0
                 self._due = began + max(0.9 * self.pause, rest)
-            return self.shelf.rows
+            return self.index.rows
 
-    def draw(self, view: View) -> Picture:
-        """Give the figures of a view as they are now; one is drawn at a time."""
+    def draw(self, view: BoardView) -> Drawing:
+        """Return the figures of a view as they are now; one is drawn at a time."""
         with self._drawing:
             view.refresh()
             return view.picture
@@ -54,13 +54,13 @@ class Board:
 class Feed:
     """The news for one browser: events, with their data in JSON."""
 
-    def __init__(self, board: Board, view: View):
+    def __init__(self, board: Board, view: BoardView):
         self._board, self._view = board, view
         self._rows: dict[str, Row] | None = None
-        self._picture: Picture | None = None
+        self._picture: Drawing | None = None
 
     def rows(self) -> list[tuple[str, str]]:
-        """Give an event with the lines of the list that have changed since the last time, if any has."""
+        """Return an event with the lines of the list that have changed since the last time, if any has."""
         before, now = self._rows or {}, self._board.look()
         changed = [asdict(row) for path, row in now.items() if before.get(path) != row]
         gone = [path for path in before if path not in now]
@@ -70,7 +70,7 @@ class Feed:
         return [("runs", json.dumps({"changed": changed, "gone": gone, "all": anew}))]
 
     def figures(self) -> list[tuple[str, str]]:
-        """Give an event with the figures that have changed since the last time, if any has."""
+        """Return an event with the figures that have changed since the last time, if any has."""
         before, self._picture = self._picture, (now := self._board.draw(self._view))
         if now is before:
             return []

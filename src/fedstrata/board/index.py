@@ -41,7 +41,7 @@ class _Read:
     row: Row
 
 
-class Shelf:
+class RunIndex:
     """All runs below a folder. `look` goes through them again; a run that has not changed costs a few `stat`s."""
 
     def __init__(self, root: Path):
@@ -55,7 +55,7 @@ class Shelf:
         self.rows = {path: read.row for path, read in self._read.items()}
 
     def folder(self, path: str) -> Path:
-        """Give the folder of a run that is listed; other paths lead nowhere."""
+        """Return the folder of a run that is listed; other paths lead nowhere."""
         if path not in self.rows:
             raise KeyError(path)
         return self.root / path
@@ -72,7 +72,7 @@ class Shelf:
 
 
 def _runs(root: Path, below: str, depth: int) -> Iterator[str]:
-    """Give the folders that hold a run; links are not followed, and inside a run there is none."""
+    """Return the folders that hold a run; links are not followed, and inside a run there is none."""
     folder = root / below
     if (folder / "experiment.toml").is_file() and (folder / "events.jsonl").is_file():
         yield below or "."
@@ -119,7 +119,7 @@ def _state(folder: Path) -> str:
 
 
 def _progress(events: Path) -> tuple[int, float | None]:
-    """Give the last round and the last accuracy, from the end of the events; a line that is half written is none."""
+    """Return the last round and the last accuracy, from the end of the events; a line that is half written is none."""
     rounds = 0
     for tail in TAILS:
         with events.open("rb") as file:
@@ -140,7 +140,7 @@ def _progress(events: Path) -> tuple[int, float | None]:
 
 
 def stamp(path: Path) -> Stamp:
-    """Give what changes when a file does; None where there is none."""
+    """Return what changes when a file does; None where there is none."""
     try:
         found = path.stat()
     except OSError:

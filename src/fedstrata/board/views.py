@@ -8,25 +8,25 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstrata.board.index import Shelf, Stamp, stamp
+from fedstrata.board.index import RunIndex, Stamp, stamp
 from fedstrata.core.errors import RequestError
 from fedstrata.report.document import figure_of
 from fedstrata.report.figures.style import DASHES, LINES
-from fedstrata.report.gather import Gathered, unlike
+from fedstrata.report.gather import GatheredRuns, unlike
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import drawn, titled
-from fedstrata.report.run_data import Trail
+from fedstrata.report.page import draw, make_title
+from fedstrata.report.run_data import RunData
 
 MOST = len(LINES) * len(DASHES)  # runs that are drawn together: more lines cannot be told apart
 REST = 4  # how much longer than it took to draw a view it then rests
 
 
-class Reading:
+class RunReader:
     """One run, read as far as it has come; all views that show it share it."""
 
     def __init__(self, folder: Path, name: str):
         self.folder, self.name = folder, name
-        self.trail: Trail | None = None
+        self.run_data: RunData | None = None
         self.problem = ""
         self.version = 0  # counts changes
         self._seen: tuple[Stamp, Stamp] | None = None
@@ -36,22 +36,22 @@ class Reading:
         now = stamp(self.folder / "events.jsonl"), stamp(self.folder / "summary.json")
         if now == self._seen:
             return
-        anew = self.trail is None or self._seen is None or self._seen[0] is None
+        anew = self.run_data is None or self._seen is None or self._seen[0] is None
         self._seen, self.problem, self.version = now, "", self.version + 1
         try:
             if now[0] is None:
-                self.problem = f"{self.name} was removed" if self.trail else f"there is no run {self.name} any more"
+                self.problem = f"{self.name} was removed" if self.run_data else f"there is no run {self.name} any more"
             elif anew:
                 group = self.name.rpartition("/")[0] if self.folder.name.startswith("seed-") else ""
-                self.trail = Trail.read(self.folder, self.name, group or self.name)
-            elif self.trail is not None:
-                self.trail.refresh()
+                self.run_data = RunData.read(self.folder, self.name, group or self.name)
+            elif self.run_data is not None:
+                self.run_data.refresh()
         except (OSError, RequestError) as error:
             self.problem = f"{self.name}: {error}"
 
 
 @dataclass(frozen=True)
-class Picture:
+class Drawing:
     """What a page shows of the chosen runs; figures by name, in the order of the page, as JSON."""
 
     title: str = ""
@@ -60,24 +60,24 @@ class Picture:
     figures: tuple[tuple[str, str], ...] = ()
 
 
-class View:
+class BoardView:
     """The chosen runs."""
 
-    def __init__(self, shelf: Shelf, readings: MutableMapping[str, Reading], names: Sequence[str]):
+    def __init__(self, index: RunIndex, readings: MutableMapping[str, RunReader], names: Sequence[str]):
         self._names = names
-        self._shelf, self._readings = shelf, readings
-        self._own: dict[str, Reading] = {}
+        self._index, self._readings = index, readings
+        self._own: dict[str, RunReader] = {}
         self._drawn: object = None  # of what `picture` is a picture
         self._due = 0.0
-        self.picture = Picture()
+        self.picture = Drawing()
 
     def refresh(self) -> None:
         """Draw the runs again if they have changed, and if drawing them has not just taken long."""
         if time.monotonic() < self._due or not self._names:
             return
         for name in self._names[:MOST]:
-            if name in self._shelf.rows and name not in self._own:
-                self._own[name] = self._readings.setdefault(name, Reading(self._shelf.folder(name), name))
+            if name in self._index.rows and name not in self._own:
+                self._own[name] = self._readings.setdefault(name, RunReader(self._index.folder(name), name))
         for reading in self._own.values():
             reading.refresh()
         now = [(name, reading.version) for name, reading in self._own.items()]
@@ -86,20 +86,20 @@ class View:
             self._drawn, self.picture = now, self._draw()
             self._due = time.monotonic() + REST * (time.monotonic() - began)
 
-    def _draw(self) -> Picture:
-        trails = [self._own[name].trail for name in self._names if name in self._own]
-        gathered = Gathered([trail for trail in trails if trail is not None])
-        warnings = tuple(self._warnings(gathered.trails))
-        if not gathered.trails:
-            return Picture(warnings=warnings)
+    def _draw(self) -> Drawing:
+        runs_data = [self._own[name].run_data for name in self._names if name in self._own]
+        gathered = GatheredRuns([run_data for run_data in runs_data if run_data is not None])
+        warnings = tuple(self._warnings(gathered.runs_data))
+        if not gathered.runs_data:
+            return Drawing(warnings=warnings)
         figures = []
-        for shown in drawn(gathered):
+        for shown in draw(gathered):
             about = {"section": shown.section, "title": shown.title, "said": shown.said}
             figure = {**about, **figure_of(shown)}
             figures.append((shown.name, json.dumps(figure, separators=(",", ":"), allow_nan=False)))
-        return Picture(titled(gathered), outcome(gathered), warnings, tuple(figures))
+        return Drawing(make_title(gathered), outcome(gathered), warnings, tuple(figures))
 
-    def _warnings(self, trails: Sequence[Trail]) -> Iterator[str]:
+    def _warnings(self, runs_data: Sequence[RunData]) -> Iterator[str]:
         for name in self._names[:MOST]:
             if name not in self._own:
                 yield f"there is no run {name} here"
@@ -107,6 +107,6 @@ class View:
                 yield self._own[name].problem
         if len(self._names) > MOST:
             yield f"{MOST} runs can be told apart; the other {len(self._names) - MOST} are not drawn"
-        for trail in trails:
-            yield from (f"{trail.name}: {said}" for said in trail.warnings)
-        yield from unlike(trails)
+        for run_data in runs_data:
+            yield from (f"{run_data.name}: {said}" for said in run_data.warnings)
+        yield from unlike(runs_data)

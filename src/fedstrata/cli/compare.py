@@ -62,7 +62,7 @@ def compare(
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.go_on(jobs=jobs, watch=shown)
+        done = prepared.run(jobs=jobs, watch=shown)
     except KeyboardInterrupt:
         shown.close()
         print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)

@@ -28,9 +28,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; `fedstrat
 @app.command("list")
 def listing(as_json: AsJson = False) -> None:
     """List every data set by name, and what of it is in the data folder."""
-    from fedstrata.data import catalog as shelf
+    from fedstrata.data import catalog as catalog
 
-    rows = shelf.rows()
+    rows = catalog.rows()
     if as_json:
         print(json.dumps(rows))
         return
@@ -43,7 +43,7 @@ def listing(as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(*_cells(row))
     Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
-    print(f"data folder: {shelf.folder()}")
+    print(f"data folder: {catalog.folder()}")
 
 
 @app.command()
@@ -63,7 +63,7 @@ def fetch(
     """Download a data set, or take over its files, into the data folder."""
     from fedstrata.cli.downloads import shown
     from fedstrata.core import registry
-    from fedstrata.data import catalog as shelf
+    from fedstrata.data import catalog as catalog
     from fedstrata.data.published import Published
     from fedstrata.data.sets.own import Own
 
@@ -75,11 +75,11 @@ def fetch(
     if isinstance(part, Published):
         with _stopping(), shown(quiet) as (say, bar):
             part.fetch(source, say, bar)
-            if not shelf.row(part.key)["complete"]:
+            if not catalog.row(part.key)["complete"]:
                 say(f"{name}: this is only a part of the published set")
     elif source is not None:
         raise RequestError(f"{name} comes with fedstrata; there is nothing to take from {source}")
-    _tell(shelf.row(part.key) if isinstance(part, Published) else shelf.embedded(name), as_json)
+    _tell(catalog.row(part.key) if isinstance(part, Published) else catalog.embedded(name), as_json)
 
 
 @app.command("import")
@@ -102,13 +102,13 @@ def import_(
 ) -> None:
     """Store your own data in the data folder; load it with data.name = "own" and data.path = "NAME"."""
     from fedstrata.core import registry
-    from fedstrata.data import catalog as shelf
+    from fedstrata.data import catalog as catalog
     from fedstrata.data.sets.own import keep
 
     options = {"path": str(path), "label": label, "client": client, "size": size, "test": test}
     with _stopping():
         kept = keep(name, registry.build("datasets", "own", options, "data"))
-    _tell(shelf.row(kept.name), as_json)
+    _tell(catalog.row(kept.name), as_json)
 
 
 @contextmanager

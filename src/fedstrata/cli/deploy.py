@@ -74,12 +74,12 @@ def server(
     """Start the server of a federation, and keep it until Ctrl-C."""
     from fedstrata.deploy import flower
     from fedstrata.deploy.keys import of_server
-    from fedstrata.deploy.server import Server, public_name, serve
+    from fedstrata.deploy.server import FederationServer, public_name, serve
 
     flower.required()
     _either(keys, insecure, "DIR/server")
     folder, names = (None, []) if keys is None else of_server(keys, host)
-    asked = Server(
+    asked = FederationServer(
         host=host,
         port=port,
         stream_port=stream_port or min(port + 1, 65535),
@@ -116,18 +116,18 @@ def client(
 ) -> None:
     """Start a site that serves its data to runs, and keep it until Ctrl-C."""
     from fedstrata.deploy import flower, state
-    from fedstrata.deploy.client import Client, attend, described, part
+    from fedstrata.deploy.client import FederationClient, attend, described, part
     from fedstrata.deploy.keys import of_site
 
     flower.required()
-    name, at = state.site_name(site), state.joined(*state.address(server))
+    name, at = state.site_name(site), state.join_address(*state.address(server))
     _either(keys, insecure, f"DIR/sites/{name}")
     experiment = described(data, overrides(sets))
     table, seed = experiment.dump()["data"], experiment.train.seed
     own = None if keys is None else of_site(keys, name)
     share = None if partition is None else part(partition)
     with _until_stopped(f"site {name} has ended"):
-        attend(Client(name, at, own, table, seed, share, patience), _say)
+        attend(FederationClient(name, at, own, table, seed, share, patience), _say)
 
 
 @app.command()

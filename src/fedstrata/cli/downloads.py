@@ -20,7 +20,7 @@ from rich.progress import (
 QUARTERS = 4  # plain lines a file
 
 
-class Lines:
+class DownloadLines:
     """A few plain lines a file. Has what pooch wants of a tqdm bar."""
 
     def __init__(self, say: Callable[[str], None]):
@@ -82,7 +82,7 @@ class Bar:
 
 @contextmanager
 def shown(quiet: bool, console: Console | None = None) -> Iterator[tuple[Callable[[str], None], Any]]:
-    """Give a function that says a line, and a bar for pooch (False: none)."""
+    """Return a function that says a line, and a bar for pooch (False: none)."""
     console = console or Console(stderr=True, soft_wrap=True, highlight=False)
     if quiet:
         yield (lambda _: None), False
@@ -91,4 +91,4 @@ def shown(quiet: bool, console: Console | None = None) -> Iterator[tuple[Callabl
         with Progress(*columns, console=console, transient=True) as progress:
             yield (lambda line: console.print(line, markup=False)), Bar(progress)
     else:
-        yield (say := lambda line: console.print(line, markup=False)), Lines(say)
+        yield (say := lambda line: console.print(line, markup=False)), DownloadLines(say)

@@ -51,7 +51,7 @@ class Watcher:
         """Leave the terminal as it was."""
 
     def ended(self) -> int:
-        """Give how many cells need no more work."""
+        """Return how many cells need no more work."""
         return sum(cell.state in ("finished", "failed") for cell in self.comparison.cells)
 
     def left(self) -> str:
@@ -63,7 +63,7 @@ class Watcher:
         return f", {took * (len(self.comparison.cells) - ended):.0f} s left"
 
 
-class Lines(Watcher):
+class LiveLines(Watcher):
     """A plain line for each cell that ends, and now and then one about those at work."""
 
     def __init__(self, comparison: Comparison):
@@ -93,7 +93,7 @@ class Lines(Watcher):
         self._console.print(line, markup=False)
 
 
-class Board(Watcher):
+class LiveTable(Watcher):
     """A live table: a line a method, with its cells by state and the accuracies so far."""
 
     def __init__(self, comparison: Comparison, console: Console):
@@ -128,7 +128,7 @@ class Board(Watcher):
         return table
 
     def _mean(self, cells: Sequence[Cell]) -> str:
-        """Give the mean of the finished cells, or that of the running ones in brackets."""
+        """Return the mean of the finished cells, or that of the running ones in brackets."""
         done = [self.accuracy[c.method, c.seed] for c in cells if c.state == "finished"]
         if done:
             return f"{sum(done) / len(done):.4f}"
@@ -148,4 +148,4 @@ def watcher(quiet: bool, comparison: Comparison) -> Watcher:
     console = Console(stderr=True)
     if quiet:
         return Watcher(comparison)
-    return Board(comparison, console) if console.is_terminal else Lines(comparison)
+    return LiveTable(comparison, console) if console.is_terminal else LiveLines(comparison)

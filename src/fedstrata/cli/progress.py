@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedstrata.core.events import FAULTS, fault_of
+from fedstrata.core.events import FAULTS, describe_fault
 
 LINES = 10  # plain progress lines in a whole run
 PATIENCE = 10.0  # seconds after which there is one in any case
@@ -53,7 +53,7 @@ def reporter(quiet: bool, title: str = "") -> Reporter:
     console = Console(stderr=True)
     if quiet:
         return Reporter()
-    return Figures(console, title) if console.is_terminal else Lines(title)
+    return Figures(console, title) if console.is_terminal else ProgressLines(title)
 
 
 class Figures(Reporter):
@@ -108,7 +108,7 @@ class Figures(Reporter):
         return Group(self._bar, table) if self._scored else Group(self._bar)
 
 
-class Lines(Reporter):
+class ProgressLines(Reporter):
     """About ten plain lines a run."""
 
     def __init__(self, title: str):
@@ -147,7 +147,7 @@ def remarked(event: Mapping[str, Any]) -> str | None:
         return remark
     if kind not in FAULTS or kind in EXPECTED or event.get("why") == "late":
         return None
-    fault = fault_of(event)
+    fault = describe_fault(event)
     at = "" if fault.round is None else f"round {fault.round}: "
     who = f" (clients {', '.join(map(str, fault.clients))})" if fault.clients else ""
     return f"{at}{FAULTS[kind]}: {fault.why}{who}"

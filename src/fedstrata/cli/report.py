@@ -26,7 +26,7 @@ def report(
     """Write a page about runs that opens anywhere, without a network."""
     from fedstrata.report.gather import gather
     from fedstrata.report.images import write_images
-    from fedstrata.report.page import drawn, page
+    from fedstrata.report.page import draw, page
     from fedstrata.report.tables import write_csv
     from fedstrata.runs.folder import write_atomically
 
@@ -44,10 +44,15 @@ def report(
     except OSError as error:
         raise RequestError(f"-o {out} cannot be written: {error}") from None
     tables = write_csv(csv, gathered) if csv is not None else []
-    images = write_images(figures, drawn(gathered), "svg" if kind == "svg" else "png") if figures is not None else []
+    images = write_images(figures, draw(gathered), "svg" if kind == "svg" else "png") if figures is not None else []
     if as_json:
         beside = {"csv": [str(path) for path in tables], "figures": [str(path) for path in images]}
-        told = {"report": str(out), "bytes": len(content), "runs": len(gathered.trails), "warnings": gathered.warnings}
+        told = {
+            "report": str(out),
+            "bytes": len(content),
+            "runs": len(gathered.runs_data),
+            "warnings": gathered.warnings,
+        }
         print(json.dumps(told | beside))
         return
     print(f"report: {out} ({len(content) / 1e6:.1f} MB)")

@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Train a model over a federation."""
     from fedstrata.cli.progress import reporter
-    from fedstrata.runs.training import resume as go_on
+    from fedstrata.runs.training import resume as resume_run
     from fedstrata.runs.training import train
 
     if resume is not None and (experiment or sets or out):
@@ -55,7 +55,7 @@ def run(
     progress = reporter(quiet)
     try:
         if resume is not None:
-            done = go_on(resume, watch=progress)
+            done = resume_run(resume, watch=progress)
         else:
             done = train(experiment, overrides=overrides(sets), out=out, watch=progress)
     except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def conclude(done: Run, as_json: bool) -> None:
 
 
 def _statement(privacy: dict[str, Any]) -> list[str]:
-    """Give the privacy statement in lines of a readable length."""
+    """Return the privacy statement in lines of a readable length."""
     lines = []
     for who, said in privacy.items():
         lines.append(f"  {who}: {said}" if not isinstance(said, list) else f"  {who}:")

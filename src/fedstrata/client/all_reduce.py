@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedstrata.core.batch_norm import By, Meeting
-from fedstrata.core.flat_model import Space
+from fedstrata.core.batch_norm import AllReduce, By
+from fedstrata.core.flat_model import ParameterSpace
 
 T = TypeVar("T")
 Add = Callable[[Mapping[int, Tensor]], Tensor]  # what members bring, in their order -> its sum
@@ -29,14 +29,14 @@ class Statistics:
         self._by = by
         self._seen: dict[str, list[tuple[Tensor, float]]] = {}
 
-    def averaged(self, what: str, total: Tensor, counts: Sequence[float]) -> tuple[Tensor, float]:
-        """Give the average of a total, and the count it is of."""
+    def average(self, what: str, total: Tensor, counts: Sequence[float]) -> tuple[Tensor, float]:
+        """Return the average of a total, and the count it is of."""
         agreed = total / (sum(counts) if self._by == "samples" else len(counts)), sum(counts)
         self._seen.setdefault(what, []).append(agreed)
         return agreed
 
-    def table(self, space: Space) -> Tensor | None:
-        """Give the batch's means and unbiased variances where the model's buffers hold the running ones.
+    def table(self, space: ParameterSpace) -> Tensor | None:
+        """Return the batch's means and unbiased variances where the model's buffers hold the running ones.
 
         One row for each time a norm was used in the forward pass; not a number where it was used less often.
         """
@@ -54,7 +54,7 @@ class Statistics:
         return table
 
 
-class Rendezvous:
+class AllReduceGroup:
     """Collects one contribution a member, averages in the order of members, and remembers norm statistics.
 
     Members compute one at a time, in order: whatever a module draws from torch's one generator, equal runs draw alike.
@@ -62,7 +62,7 @@ class Rendezvous:
     """
 
     def __init__(self, members: int, by: By, add: Add | None = None):
-        self._members, self._add, self._statistics = set(range(members)), add or in_order, Statistics(by)
+        self._members, self._add, self._statistics = set(range(members)), add or sum_in_order, Statistics(by)
         self._brought: dict[int, tuple[str, Tensor, float]] = {}
         self._agreed: tuple[Tensor, float] | None = None  # the average, and the count it is of
         self._exchanges, self._turn = 0, 0
@@ -79,7 +79,7 @@ class Rendezvous:
         with self._changed:
             before = self._exchanges
             self._brought[member] = (what, values, float(count))
-            self._go_on()
+            self._advance()
             self._changed.wait_for(lambda: (self._exchanges > before and self._turn == member) or self._broken)
             if self._broken or self._agreed is None:
                 raise AbandonedError("another client of this step failed")
@@ -91,9 +91,9 @@ class Rendezvous:
         with self._changed:
             self._members.discard(member)
             self._broken |= failed
-            self._go_on()
+            self._advance()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Let the next member compute that has brought nothing yet; with everybody there, average and start anew."""
         missing = self._members - self._brought.keys()
         if self._members and not missing:
@@ -109,15 +109,15 @@ class Rendezvous:
         self._broken |= bool(others)
         if not self._broken:
             total = self._add({member: values for member, (_, values, _) in brought.items()})
-            self._agreed = self._statistics.averaged(what, total, counts)
+            self._agreed = self._statistics.average(what, total, counts)
         self._brought, self._exchanges = {}, self._exchanges + 1
 
-    def statistics(self, space: Space) -> Tensor | None:
-        """Give what norms agreed on."""
+    def statistics(self, space: ParameterSpace) -> Tensor | None:
+        """Return what norms agreed on."""
         return self._statistics.table(space)
 
 
-def in_order(brought: Mapping[int, Tensor]) -> Tensor:
+def sum_in_order(brought: Mapping[int, Tensor]) -> Tensor:
     """Add in the open."""
     total, *others = brought.values()
     for values in others:
@@ -125,25 +125,27 @@ def in_order(brought: Mapping[int, Tensor]) -> Tensor:
     return total
 
 
-def in_lockstep(visits: Sequence[Callable[[Meeting], T]], by: By, add: Add | None = None) -> tuple[list[T], Rendezvous]:
-    """Make visits in turns, one thread each, so that they can meet; results in order."""
-    place = Rendezvous(len(visits), by, add)
+def run_in_lockstep(
+    client_updates: Sequence[Callable[[AllReduce], T]], by: By, add: Add | None = None
+) -> tuple[list[T], AllReduceGroup]:
+    """Make client updates in turns, one thread each, so that they can meet; results in order."""
+    place = AllReduceGroup(len(client_updates), by, add)
 
     def make(member: int) -> T:
-        meeting, failed = Meeting(by, partial(place.exchange, member)), True
+        all_reduce, failed = AllReduce(by, partial(place.exchange, member)), True
         try:
             place.begin(member)
             # Autograd's own threads would run all backward passes of a GPU in one, and one that waits would block all.
             with torch.autograd.set_multithreading_enabled(False):
-                result = visits[member](meeting)
+                result = client_updates[member](all_reduce)
             failed = False
             return result
         finally:
             place.leave(member, failed)
 
-    with ThreadPoolExecutor(max(len(visits), 1)) as threads:
+    with ThreadPoolExecutor(max(len(client_updates), 1)) as threads:
         try:
-            waiting = [threads.submit(make, member) for member in range(len(visits))]
+            waiting = [threads.submit(make, member) for member in range(len(client_updates))]
         except BaseException:  # no more threads, or Ctrl-C: those that have begun must not wait for the others
             place.leave(-1, failed=True)
             raise

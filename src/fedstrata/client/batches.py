@@ -1,4 +1,4 @@
-"""The batches of a visit, and how they reach the device: a ring of them at a time."""
+"""The batches of a client update, and how they reach the device: a ring of them at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedstrata.core.client_parts import Order, Visit
+from fedstrata.core.client_parts import ClientContext, Order
 
 RING = 64  # batches filled ahead of the step
 
@@ -31,7 +31,7 @@ class Batches:
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
     def of_ring(self, start: int) -> Batches:
-        """Give a ring of them."""
+        """Return a ring of them."""
         end = min(start + RING, len(self))
         samples = slice(self.starts[start], self.starts[end])
         keys = None if self.keys is None else self.keys[samples]
@@ -39,17 +39,17 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Course:
-    """A visit whose batches are planned."""
+class BatchPlan:
+    """A client update whose batches are planned."""
 
-    visit: Visit
+    context: ClientContext
     order: Order
     batches: Batches
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Batches as the local step finds them: so many at a time, at their places in the lane's buffers."""
+    """Batches as the local step finds them: so many at a time, at their places in the trainer's buffers."""
 
     index: np.ndarray  # [clients, batches, width]
     weight: np.ndarray

@@ -30,8 +30,8 @@ class Network(nn.Module):
     def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0].flatten(1)
 
-    def laid_out(self, x: Tensor) -> Tensor:
-        """Give images as convolutions on a CPU like them best."""
+    def to_preferred_layout(self, x: Tensor) -> Tensor:
+        """Return images as convolutions on a CPU like them best."""
         if x.is_cuda or x.ndim != 4:
             return x
         if self._channels_last is None:
@@ -53,7 +53,7 @@ class Network(nn.Module):
         return True
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Give features and logits."""
+        """Return features and logits."""
         if self._half:
             with torch.autocast(x.device.type, torch.bfloat16):
                 logits = self.module(x).float()
@@ -65,7 +65,7 @@ class Network(nn.Module):
 
 
 def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = None) -> str:
-    """Give the name of the last layer, and check that the module answers with one number a class.
+    """Return the name of the last layer, and check that the module answers with one number a class.
 
     A layer called `head` is taken at its word; otherwise it is the last layer run whose output has one
     column a class. `model.head` names it where that guess is wrong.
@@ -108,7 +108,7 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     return candidates[-1]
 
 
-def projected(head: nn.Module, width: int, classes: int) -> nn.Module:
+def add_projection(head: nn.Module, width: int, classes: int) -> nn.Module:
     """Put a projection of two layers before the last one, as MOON's authors do."""
     if not isinstance(head, nn.Linear):
         raise RequestError(f"model.projection needs a model that ends in a linear layer, not in {type(head).__name__}")
@@ -118,7 +118,7 @@ def projected(head: nn.Module, width: int, classes: int) -> nn.Module:
 
 
 class KeyedDropout(nn.Module):
-    """Dropout that draws its bits from the visit's clock."""
+    """Dropout that draws its bits from the client update's clock."""
 
     def __init__(self, p: float, channels: bool, clock: Clock):
         super().__init__()
@@ -133,7 +133,7 @@ class KeyedDropout(nn.Module):
 
 
 def key_dropout(module: nn.Module, clock: Clock) -> bool:
-    """Replace every dropout layer of a module by one that draws from the visit's clock; say whether there was any."""
+    """Replace every dropout layer of a module by one that draws from the client update's clock; say whether there was any."""
     found = False
     for parent in list(module.modules()):
         for name, child in parent._modules.items():

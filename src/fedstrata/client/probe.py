@@ -11,8 +11,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedstrata.client.network import Network
-from fedstrata.core.client_parts import Buffers, Client, Of, Peek
-from fedstrata.core.flat_model import Place, Space
+from fedstrata.core.client_parts import Buffers, Client, Of, SampleScores
+from fedstrata.core.flat_model import ParameterSpace, Segment
 from fedstrata.core.inputs import Inputs
 
 CHUNK = 1024  # samples in one evaluation pass
@@ -20,31 +20,31 @@ SAME = 1e-12  # what is left of equal gradients after rounding, as a share of th
 GRADIENTS = 2**24  # numbers of single samples' gradients that are held at a time
 
 
-class Look:
+class Probe:
     """One client and the received model, in eval mode. What was seen once is not computed again."""
 
-    def __init__(self, network: Network, space: Space, inputs: Inputs, buf: Buffers, client: Client):
+    def __init__(self, network: Network, space: ParameterSpace, inputs: Inputs, buf: Buffers, client: Client):
         self._network, self._space, self._inputs, self._buf, self._client = network, space, inputs, buf, client
-        self._all: Peek | None = None
+        self._all: SampleScores | None = None
         self._variances: dict[tuple[Of, bytes], float] = {}
         self.work = 0.0  # samples that went forward and back; forward alone is about a third of that
 
-    def peek(self, positions: np.ndarray | None = None) -> Peek:
-        """Give losses and probabilities of some samples, or of all."""
+    def score_samples(self, positions: np.ndarray | None = None) -> SampleScores:
+        """Return losses and probabilities of some samples, or of all."""
         if self._all is None:
-            seen = self._peek(positions)
+            seen = self._score_samples(positions)
             if positions is not None:
                 return seen
             self._all = seen
-        return self._all if positions is None else Peek(*(values[positions] for values in self._all))
+        return self._all if positions is None else SampleScores(*(values[positions] for values in self._all))
 
-    def _peek(self, positions: np.ndarray | None) -> Peek:
+    def _score_samples(self, positions: np.ndarray | None) -> SampleScores:
         losses, probabilities = [], []
         for x, y in self._samples(positions, CHUNK):
-            logits = under(self._network, self._space, self._buf.w0, self._buf.b0, x)[1]
+            logits = evaluate_at(self._network, self._space, self._buf.w0, self._buf.b0, x)[1]
             losses.append(cross_entropy(logits, y, reduction="none"))
             probabilities.append(logits.softmax(1))
-        return Peek(torch.cat(losses).cpu().numpy(), torch.cat(probabilities).cpu().numpy())
+        return SampleScores(torch.cat(losses).cpu().numpy(), torch.cat(probabilities).cpu().numpy())
 
     def variance(self, of: Of, positions: np.ndarray | None = None) -> float:
         """Tell how much samples differ: in their losses, or in their gradients (mean squared distance to the mean)."""
@@ -55,14 +55,14 @@ class Look:
 
     def _variance(self, of: Of, positions: np.ndarray | None) -> float:
         if of == "loss":
-            return float(self.peek(positions).losses.astype(np.float64).var())
+            return float(self.score_samples(positions).losses.astype(np.float64).var())
         at_head = of == "head-gradient"
         step = self._at_head if at_head and self._is_linear(self._head) else self._each_gradient(at_head)
         size = CHUNK if at_head else max(1, min(CHUNK, GRADIENTS // max(self._space.P, 1)))
         count, squares, total = 0, 0.0, torch.zeros(())
         for x, y in self._samples(positions, size, whole=not at_head):
-            square, summed = step(x, y)
-            count, squares, total = count + len(y), squares + float(square), total.to(summed) + summed
+            square, aggregated = step(x, y)
+            count, squares, total = count + len(y), squares + float(square), total.to(aggregated) + aggregated
         mean = squares / count
         spread = mean - float((total / count).square().sum())
         return spread if spread > SAME * mean else 0.0
@@ -78,7 +78,7 @@ class Look:
 
     def _at_head(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Sum gradients of the final linear layer, and their squared lengths: each is (p - y) times what went in."""
-        features, logits = under(self._network, self._space, self._buf.w0, self._buf.b0, x)
+        features, logits = evaluate_at(self._network, self._space, self._buf.w0, self._buf.b0, x)
         out = (logits.double().softmax(1) - one_hot(y, logits.shape[1])).detach()
         into = features.double()
         if self._head.bias is not None:
@@ -86,7 +86,7 @@ class Look:
         return (out.square().sum(1) * into.square().sum(1)).sum(), out.T @ into
 
     def _each_gradient(self, at_head: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Give a function that does the same with exact gradients of any layers, one a sample."""
+        """Return a function that does the same with exact gradients of any layers, one a sample."""
         space, buf = self._space, self._buf
         rest = {f"module.{p.name}": p.of(buf.b0) for p in space.buffers}
         inside = [p for p in space.params if not at_head or _within(p, space.head)]
@@ -112,7 +112,7 @@ class Look:
         return each
 
     def _samples(self, positions: np.ndarray | None, size: int, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give samples and labels, so many at a time; `whole`: they will go back through the model too."""
+        """Return samples and labels, so many at a time; `whole`: they will go back through the model too."""
         buf, rows = self._buf, self._client.rows if positions is None else self._client.rows[positions]
         self.work += len(rows) * (1.0 if whole else 1 / 3)
         for start in range(0, len(rows), size):
@@ -120,8 +120,10 @@ class Look:
             yield self._inputs(buf.x.index_select(0, at), buf.w.dtype), buf.y.index_select(0, at)
 
 
-def under(network: Network, space: Space, params: Tensor, buffers: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Give features and logits under other flat weights, in eval mode, without a gradient."""
+def evaluate_at(
+    network: Network, space: ParameterSpace, params: Tensor, buffers: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return features and logits under other flat weights, in eval mode, without a gradient."""
     was = network.training
     tensors = {f"module.{p.name}": p.of(params) for p in space.params}
     tensors |= {f"module.{p.name}": p.of(buffers) for p in space.buffers}
@@ -132,5 +134,5 @@ def under(network: Network, space: Space, params: Tensor, buffers: Tensor, x: Te
     return features, logits
 
 
-def _within(place: Place, part: slice) -> bool:
+def _within(place: Segment, part: slice) -> bool:
     return bool(part.start <= place.start and place.stop <= part.stop)

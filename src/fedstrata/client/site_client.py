@@ -1,4 +1,4 @@
-"""A client behind bytes: its data, its state and a lane of its own; what a real site runs.
+"""A client behind bytes: its data, its state and a trainer of its own; what a real site runs.
 
 The server names in each task which report of this client it last accepted; the client goes on from the state of that
 report. It keeps three versions: the one a checkpoint of the server relies on, the accepted one, and the newest.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 
-from fedstrata.client.trainer import Lane
-from fedstrata.core.batch_norm import Meeting
+from fedstrata.client.trainer import Trainer
+from fedstrata.core.batch_norm import AllReduce
 from fedstrata.core.client_parts import Client
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.messages import Tag, Tensors
-from fedstrata.core.records import revised
 from fedstrata.core.wire import pack_report, unpack_task
 
 
@@ -36,15 +36,15 @@ class Versions:
 class Site:
     """Answers tasks for one client."""
 
-    def __init__(self, client: Client, lane: Lane, versions: Versions | None = None):
-        self.client, self.lane, self._versions = client, lane, versions or Versions()
+    def __init__(self, client: Client, trainer: Trainer, versions: Versions | None = None):
+        self.client, self.trainer, self._versions = client, trainer, versions or Versions()
 
-    def answer(self, message: bytes, meeting: Meeting | None = None) -> bytes:
+    def answer(self, message: bytes, all_reduce: AllReduce | None = None) -> bytes:
         """Do a task and give the report."""
         began, task, known = perf_counter(), unpack_task(message), self._versions.by_tag
         if task.accepted not in known:
             raise StatelessError(f"client {self.client.id} has no state of round and step {task.accepted}")
-        report, keep = self.lane.visit(self.client, task, known[task.accepted], meeting)
+        report, client_state = self.trainer.run_task(self.client, task, known[task.accepted], all_reduce)
         kept = {tag: known[tag] for tag in (None, task.durable, task.accepted) if tag in known}
-        self._versions.keep(kept | {(task.round, task.step): keep})
-        return pack_report(revised(report, seconds=perf_counter() - began))
+        self._versions.keep(kept | {(task.round, task.step): client_state})
+        return pack_report(fast_replace(report, seconds=perf_counter() - began))

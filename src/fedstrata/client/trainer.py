@@ -1,6 +1,6 @@
-"""A lane: one resident model replica that visits one client after another.
+"""A trainer: one resident model replica that client updates one client after another.
 
-`Lane.step` is the whole local step of a composed method, over static buffers: eager engines call it, a capturing
+`Trainer.step` is the whole local step of a composed method, over static buffers: eager engines call it, a capturing
 engine records it once and replays it. Its only argument is the batch width, which the host knows beforehand.
 """
 
@@ -15,31 +15,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.client.batches import RING, Batches, Course, Ring
-from fedstrata.client.local_step import common, copies, fill, finish, move, objective, observe, report
+from fedstrata.client.batches import RING, Batches, BatchPlan, Ring
+from fedstrata.client.local_step import common, copy_tensors, fill, finish, objective, observe, report, update_weights
 from fedstrata.client.network import Network, key_dropout
-from fedstrata.client.probe import Look, under
-from fedstrata.core.batch_norm import Meeting, Norms, Tally
-from fedstrata.core.client_parts import Buffers, Client, Gradient, Local, Order, Visit
+from fedstrata.client.probe import Probe, evaluate_at
+from fedstrata.core.batch_norm import AllReduce, Norms, Tally
+from fedstrata.core.client_parts import Buffers, Client, ClientContext, ClientPlan, Gradient, Order
 from fedstrata.core.counter_rng import Clock, sample_keys
-from fedstrata.core.flat_model import Space
+from fedstrata.core.fast_replace import fast_replace
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Task, Tensors
-from fedstrata.core.records import revised
-from fedstrata.core.rng import torch_seeded
+from fedstrata.core.rng import seed_torch
 from fedstrata.core.server_parts import Step
-from fedstrata.core.transfer import give
+from fedstrata.core.transfer import copy_to_device
 
 
-class Lane:
+class Trainer:
     """The client side of a plan, built once and reused for every client.
 
     `pad` fills every batch up to the ring's width with samples of weight 0, as capture needs, and lets batch norms
-    leave them out; eager lanes take each batch at its own width.
+    leave them out; eager trainers take each batch at its own width.
     """
 
     def __init__(
         self,
-        local: Local,
+        local: ClientPlan,
         x: Tensor,
         y: Tensor,
         largest: int,
@@ -49,7 +49,7 @@ class Lane:
     ):
         self.local, self.pad = local, pad
         module = local.build().to(device, local.dtype)
-        self.space = space = Space.of(module, local.head)
+        self.space = space = ParameterSpace.of(module, local.head)
         width = local.sampler.width(local.batch_size, max(largest, 1), fastest)
 
         def zeros(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -70,10 +70,10 @@ class Lane:
             t=zeros(1, dtype=torch.int64),
             loss=zeros(),
             head=space.head,
-            at=lambda params, buffers, x: under(self.network, self.space, params, buffers, x),
+            at=lambda params, buffers, x: evaluate_at(self.network, self.space, params, buffers, x),
         )
         self.own = {
-            name: {slot: zeros(*s.shape, dtype=s.dtype) for slot, s in part.lane(space).items()}
+            name: {slot: zeros(*s.shape, dtype=s.dtype) for slot, s in part.declare_slots(space).items()}
             for name, part in local.chain.items()
         }
         self._first_buffers = space.flatten(dict(module.named_buffers()), local.dtype, params=False).buffers.to(device)
@@ -87,120 +87,133 @@ class Lane:
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.recorder: Callable[[int], None] | None = None  # an engine may replay steps instead of taking them
 
-    # ---- a visit, on the host -------------------------------------------------------------------------------
+    # ---- a client update, on the host -------------------------------------------------------------------------------
 
-    def visit(
-        self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None
+    def run_task(
+        self, client: Client, task: Task, client_state: Tensors, all_reduce: AllReduce | None = None
     ) -> tuple[Report, Tensors]:
         """Do one task for one client: its report, and its state if the server accepts the report.
 
         Clients of a step that is taken together meet while they compute: see `norms.py`.
         """
-        return self.begin(client, task, keep, meeting)()
+        return self.begin(client, task, client_state, all_reduce)()
 
     def begin(
-        self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None
+        self, client: Client, task: Task, client_state: Tensors, all_reduce: AllReduce | None = None
     ) -> Callable[[], tuple[Report, Tensors]]:
-        """Submit the work of a visit, and give a function that collects what it gave."""
-        visit = self.visiting(client, task, keep, meeting)
+        """Submit the work of a client update, and give a function that collects what it gave."""
+        context = self.make_context(client, task, client_state, all_reduce)
         self.load(task.down)
         where = {"round": task.round, "step": task.turn, "client": client.id}
-        # Whatever a user's module draws for itself is tied to the visit too, not to the lane's past.
+        # Whatever a user's module draws for itself is tied to the client update too, not to the trainer's past.
         # Clients that meet run side by side, and share torch's one generator: their engine seeds it for all.
         seed = self.local.streams.torch_seed("module", **where)
-        with torch_seeded(seed) if meeting is None else nullcontext():
+        with seed_torch(seed) if all_reduce is None else nullcontext():
             if task.kind == "train":
-                return partial(self._end, self._train(self.course(visit), meeting), meeting)
-            done = self.local.programs[task.kind](visit)
-            told = report(visit, done, looked=self.look.work), {**keep, **copies(done.keep)} if done.keep else keep
-            return partial(self._end, lambda: told, meeting)
+                return partial(self._end, self._train(self.plan_batches(context), all_reduce), all_reduce)
+            done = self.local.programs[task.kind](context)
+            told = (
+                report(context, done, probed=self.probe.work),
+                {**client_state, **copy_tensors(done.client_state)} if done.client_state else client_state,
+            )
+            return partial(self._end, lambda: told, all_reduce)
 
-    def _end(self, collect: Callable[[], tuple[Report, Tensors]], meeting: Meeting | None) -> tuple[Report, Tensors]:
+    def _end(
+        self, collect: Callable[[], tuple[Report, Tensors]], all_reduce: AllReduce | None
+    ) -> tuple[Report, Tensors]:
         told, new = collect()
-        if meeting is not None:
-            told = revised(told, nbytes=told.nbytes + meeting.up, received=meeting.down)
+        if all_reduce is not None:
+            told = fast_replace(told, nbytes=told.nbytes + all_reduce.up, received=all_reduce.down)
         return told, new
 
-    def visiting(self, client: Client, task: Task, keep: Tensors, meeting: Meeting | None = None) -> Visit:
-        """Give what a client's parts may look at."""
+    def make_context(
+        self, client: Client, task: Task, client_state: Tensors, all_reduce: AllReduce | None = None
+    ) -> ClientContext:
+        """Return what a client's parts may look at."""
         local = self.local
         where = {"round": task.round, "step": task.turn, "client": client.id}
         sees = "params" in task.down
-        self.look = look = Look(self.network, self.space, local.inputs, self.buf, client)
-        return Visit(
+        self.probe = probe = Probe(self.network, self.space, local.inputs, self.buf, client)
+        return ClientContext(
             client=client,
             task=task,
-            keep=keep,
+            client_state=client_state,
             down=task.down,
             epochs=int(task.config.get("epochs", local.epochs)),  # type: ignore[arg-type]
             batch_size=local.batch_size,
             rate=local.rate.at(task.round, task.part),
             rng=lambda purpose, **other: local.streams(purpose, **(where | other)),
-            peek=look.peek if sees else _no_model,
-            gradient=partial(self._gradient, client, self._key(task, client.id), meeting) if sees else _no_model,
-            spread=look.variance if sees else _no_model,
+            score_samples=probe.score_samples if sees else _no_model,
+            gradient=partial(self._gradient, client, self._key(task, client.id), all_reduce) if sees else _no_model,
+            sample_variance=probe.variance if sees else _no_model,
             rounds=local.rounds,
         )
 
-    def joint_keys(self, step: Step, tasks: Sequence[Task]) -> np.ndarray | None:
-        """Give every sample of a joint step the key it would have in its own visit."""
-        joint = step.joint
-        assert joint is not None
-        runs = joint.runs
+    def fused_keys(self, step: Step, tasks: Sequence[Task]) -> np.ndarray | None:
+        """Return every sample of a fused step the key it would have in its own client update."""
+        fused = step.fused
+        assert fused is not None
+        runs = fused.runs
         if not self.draws:
             return None
-        nth = np.arange(int(runs.sum())) - np.repeat(np.cumsum(runs) - runs, runs)  # of each sample inside its visit
-        visits = [(turn, tasks[who]) for turn, who in zip(joint.turns.tolist(), joint.who.tolist(), strict=True)]
-        own = [self._key(revised(task, turn=turn), task.client) for turn, task in visits]
+        nth = np.arange(int(runs.sum())) - np.repeat(
+            np.cumsum(runs) - runs, runs
+        )  # of each sample inside its client update
+        client_updates = [
+            (turn, tasks[who]) for turn, who in zip(fused.turns.tolist(), fused.who.tolist(), strict=True)
+        ]
+        own = [self._key(fast_replace(task, turn=turn), task.client) for turn, task in client_updates]
         keys = np.repeat(np.array(own, dtype=np.uint64), runs)
         steps, places = (nth, np.zeros_like(nth)) if step.kind == "train" else (np.zeros_like(nth), nth)
         return sample_keys(keys, steps, places)
 
-    def jointly(self, task: Task, batches: Batches) -> Report:
+    def train_fused(self, task: Task, batches: Batches) -> Report:
         """Train on batches of anybody's samples, as one machine that holds them all would."""
         everything = np.arange(len(self.buf.y))
         client = Client(-1, everything, everything[:0], 0)
         self.load(task.down)
         self.norms.tally = self.tally
-        with torch_seeded(self.local.streams.torch_seed("module", round=task.round, step=task.turn)):
-            visit = self.visiting(client, task, {})
-            report, _ = self._train(Course(visit, Order((), 1), batches))()
+        with seed_torch(self.local.streams.torch_seed("module", round=task.round, step=task.turn)):
+            context = self.make_context(client, task, {})
+            report, _ = self._train(BatchPlan(context, Order((), 1), batches))()
         self.norms.tally = None
         up, down = self.tally.of_a_batch if len(batches) else (0, 0)
-        return revised(report, nbytes=up, received=down)
+        return fast_replace(report, nbytes=up, received=down)
 
-    def course(self, visit: Visit) -> Course:
-        """Let the sampler plan a visit's batches."""
-        order = self.local.sampler.plan(visit)
+    def plan_batches(self, context: ClientContext) -> BatchPlan:
+        """Let the sampler plan a client update's batches."""
+        order = self.local.sampler.plan(context)
         positions, sizes = self._cut(order)
-        rates, keys = np.full(len(sizes), visit.rate), None
+        rates, keys = np.full(len(sizes), context.rate), None
         if self.draws:
             step = np.repeat(np.arange(len(sizes)), sizes)
             place = np.arange(len(step)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            keys = sample_keys(self._key(visit.task, visit.client.id), step, place)
-        return Course(visit, order, Batches(visit.client.rows[positions], sizes, rates, keys))
+            keys = sample_keys(self._key(context.task, context.client.id), step, place)
+        return BatchPlan(context, order, Batches(context.client.rows[positions], sizes, rates, keys))
 
-    def _train(self, course: Course, meeting: Meeting | None = None) -> Callable[[], tuple[Report, Tensors]]:
-        course = fill(self.local, self.space, self.own, self.buf, course)
-        self._run(course, meeting)
-        look = self.look
-        return lambda: finish(self.local, self.own, self.buf, course, common(self.space, self.buf), look.work)
+    def _train(
+        self, batch_plan: BatchPlan, all_reduce: AllReduce | None = None
+    ) -> Callable[[], tuple[Report, Tensors]]:
+        batch_plan = fill(self.local, self.space, self.own, self.buf, batch_plan)
+        self._run(batch_plan, all_reduce)
+        probe = self.probe
+        return lambda: finish(self.local, self.own, self.buf, batch_plan, common(self.space, self.buf), probe.work)
 
-    def _gradient(self, client: Client, key: int, meeting: Meeting | None, positions: np.ndarray) -> Gradient:
-        """Give the gradient of a sum of losses under the received model."""
+    def _gradient(self, client: Client, key: int, all_reduce: AllReduce | None, positions: np.ndarray) -> Gradient:
+        """Return the gradient of a sum of losses under the received model."""
         self._start()
         keys = sample_keys(key, 0, np.arange(len(positions)))
         self._fill_ring(Batches(client.rows[positions], np.array([len(positions)]), np.zeros(1), keys))
         self.buf.weight.ceil_()  # every sample counts whole
-        self.norms.meeting = meeting
-        self.norms.train(meeting is not None or len(positions) > 1)
+        self.norms.all_reduce = all_reduce
+        self.norms.train(all_reduce is not None or len(positions) > 1)
         self.backward(self.width(len(positions)))
-        self.norms.meeting = None
-        self.look.work += len(positions)
+        self.norms.all_reduce = None
+        self.probe.work += len(positions)
         return Gradient(self.buf.g.clone(), self.buf.loss / max(len(positions), 1))
 
     def _key(self, task: Task, client: int) -> int:
-        """Give what a visit's random bits are made of, if the model or its inputs draw any."""
+        """Return what a client update's random bits are made of, if the model or its inputs draw any."""
         where = {"round": task.round, "step": task.turn, "client": client}
         return self.local.streams.torch_seed("dropout", **where) if self.draws else 0
 
@@ -232,22 +245,22 @@ class Lane:
         if self.norms or not self.network.training:
             self.network.train()
 
-    def _run(self, course: Course, meeting: Meeting | None) -> None:
+    def _run(self, batch_plan: BatchPlan, all_reduce: AllReduce | None) -> None:
         self._start()
-        self.norms.meeting = meeting
-        for start in range(0, len(course.batches), RING):
-            self._fill_ring(course.batches, start)
-            for size in course.batches.sizes[start : start + RING].tolist():
+        self.norms.all_reduce = all_reduce
+        for start in range(0, len(batch_plan.batches), RING):
+            self._fill_ring(batch_plan.batches, start)
+            for size in batch_plan.batches.sizes[start : start + RING].tolist():
                 normal = size > 1 or not self.norms  # a batch norm does something else with one sample
-                self.norms.train(normal or self.norms.meeting is not None)
-                alone = normal and self.norms.meeting is None
+                self.norms.train(normal or self.norms.all_reduce is not None)
+                alone = normal and self.norms.all_reduce is None
                 step = self.recorder if alone and self.recorder is not None else self.step
                 step(self.width(size))
-                self.norms.meeting = None  # local models go separate ways after their first step
-        self.norms.meeting = None
+                self.norms.all_reduce = None  # local models go separate ways after their first step
+        self.norms.all_reduce = None
 
     def width(self, size: int) -> int:
-        """Give the width of a batch: padded, it is one of a few."""
+        """Return the width of a batch: padded, it is one of a few."""
         return min(1 << (size - 1).bit_length(), self.buf.index.shape[1]) if self.pad else size
 
     @property
@@ -268,10 +281,10 @@ class Lane:
         ring = Ring.of([batches], start, self.buf.index.shape[1])
         for name in ("index", "weight", "rate", *(("keys",) if self.draws else ())):
             values = getattr(ring, name)[0]
-            give(values, getattr(self.buf, name)[: len(values)])
+            copy_to_device(values, getattr(self.buf, name)[: len(values)])
 
     def named(self, params: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
-        """Give tensors of the network by name, out of flat vectors."""
+        """Return tensors of the network by name, out of flat vectors."""
         named = {} if params is None else {f"module.{p.name}": p.of(params) for p in self.space.params}
         return named | ({} if buffers is None else {f"module.{p.name}": p.of(buffers) for p in self.space.buffers})
 
@@ -282,7 +295,7 @@ class Lane:
         buf = self.buf
         self.backward(width)
         with torch.no_grad():
-            move(self.local.chain, self.own, buf, buf.rate.index_select(0, buf.t % RING))
+            update_weights(self.local.chain, self.own, buf, buf.rate.index_select(0, buf.t % RING))
             buf.t.add_(1)
 
     def backward(self, width: int) -> None:
@@ -298,7 +311,7 @@ class Lane:
         x = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype)
         if self.norms.tally is not None:
             self.norms.tally.batches += 1
-        x = self.network.laid_out(self.local.inputs.augmented(x, self.clock))
+        x = self.network.to_preferred_layout(self.local.inputs.augment(x, self.clock))
         y = buf.y.index_select(0, rows)
 
         loss, batch = objective(parts, self.own, buf, x, y, weight, *self.network(x))

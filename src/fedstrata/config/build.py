@@ -15,28 +15,28 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstrata.client.network import find_head, projected
+from fedstrata.client.network import add_projection, find_head
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.core import registry
-from fedstrata.core.client_parts import Local, LocalPart, Optimizer
+from fedstrata.core.client_parts import ClientPlan, LocalPart, Optimizer
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.plan import Plan
-from fedstrata.core.rng import Streams, torch_seeded
-from fedstrata.core.server_parts import BY_CHOICE, Driver, ServerPart, ServerSide
+from fedstrata.core.rng import Streams, seed_torch
+from fedstrata.core.server_parts import BY_CHOICE, Driver, ServerSide, ServerStep
 from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
-from fedstrata.methods.combiners.size import Size
-from fedstrata.methods.lr_schedules import Scheduled
+from fedstrata.methods.combiners.size import SizeWeighted
+from fedstrata.methods.lr_schedules import ScheduledRate
 from fedstrata.methods.optimizers.at_server import AtServer, Carried
-from fedstrata.methods.server_steps.sgd import Sgd
+from fedstrata.methods.server_steps.sgd import ServerSgd
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
-def federation_of(experiment: Experiment) -> Federation:
+def build_federation(experiment: Experiment) -> Federation:
     """Load the data set and deal it out."""
     data = experiment.data
     if data.name == GIVEN:
@@ -64,13 +64,13 @@ def federation_of(experiment: Experiment) -> Federation:
     return federation.moving(drift, stream, experiment.train.seed)
 
 
-def assemble(experiment: Experiment, federation: Federation, module: nn.Module | None = None) -> Plan:
+def build_plan(experiment: Experiment, federation: Federation, module: nn.Module | None = None) -> Plan:
     """Build every part and check that they fit together and fit the data."""
     method, train = experiment.method, experiment.train
     streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
     driver = make("drivers", method.driver, "method.driver")
     schedule = make("schedules", method.schedule, "method.schedule")
-    sampler = make("samplers", method.sample, "method.sample")
+    sampler = make("samplers", method.sampler, "method.sampler")
     if schedule.sampler is not None:
         driver = driver.following(schedule)
         if federation.moves is not None and schedule.rounds_per_epoch > 1:
@@ -78,16 +78,16 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
                 f"method.schedule.rounds_per_epoch = {schedule.rounds_per_epoch}: where data drift or stream, "
                 "an epoch is one round, because what a client holds changes in between; use 1"
             )
-    select = make("selectors", method.select, "method.select")
-    corrections = _corrections(method.correct)
-    combine = make("combiners", method.combine, "method.combine")
-    server = make("servers", method.combine["server"], "method.combine.server")
+    select = make("selectors", method.selector, "method.selector")
+    corrections = _corrections(method.corrections)
+    combine = make("combiners", method.combiner, "method.combiner")
+    server = make("server_steps", method.combiner["server"], "method.server_step")
     optimizer = make("optimizers", train.optimizer or {}, "train.optimizer")
-    rate = Scheduled(train.lr, make("rates", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
-    servers = _half_at_server(driver, optimizer, rate)
-    servers |= {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerPart)}}
+    rate = ScheduledRate(train.lr, make("lr_schedules", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
+    server_steps = _half_at_server(driver, optimizer, rate)
+    server_steps |= {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerStep)}}
     system = _devices(experiment, len(federation))
-    at_server: list[ServerSide] = [driver, select, combine, system, *servers.values()]
+    at_server: list[ServerSide] = [driver, select, combine, system, *server_steps.values()]
     build = _builder(experiment.model, federation, streams, module)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
     sample = inputs(federation.train.x[:2], dtype)
@@ -95,7 +95,7 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     head = find_head(network, sample, len(federation.classes), experiment.model.head)
     if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
         raise RequestError("train.batch_size = 1 does not fit a model with batch norm: one sample has no variance")
-    local = Local(
+    local = ClientPlan(
         build=build,
         head=head,
         inputs=inputs,
@@ -117,18 +117,18 @@ def assemble(experiment: Experiment, federation: Federation, module: nn.Module |
     )
     plan = Plan(
         driver=driver,
-        select=select,
-        combine=combine,
-        servers=servers,
+        selector=select,
+        combiner=combine,
+        server_steps=server_steps,
         system=system,
         local=local,
-        space=Space.of(network, head),
+        space=ParameterSpace.of(network, head),
         rounds=train.rounds,
         clients_per_round=train.clients_per_round,
         sampler_asked=sampler,
     )
     plan.check()
-    return replace(plan, apart=_apart(experiment, plan))
+    return replace(plan, why_not_fused=_why_not_fused(experiment, plan))
 
 
 def _devices(experiment: Experiment, clients: int) -> Devices:
@@ -151,27 +151,27 @@ def _devices(experiment: Experiment, clients: int) -> Devices:
     )
 
 
-def _half_at_server(driver: Driver, optimizer: Optimizer, rate: Scheduled) -> dict[str, ServerPart]:
-    """Give the server's half of an optimizer whose steps are taken there, or whose memory travels."""
+def _half_at_server(driver: Driver, optimizer: Optimizer, rate: ScheduledRate) -> dict[str, ServerStep]:
+    """Return the server's half of an optimizer whose steps are taken there, or whose memory travels."""
     if driver.steps_at_server:
         return {"optimizer": AtServer(optimizer, rate)}
     return {"optimizer": Carried(optimizer)} if optimizer.state == "carried" else {}
 
 
-def _apart(experiment: Experiment, plan: Plan) -> str | None:
-    """Say why many visits cannot be executed as one, or None."""
+def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
+    """Say why many client updates cannot be executed as one, or None."""
     asked = experiment.engine.execution
     if experiment.method.schedule["kind"] == "none":
         return "nothing is scheduled"
     if asked == "messages":
         return BY_CHOICE
     reasons = [
-        (plan.combine != Size(), f"{type(plan.combine).__name__} weighs what each client sends"),
+        (plan.combiner != SizeWeighted(), f"{type(plan.combiner).__name__} weighs what each client sends"),
         (
-            plan.servers["server"] != Sgd(),
-            f"the server step {type(plan.servers['server']).__name__} acts on every step",
+            plan.server_steps["server"] != ServerSgd(),
+            f"the server step {type(plan.server_steps['server']).__name__} acts on every step",
         ),
-        (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each visit"),
+        (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each client update"),
         (not plan.system.reliable, "reports may be lost on the way"),
         (experiment.privacy.aggregate == "masked", "what clients send is summed under masks, step by step"),
     ]
@@ -181,8 +181,8 @@ def _apart(experiment: Experiment, plan: Plan) -> str | None:
     return reason
 
 
-def initial_model(plan: Plan, init: str | None) -> Model:
-    """Give the model of round 0: drawn from the seed, or read from a file."""
+def initial_model(plan: Plan, init: str | None) -> FlatModel:
+    """Return the model of round 0: drawn from the seed, or read from a file."""
     module = plan.local.build()
     named: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
     if init is not None:
@@ -209,7 +209,7 @@ def _corrections(specs: Any) -> dict[str, LocalPart]:
     parts: dict[str, LocalPart] = {}
     for i, spec in enumerate(specs):
         name = str(spec["kind"]).rpartition(":")[2]
-        parts[name if name not in parts else f"{name}-{i}"] = make("corrections", spec, f"method.correct.{i}")
+        parts[name if name not in parts else f"{name}-{i}"] = make("corrections", spec, f"method.corrections.{i}")
     return parts
 
 
@@ -217,8 +217,8 @@ def _with_meters(
     corrections: dict[str, LocalPart], optimizer: Optimizer, at_server: Sequence[ServerSide]
 ) -> dict[str, LocalPart]:
     """Add what other stages want measured, under its name or its class's; the same meter twice is one meter."""
-    parts, beside = dict(corrections), [*corrections.values(), optimizer]
-    for meter in [meter for part in at_server for meter in part.meters(beside)]:
+    parts, others = dict(corrections), [*corrections.values(), optimizer]
+    for meter in [meter for part in at_server for meter in part.meters(others)]:
         name = getattr(meter, "name", type(meter).__name__)
         if parts.setdefault(name, meter) != meter:
             raise RequestError(f"two stages want {name} with different options; they do not fit together")
@@ -226,7 +226,7 @@ def _with_meters(
 
 
 def _builder(choice: ModelChoice, federation: Federation, streams: Streams, module: nn.Module | None) -> Any:
-    """Give a function that builds the network, always with the same first weights."""
+    """Return a function that builds the network, always with the same first weights."""
     if choice.projection and (module is not None or choice.name == GIVEN):
         raise RequestError("model.projection is for models by name; put one into your own before its last layer")
     if module is not None:
@@ -235,10 +235,10 @@ def _builder(choice: ModelChoice, federation: Federation, streams: Streams, modu
         raise RequestError(
             'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
         )
-    return network_builder(choice, tuple(federation.train.x.shape[1:]), len(federation.classes), streams)
+    return make_network_builder(choice, tuple(federation.train.x.shape[1:]), len(federation.classes), streams)
 
 
-def network_builder(
+def make_network_builder(
     choice: ModelChoice, shape: tuple[int, ...], classes: int, streams: Streams
 ) -> Callable[[], nn.Module]:
     """Do the same for a model by name, wherever the samples are."""
@@ -247,8 +247,8 @@ def network_builder(
 
 
 def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int) -> nn.Module:
-    with torch_seeded(seed):
+    with seed_torch(seed):
         module: nn.Module = architecture.build(shape, classes)
         if projection:
-            module.head = projected(module.get_submodule("head"), projection, classes)
+            module.head = add_projection(module.get_submodule("head"), projection, classes)
         return module

@@ -81,10 +81,10 @@ class Method(Section):
     name: str = "fedavg"
     schedule: Spec = None
     driver: Spec = None
-    select: Spec = None
-    sample: Spec = None
-    correct: Any = None  # a list of parts
-    combine: Spec = None
+    selector: Spec = None
+    sampler: Spec = None
+    corrections: Any = None  # a list of parts
+    combiner: Spec = None
 
 
 class Stop(Section):
@@ -96,7 +96,7 @@ class Stop(Section):
         None  # with this share of the clients at `target` on their own test data, not the global one
     )
     bytes: Count | None = None  # budgets, of which the round that spends one is the last: bytes in all directions,
-    client_updates: Count | None = None  # visits that trained,
+    client_updates: Count | None = None  # client updates that trained,
     time: Positive | None = None  # and virtual seconds
 
 
@@ -215,21 +215,21 @@ class Privacy(Section):
 
 
 class EngineChoice(Section):
-    """Where and how visits are executed."""
+    """Where and how client updates are executed."""
 
     kind: str = "local"
-    lanes: Count | Literal["auto"] = "auto"
+    workers: Count | Literal["auto"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "fused", "messages"] = "auto"  # of methods whose clients compute one batch together
-    client_state: Literal["memory", "disk"] = "memory"  # where what clients keep lies between their visits
+    client_state: Literal["memory", "disk"] = "memory"  # where what clients keep lies between their client updates
     together: Literal["auto", "always", "never"] = "auto"  # whether tiny clients are trained many at once
     record: bool = True  # whether a GPU replays recorded steps
 
     @property
     def place(self) -> dict[str, Any]:
         """Options of the engine itself."""
-        own = ("lanes", "device", "precision", "client_state", "together", "record")
+        own = ("workers", "device", "precision", "client_state", "together", "record")
         return {name: getattr(self, name) for name in own}
 
 
@@ -257,7 +257,7 @@ class Experiment(Section):
         data = table.get("data", {})
         if "fingerprint" in data and data.get("name") != GIVEN:
             raise RequestError("data.fingerprint is written by the run; it cannot be set")
-        checked: Experiment = registry.validated(cls, table, "")
+        checked: Experiment = registry.validate(cls, table, "")
         return checked._resolved()
 
     def _resolved(self) -> Experiment:
@@ -266,13 +266,13 @@ class Experiment(Section):
         for stage, kinds in METHOD_STAGES.items():
             key, default, asked = f"method.{stage}", recipe.get(stage, DEFAULTS[stage]), getattr(self.method, stage)
             if stage == "correct":
-                specs = tables.merged_list(default, asked, key)
+                specs = tables.merge_lists(default, asked, key)
                 stages[stage] = [complete(kinds, s, f"{key}.{i}") for i, s in enumerate(specs)]
             else:
-                stages[stage] = complete(kinds, tables.merged(default, asked, key), key)
+                stages[stage] = complete(kinds, tables.merge(default, asked, key), key)
         train = {
-            key: complete(stage, tables.merged(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}")
-            for key, stage in (("optimizer", "optimizers"), ("lr_schedule", "rates"))
+            key: complete(stage, tables.merge(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}")
+            for key, stage in (("optimizer", "optimizers"), ("lr_schedule", "lr_schedules"))
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:
             raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
@@ -287,8 +287,8 @@ class Experiment(Section):
         )
 
     def dump(self) -> dict[str, Any]:
-        """Give plain tables; what is not set is left out."""
-        table: dict[str, Any] = tables.without_none(self.model_dump(mode="json"))
+        """Return plain tables; what is not set is left out."""
+        table: dict[str, Any] = tables.drop_none(self.model_dump(mode="json"))
         return table
 
     def to_toml(self) -> str:
@@ -332,7 +332,7 @@ def complete(stage: str, spec: Mapping[str, Any], key: str) -> dict[str, Any]:
     full = {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
     if stage == "combiners":
         server = tables.spec(spec.get("server", "sgd"), f"{key}.server")
-        full["server"] = complete("servers", server, f"{key}.server")
+        full["server"] = complete("server_steps", server, f"{key}.server")
     return full
 
 
@@ -347,11 +347,11 @@ def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
     if given:
         return section
     if "partition" in own:
-        partition = tables.merged(DEFAULTS["partition"], own["partition"], f"{key}.partition")
+        partition = tables.merge(DEFAULTS["partition"], own["partition"], f"{key}.partition")
         own["partition"] = complete("partitions", partition, f"{key}.partition")
         counts_itself = registry.find("partitions", own["partition"]["kind"], f"{key}.partition").counts_clients
         own["clients"] = own["clients"] or (None if counts_itself else 20)
-        noises = tables.merged_list([], _noises(own["noise"]), f"{key}.noise")
+        noises = tables.merge_lists([], _noises(own["noise"]), f"{key}.noise")
         own["noise"] = [complete("noises", noise, f"{key}.noise.{i}") for i, noise in enumerate(noises)]
     return type(section)(**own, **dataclasses.asdict(registry.build(stage, section.name, options, key)))
 
@@ -375,7 +375,7 @@ def _suggest_training(table: dict[str, Any]) -> None:
         for key, value in registry.find("methods", name, "method.name").train.items():
             if isinstance(train, dict):
                 part = isinstance(value, Mapping) and train.get(key) is not None
-                train[key] = tables.merged(value, train[key], f"train.{key}") if part else train.get(key, value)
+                train[key] = tables.merge(value, train[key], f"train.{key}") if part else train.get(key, value)
 
 
 def _forget_recipe(table: dict[str, Any], name: Any) -> None:

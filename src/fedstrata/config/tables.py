@@ -14,7 +14,7 @@ from fedstrata.core.part import Part
 
 
 def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    """Give tables of one's own: from a file, a mapping that may hold part objects, or nothing."""
+    """Return tables of one's own: from a file, a mapping that may hold part objects, or nothing."""
     if source is None:
         return {}
     if isinstance(source, Mapping):
@@ -47,11 +47,11 @@ def plain(value: Any) -> Any:
     return value
 
 
-def without_none(value: Any) -> Any:
+def drop_none(value: Any) -> Any:
     """Leave out what is not set: TOML has no word for it."""
     if isinstance(value, dict):
-        return {k: without_none(v) for k, v in value.items() if v is not None}
-    return [without_none(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: drop_none(v) for k, v in value.items() if v is not None}
+    return [drop_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -90,7 +90,7 @@ def _place(at: dict[str, Any] | list[Any], name: str, key: str) -> Any:
 
 
 def spec(value: Any, key: str) -> dict[str, Any]:
-    """Give a part's table; a plain name is short for `{kind = name}`."""
+    """Return a part's table; a plain name is short for `{kind = name}`."""
     if isinstance(value, str):
         return {"kind": value}
     if not isinstance(value, Mapping):
@@ -100,7 +100,7 @@ def spec(value: Any, key: str) -> dict[str, Any]:
     return dict(value)
 
 
-def merged(base: Any, override: Any, key: str) -> dict[str, Any]:
+def merge(base: Any, override: Any, key: str) -> dict[str, Any]:
     """Put an override on a recipe's part: the same kind keeps its other options, another kind replaces it.
 
     What replaces a combiner keeps the recipe's server, unless it names one.
@@ -109,11 +109,11 @@ def merged(base: Any, override: Any, key: str) -> dict[str, Any]:
     same = theirs.get("kind", ours.get("kind")) == ours.get("kind")
     result = {**ours, **theirs} if same else theirs
     if "server" in ours:
-        result["server"] = merged(ours["server"], theirs.get("server"), f"{key}.server")
+        result["server"] = merge(ours["server"], theirs.get("server"), f"{key}.server")
     return result
 
 
-def merged_list(base: Sequence[Any], override: Any, key: str) -> list[dict[str, Any]]:
+def merge_lists(base: Sequence[Any], override: Any, key: str) -> list[dict[str, Any]]:
     """Do the same for a list; a table of places, as dotted keys make it, changes single elements."""
     if override is None:
         return [spec(part, f"{key}.{i}") for i, part in enumerate(base)]
@@ -121,7 +121,7 @@ def merged_list(base: Sequence[Any], override: Any, key: str) -> list[dict[str, 
         changed = [override.get(str(i)) for i in range(len(base))]
         if strange := [place for place in override if int(place) >= len(base)]:
             raise RequestError(f"{key}.{strange[0]}: the method has {len(base)} parts there, counted from 0")
-        return [merged(part, change, f"{key}.{i}") for i, (part, change) in enumerate(zip(base, changed, strict=True))]
+        return [merge(part, change, f"{key}.{i}") for i, (part, change) in enumerate(zip(base, changed, strict=True))]
     if isinstance(override, str) or not isinstance(override, Sequence):
         raise RequestError(
             f'{key} = {json.dumps(override, default=str)} is not valid; allowed: a list, such as [{{ kind = "prox" }}]'

@@ -24,7 +24,7 @@ Exchange = Callable[[str, Tensor, float], tuple[Tensor, float]]  # (what, values
 
 
 @dataclass
-class Meeting:
+class AllReduce:
     """A client's end of the exchanges that happen while it computes, with the bytes they take."""
 
     by: By
@@ -34,14 +34,14 @@ class Meeting:
     counted: float = 0.0  # values of all participants in the last exchange
 
     def mean(self, what: str, total: Tensor, count: float, told: bool = True) -> Tensor:
-        """Give the mean over all participants, from a total over own values; `told`: the count was sent before."""
+        """Return the mean over all participants, from a total over own values; `told`: the count was sent before."""
         if self.by == "clients":
             return self._exchange(what, total / count, count)
         self.up += 0 if told else total.element_size()
         return self._exchange(what, total, count)
 
     def share(self, what: str, total: Tensor, count: float) -> Tensor:
-        """Give each own value's share of a total over all participants: the derivative of `mean`."""
+        """Return each own value's share of a total over all participants: the derivative of `mean`."""
         average = self._exchange(what, total, count)
         return average / count if self.by == "clients" else average
 
@@ -82,7 +82,7 @@ class Norms:
 
     layers: dict[str, _BatchNorm] = field(default_factory=dict)
     mask: Tensor | None = None  # [samples] 1 for real samples, 0 for padding
-    meeting: Meeting | None = None
+    all_reduce: AllReduce | None = None
     tally: Tally | None = None
 
     @classmethod
@@ -114,14 +114,14 @@ class _Forward:
         norms, layer = self.norms, self.layer
         if layer.training and norms.tally is not None:
             norms.tally.add(x)
-        if not layer.training or (norms.mask is None and norms.meeting is None):
+        if not layer.training or (norms.mask is None and norms.all_reduce is None):
             return type(layer).forward(layer, x)
         spatial = x[0, 0].numel()
         count = len(x) * spatial if norms.mask is None else norms.mask.sum() * spatial
         y, mean, variance = Normalise.apply(  # type: ignore[no-untyped-call]
-            x, layer.weight, layer.bias, layer.eps, norms.mask, count, norms.meeting, self.name
+            x, layer.weight, layer.bias, layer.eps, norms.mask, count, norms.all_reduce, self.name
         )
-        of_all = count if norms.meeting is None else norms.meeting.counted
+        of_all = count if norms.all_reduce is None else norms.all_reduce.counted
         with torch.no_grad():
             self._remember(mean, variance, torch.as_tensor(of_all, dtype=x.dtype, device=x.device))
         return y  # type: ignore[no-any-return]
@@ -150,18 +150,18 @@ class Normalise(Function):
         eps: float,
         mask: Tensor | None,
         count: Any,
-        meeting: Meeting | None,
+        all_reduce: AllReduce | None,
         name: str,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Give the output, and the mean and (biased) variance it was made with."""
+        """Return the output, and the mean and (biased) variance it was made with."""
         ctx.dims, ctx.shape = [0, *range(2, x.ndim)], (1, -1, *(1,) * (x.ndim - 2))
         ctx.mask = None if mask is None else mask.view(-1, *(1,) * (x.ndim - 1))
-        ctx.count, ctx.meeting, ctx.name = count, meeting, name
+        ctx.count, ctx.all_reduce, ctx.name = count, all_reduce, name
         total = _total(ctx, x)
-        mean = total / count if meeting is None else meeting.mean(f"{name}.mean", total, count, told=False)
+        mean = total / count if all_reduce is None else all_reduce.mean(f"{name}.mean", total, count, told=False)
         centred = x - mean.view(ctx.shape)
         total = _total(ctx, centred * centred)
-        variance = total / count if meeting is None else meeting.mean(f"{name}.var", total, count)
+        variance = total / count if all_reduce is None else all_reduce.mean(f"{name}.var", total, count)
         scale = (variance + eps).rsqrt()
         normal = centred * scale.view(ctx.shape)
         ctx.save_for_backward(normal, scale, gamma)
@@ -172,7 +172,7 @@ class Normalise(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
-        """Give the gradients of input, scale and shift."""
+        """Return the gradients of input, scale and shift."""
         normal, scale, gamma = ctx.saved_tensors
         if ctx.mask is not None:
             dy = dy * ctx.mask
@@ -180,8 +180,8 @@ class Normalise(Function):
         if ctx.needs_input_grad[0]:
             d = dy if gamma is None else dy * gamma.view(ctx.shape)
             sums = torch.stack([d.sum(ctx.dims), (d * normal).sum(ctx.dims)])
-            meeting, what = ctx.meeting, f"{ctx.name}.back"
-            share = sums / ctx.count if meeting is None else meeting.share(what, sums, ctx.count)
+            all_reduce, what = ctx.all_reduce, f"{ctx.name}.back"
+            share = sums / ctx.count if all_reduce is None else all_reduce.share(what, sums, ctx.count)
             dx = (d - share[0].view(ctx.shape) - normal * share[1].view(ctx.shape)) * scale.view(ctx.shape)
             dx = dx if ctx.mask is None else dx * ctx.mask
         dgamma = (dy * normal).sum(ctx.dims) if ctx.needs_input_grad[1] else None

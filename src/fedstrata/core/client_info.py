@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
 
 
 @dataclass(frozen=True)
-class World:
+class GroundTruth:
     """What is true of clients that live on this machine, whether or not the server may know it."""
 
     samples: Split
@@ -42,7 +42,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Roster:
+class ClientInfo:
     """What the server knows of its clients. Fields a part did not declare in `needs` cannot be read."""
 
     clients: int
@@ -50,14 +50,18 @@ class Roster:
     holders: np.ndarray  # ids of clients with data
     key: np.ndarray  # seeded tie-break
     _known: dict[str, np.ndarray | None] = field(default_factory=dict)
-    world: World | None = None  # what is true of clients that live here; for engines and devices, not for methods
-    later: Callable[[int], Roster] | None = None  # where data move: what is known in a round
-    proxy: Callable[[Model], float] | None = None  # a model's loss on samples that the server holds, if it holds any
+    ground_truth: GroundTruth | None = (
+        None  # what is true of clients that live here; for engines and devices, not for methods
+    )
+    later: Callable[[int], ClientInfo] | None = None  # where data move: what is known in a round
+    proxy: Callable[[FlatModel], float] | None = (
+        None  # a model's loss on samples that the server holds, if it holds any
+    )
     setup: int | None = None  # bytes it took to tell, where that was not done in plain numbers
     clusters: np.ndarray | None = None  # of every client, found without label counts being told; -1: it has no data
 
-    def at(self, round: int) -> Roster:
-        """Give what is known in a round."""
+    def at(self, round: int) -> ClientInfo:
+        """Return what is known in a round."""
         return self if self.later is None else replace(self.later(round), proxy=self.proxy, clusters=self.clusters)
 
     @property
@@ -97,13 +101,15 @@ class Roster:
             told["totals"] *= self.clients  # everybody's counts, though only their sum is read
         return sum(numbers * (4 if name in ("labels", "totals", "counts") else 8) for name, numbers in told.items())
 
-    def behind_messages(self) -> Roster:
-        """Give the same for clients that live elsewhere: nobody can answer in their place."""
+    def without_ground_truth(self) -> ClientInfo:
+        """Return the same for clients that live elsewhere: nobody can answer in their place."""
         later = self.later
-        return replace(self, world=None, later=None if later is None else lambda round: later(round).behind_messages())
+        return replace(
+            self, ground_truth=None, later=None if later is None else lambda round: later(round).without_ground_truth()
+        )
 
     def _get(self, name: str) -> np.ndarray:
         value = self._known.get(name)
         if value is None:
-            raise RequestError(f'a part reads roster.{name} without declaring it: add "{name}" to its `needs`')
+            raise RequestError(f'a part reads client info.{name} without declaring it: add "{name}" to its `needs`')
         return value

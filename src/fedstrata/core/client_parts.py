@@ -1,8 +1,8 @@
-"""The client side of a plan: what a part may do inside one visit of one client.
+"""The client side of a plan: what a part may do inside one client update of one client.
 
-A *visit* is one task at one client, a pure function (task, client state) -> (report, new client state).
-A *lane* (`lane.py`) is one resident model replica that makes one visit after another. All that differs between
-clients lives in the lane's static buffers, so that the local step of any composed method is one function
+A *client update* is one task at one client, a pure function (task, client state) -> (report, new client state).
+A *trainer* (`trainer.py`) is one resident model replica that makes one client update after another. All that differs between
+clients lives in the trainer's static buffers, so that the local step of any composed method is one function
 over fixed addresses: it can run eagerly, be captured and replayed, or be batched over clients.
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.flat_model import Space
+from fedstrata.core.fast_replace import fast_replace
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.inputs import Inputs
-from fedstrata.core.messages import WHOLE, Fragment, Slot, Task, Tensors, Value, scoped
+from fedstrata.core.messages import WHOLE, Fragment, Slot, Task, Tensors, Value, scope
 from fedstrata.core.part import Part
-from fedstrata.core.records import revised
 from fedstrata.core.rng import Rng, Streams
 
 
 @dataclass(frozen=True)
 class Client:
-    """One client as its own parts see it. Parts speak of positions 0..n-1; only the lane knows rows."""
+    """One client as its own parts see it. Parts speak of positions 0..n-1; only the trainer knows rows."""
 
     id: int
     rows: np.ndarray  # into the resident data
@@ -43,7 +43,7 @@ class Client:
 Of = Literal["loss", "gradient", "head-gradient"]  # in what samples may differ: gradients of all layers, or of the last
 
 
-class Peek(NamedTuple):
+class SampleScores(NamedTuple):
     """How the received model does on a client's own samples, in eval mode."""
 
     losses: np.ndarray
@@ -61,24 +61,26 @@ class Draw(Protocol):
     """A client's random streams."""
 
     def __call__(self, purpose: str, *, round: int = ..., step: int = ...) -> Rng:
-        """Give the stream of this visit, keyed (seed, purpose, round, step, client); or one that outlives it."""
+        """Return the stream of this client update, keyed (seed, purpose, round, step, client); or one that outlives it."""
 
 
 @dataclass(frozen=True)
-class Visit:
+class ClientContext:
     """One task at one client: everything a client-side part may look at."""
 
     client: Client
     task: Task
-    keep: Tensors  # this client's own state, read only; scoped to the part that asks
+    client_state: Tensors  # this client's own state, read only; scoped to the part that asks
     down: Tensors  # the server's broadcast, likewise
     epochs: int
     batch_size: int
     rate: float  # step size of this round
     rng: Draw
-    peek: Callable[..., Peek]  # peek(positions=None): all samples, or those at some positions
+    score_samples: Callable[
+        ..., SampleScores
+    ]  # scores samples(positions=None): all samples, or those at some positions
     gradient: Callable[[np.ndarray], Gradient]  # of the samples at some positions, in training mode
-    spread: Callable[[Of, np.ndarray | None], float]  # how much samples differ under the received model
+    sample_variance: Callable[[Of, np.ndarray | None], float]  # how much samples differ under the received model
     rounds: int = 1
     planned: int = 0  # size of its batches, known once the sampler has planned
     steps: int = 0  # likewise
@@ -90,15 +92,15 @@ class Visit:
         size = min(self.planned or self.batch_size, samples)
         return np.sort(self.rng("probe").choice(samples, size, replace=False))
 
-    def variance(self, of: Of) -> float:
+    def batch_variance(self, of: Of) -> float:
         """Tell how much the samples of one batch differ under the received model, in eval mode."""
-        return self.spread(of, self.batch())
+        return self.sample_variance(of, self.batch())
 
-    def scoped(self, part: str) -> Visit:
+    def scope(self, part: str) -> ClientContext:
         """Show a part its own state and broadcast under its own names."""
-        if not any("/" in name for names in (self.keep, self.down) for name in names):
+        if not any("/" in name for names in (self.client_state, self.down) for name in names):
             return self
-        return revised(self, keep=scoped(self.keep, part), down=scoped(self.down, part))
+        return fast_replace(self, client_state=scope(self.client_state, part), down=scope(self.down, part))
 
 
 @dataclass(frozen=True)
@@ -107,19 +109,19 @@ class Order:
 
     epochs: tuple[np.ndarray, ...]
     batch_size: int
-    meta: Mapping[str, Value] = field(default_factory=dict)
-    keep: Tensors = field(default_factory=dict)
+    metrics: Mapping[str, Value] = field(default_factory=dict)
+    client_state: Tensors = field(default_factory=dict)
     samples: int | None = None  # that the report stands for; None: all of the client's
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a part or a program gives back at the end of a visit."""
+    """What a part or a program gives back at the end of a client update."""
 
-    meta: Mapping[str, Value | Tensor] = field(default_factory=dict)  # open numbers; 0-d tensors are read later
-    summed: Tensors = field(default_factory=dict)  # only their weighted sum reaches the server
-    shown: Tensors = field(default_factory=dict)  # open tensors
-    keep: Tensors = field(default_factory=dict)  # this client's new state
+    metrics: Mapping[str, Value | Tensor] = field(default_factory=dict)  # open numbers; 0-d tensors are read later
+    aggregated: Tensors = field(default_factory=dict)  # only their weighted sum reaches the server
+    open_tensors: Tensors = field(default_factory=dict)  # open tensors
+    client_state: Tensors = field(default_factory=dict)  # this client's new state
     samples: int | None = None  # that the report stands for; None: all of the client's
     loss: Tensor | float = 0.0  # their mean loss
     work: float = 0.0  # samples that went through the model, forward and back, beside those that were looked at
@@ -127,7 +129,7 @@ class Done:
 
 @dataclass
 class Buffers:
-    """All that the local step touches. Shapes and addresses are fixed; contents are filled before a visit."""
+    """All that the local step touches. Shapes and addresses are fixed; contents are filled before a client update."""
 
     x: Tensor  # resident data, all clients
     y: Tensor
@@ -166,38 +168,38 @@ class LocalPart(Part):
     `fedstrata.testing.check_local_part` checks all this.
     """
 
-    shows: ClassVar[bool] = False  # True: `finish` shows tensors, which is refused under masked aggregation
+    opens_tensors: ClassVar[bool] = False  # True: `finish` shows tensors, which is refused under masked aggregation
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Declare static buffers."""
         return {}
 
-    def up(self, space: Space) -> Mapping[str, Slot]:
+    def declare_aggregated(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Declare what `finish` adds to the summed half of the report."""
         return {}
 
-    def keep(self, space: Space) -> Mapping[str, Slot]:
-        """Declare what stays with the client between visits; zeros before the first."""
+    def declare_client_state(self, space: ParameterSpace) -> Mapping[str, Slot]:
+        """Declare what stays with the client between client updates; zeros before the first."""
         return {}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
-        """Write this visit's values into the slots, on the host."""
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
+        """Write this client update's values into the slots, on the host."""
 
-    def logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
+    def edit_logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
         """Change the logits before the loss."""
         return logits
 
-    def loss(self, own: Tensors, buf: Buffers, batch: Batch) -> Tensor | None:
+    def add_loss(self, own: Tensors, buf: Buffers, batch: Batch) -> Tensor | None:
         """Add a term to the loss."""
         return None
 
     def observe(self, own: Tensors, buf: Buffers, batch: Batch) -> None:
         """Accumulate into own slots after the backward pass."""
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Edit the gradient `buf.g`; an optimizer moves `buf.w`."""
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Report after the last step, without a host read. Give copies: the buffers serve the next client."""
         return Done()
 
@@ -209,8 +211,8 @@ class Sampler(Part):
         """Largest batch this sampler may ask for, from the largest client's samples and the fastest one's speed."""
         return min(batch_size, largest)
 
-    def plan(self, visit: Visit) -> Order:
-        """Give the order of this visit; `visit.peek()` costs one forward pass over the client's data."""
+    def plan(self, context: ClientContext) -> Order:
+        """Return the order of this client update; `context.score_samples()` costs one forward pass over the client's data."""
         raise NotImplementedError
 
     @property
@@ -219,69 +221,69 @@ class Sampler(Part):
         return {}
 
 
-Program = Callable[[Visit], Done]  # what a client does for a task that is not training: a probe, a reservation
+Program = Callable[[ClientContext], Done]  # what a client does for a task that is not training: a probe, a reservation
 
 
 class Optimizer(LocalPart):
     """How weights follow a gradient: `slots` and `move` are all there is to write.
 
-    What it remembers between steps is forgotten at the end of a visit (`fresh`), stays with the client (`kept`), or
+    What it remembers between steps is forgotten at the end of a client update (`fresh`), stays with the client (`kept`), or
     travels with the model (`carried`). Memory that came with the model always goes back with it.
     """
 
     state: Literal["fresh", "kept", "carried"] = "fresh"
 
-    def slots(self, space: Space) -> Mapping[str, Slot]:
+    def declare_memory(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Declare what is remembered between steps; zeros before the first."""
         return {}
 
-    def move(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
+    def step(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
         """Move the weights `w`, in place; `g` may be used up."""
         raise NotImplementedError
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold the memory."""
-        return self.slots(space)
+        return self.declare_memory(space)
 
-    def keep(self, space: Space) -> Mapping[str, Slot]:
+    def declare_client_state(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Keep it at the client, if asked for."""
-        return self.slots(space) if self.state == "kept" else {}
+        return self.declare_memory(space) if self.state == "kept" else {}
 
-    def up(self, space: Space) -> Mapping[str, Slot]:
+    def declare_aggregated(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Send it on, if asked for."""
-        return self.slots(space) if self.state == "carried" else {}
+        return self.declare_memory(space) if self.state == "carried" else {}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Start from what came with the model, from what was kept, or at rest."""
         for name, slot in own.items():
-            before = visit.down.get(name, visit.keep.get(name) if self.state == "kept" else None)
+            before = context.down.get(name, context.client_state.get(name) if self.state == "kept" else None)
             if before is None:
                 slot.zero_()
             else:
                 slot.copy_(before)
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
-        """Move the lane's weights."""
-        self.move(own, buf.w, buf.g, rate)
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+        """Move the trainer's weights."""
+        self.step(own, buf.w, buf.g, rate)
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
-        """Give the memory to whom it belongs."""
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
+        """Return the memory to whom it belongs."""
         return Done(
-            summed={name: slot for name, slot in own.items() if name in visit.down or self.state == "carried"},
-            keep=own if self.state == "kept" else {},
+            aggregated={name: slot for name, slot in own.items() if name in context.down or self.state == "carried"},
+            client_state=own if self.state == "kept" else {},
         )
 
 
-class Rate(Protocol):
+class LearningRate(Protocol):
     """Step size by time."""
 
     def at(self, round: int, part: Fragment = WHOLE) -> float:
-        """Give the step size of a round, or of one of its equal parts."""
+        """Return the step size of a round, or of one of its equal parts."""
 
 
 @dataclass(frozen=True)
-class Local:
-    """The client side of a plan, whole: rebuilt at every lane and site from the experiment."""
+class ClientPlan:
+    """The client side of a plan, whole: rebuilt at every trainer and site from the experiment."""
 
     build: Callable[[], nn.Module]
     head: str
@@ -292,7 +294,7 @@ class Local:
     programs: Mapping[str, Program]
     epochs: int
     batch_size: int
-    rate: Rate
+    rate: LearningRate
     streams: Streams
     dtype: torch.dtype
     rounds: int = 1

@@ -30,10 +30,10 @@ class Clock:
         return (_shift(bits, 11).to(torch.float64) * 2.0**-53).view(shape)
 
 
-def sample_keys(visit: int | np.ndarray, step: int | np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Give the keys of samples by the visit's key, the local step and their places in its batch."""
+def sample_keys(context: int | np.ndarray, step: int | np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Return the keys of samples by the client update's key, the local step and their places in its batch."""
     with np.errstate(over="ignore"):
-        key = np.asarray(visit, dtype=np.uint64) + np.uint64(1_000_003) * np.asarray(step, dtype=np.uint64)
+        key = np.asarray(context, dtype=np.uint64) + np.uint64(1_000_003) * np.asarray(step, dtype=np.uint64)
         keys: np.ndarray = key + np.uint64(0x9E3779B97F4A7C15) * place.astype(np.uint64)
     return keys.view(np.int64)
 

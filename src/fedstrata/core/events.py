@@ -36,7 +36,7 @@ class Fault(NamedTuple):
     clients: tuple[int, ...] = ()
 
 
-def fault_of(event: Mapping[str, Any]) -> Fault:
+def describe_fault(event: Mapping[str, Any]) -> Fault:
     """Put an event into words."""
     kind, round, why = event["event"], event.get("round"), str(event.get("why", ""))
     clients = event.get("clients", [event["client"]] if "client" in event else ())

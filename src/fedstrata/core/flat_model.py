@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Place(NamedTuple):
+class Segment(NamedTuple):
     """A named tensor inside a flat vector."""
 
     name: str
@@ -32,20 +32,20 @@ class Norm(NamedTuple):
     """A batch norm's running statistics inside `buffers`."""
 
     name: str
-    mean: Place
-    var: Place
+    mean: Segment
+    var: Segment
     momentum: float
 
 
 @dataclass(frozen=True)
-class Space:
+class ParameterSpace:
     """Places of a module's trainable tensors in `params` and of its float buffers in `buffers`.
 
     Frozen parameters and integer buffers (counters, tables) are part of the architecture: they do not travel.
     """
 
-    params: tuple[Place, ...]
-    buffers: tuple[Place, ...]
+    params: tuple[Segment, ...]
+    buffers: tuple[Segment, ...]
     head: slice  # the last layer, inside params
     head_weight: slice
     head_bias: slice
@@ -73,7 +73,7 @@ class Space:
         return self.buffers[-1].stop if self.buffers else 0
 
     @classmethod
-    def of(cls, module: nn.Module, head: str) -> Space:
+    def of(cls, module: nn.Module, head: str) -> ParameterSpace:
         """Lay a module out; `head` is the name of its last layer."""
         params = _places([(n, p) for n, p in module.named_parameters() if p.requires_grad])
         buffers = _places([(n, b) for n, b in module.named_buffers() if b.is_floating_point()])
@@ -98,34 +98,34 @@ class Space:
             owner, _, name = place.name.rpartition(".")
             modules[owner]._buffers[name] = place.of(buffers)
 
-    def named(self, model: Model) -> dict[str, Tensor]:
-        """Give the model's tensors by name."""
+    def named(self, model: FlatModel) -> dict[str, Tensor]:
+        """Return the model's tensors by name."""
         params = {p.name: p.of(model.params) for p in self.params}
         return params | {b.name: b.of(model.buffers) for b in self.buffers}
 
-    def flatten(self, named: Mapping[str, Tensor], dtype: torch.dtype, params: bool = True) -> Model:
+    def flatten(self, named: Mapping[str, Tensor], dtype: torch.dtype, params: bool = True) -> FlatModel:
         """Collect a model, or its buffers alone, from tensors by name; the inverse of `named`."""
 
-        def join(places: tuple[Place, ...]) -> Tensor:
+        def join(places: tuple[Segment, ...]) -> Tensor:
             flat = [named[p.name].detach().to("cpu", dtype).reshape(-1) for p in places]
             return torch.cat(flat) if flat else torch.zeros(0, dtype=dtype)
 
-        return Model(join(self.params if params else ()), join(self.buffers))
+        return FlatModel(join(self.params if params else ()), join(self.buffers))
 
 
 @dataclass(frozen=True)
-class Model:
+class FlatModel:
     """A model's numbers, flat. Never changed in place: a new model is a new object."""
 
     params: Tensor
     buffers: Tensor
 
     def wire(self, buffers: bool = True) -> dict[str, Tensor]:
-        """Give what travels to a client, with or without norm statistics."""
+        """Return what travels to a client, with or without norm statistics."""
         return {"params": self.params} | ({"buffers": self.buffers} if buffers and self.buffers.numel() else {})
 
 
-def _norms(module: nn.Module, buffers: tuple[Place, ...]) -> tuple[Norm, ...]:
+def _norms(module: nn.Module, buffers: tuple[Segment, ...]) -> tuple[Norm, ...]:
     own = {place.name: place for place in buffers}
     layers = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     return tuple(
@@ -135,9 +135,9 @@ def _norms(module: nn.Module, buffers: tuple[Place, ...]) -> tuple[Norm, ...]:
     )
 
 
-def _places(tensors: list[tuple[str, Tensor]]) -> tuple[Place, ...]:
+def _places(tensors: list[tuple[str, Tensor]]) -> tuple[Segment, ...]:
     places, start = [], 0
     for name, tensor in tensors:
-        places.append(Place(name, tuple(tensor.shape), start))
+        places.append(Segment(name, tuple(tensor.shape), start))
         start = places[-1].stop
     return tuple(places)

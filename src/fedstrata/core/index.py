@@ -31,7 +31,7 @@ class Split:
 
     @classmethod
     def nothing(cls, clients: int) -> Split:
-        """Give clients that hold nothing."""
+        """Return clients that hold nothing."""
         return cls(np.zeros(0, dtype=np.int64), np.zeros(clients + 1, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Split:
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def counts(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Give the label counts of every client, [N, C]."""
+        """Return the label counts of every client, [N, C]."""
         flat = np.bincount(self.owners * classes + labels[self.rows], minlength=len(self) * classes)
         return flat.reshape(len(self), classes)
 
@@ -65,7 +65,7 @@ class Split:
         """Undo `among`."""
         return Split(np.searchsorted(chosen, self.rows), self.starts)
 
-    def reordered(self, held: np.ndarray) -> Split:
+    def reorder(self, held: np.ndarray) -> Split:
         """Let client i hold what client held[i] holds."""
         sizes = self.sizes[held]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

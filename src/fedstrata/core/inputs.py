@@ -13,7 +13,7 @@ from fedstrata.core.counter_rng import Clock
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images stay uint8 until here. Normalisation is by channel; augmentation draws from the visit's own stream."""
+    """Images stay uint8 until here. Normalisation is by channel; augmentation draws from the client update's own stream."""
 
     scale: float = 1.0  # 255 for images
     mean: tuple[float, ...] | None = None
@@ -35,7 +35,7 @@ class Inputs:
         std = torch.tensor(self.std, dtype=dtype, device=x.device).view(by_channel)
         return (x - mean) / std
 
-    def augmented(self, x: Tensor, clock: Clock) -> Tensor:
+    def augment(self, x: Tensor, clock: Clock) -> Tensor:
         """Shift and flip each image of a batch by chance; the same operations whatever the chance says.
 
         The border that a shift lets in is 0 after normalisation: the mean colour, not black.

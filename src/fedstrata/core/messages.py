@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstrata.core.records import revised
+from fedstrata.core.fast_replace import fast_replace
 
 Value = float | int | str | bool | tuple[int, ...] | tuple[float, ...]
 Tensors = Mapping[str, Tensor]
@@ -24,7 +24,7 @@ WHOLE: Fragment = (0, 1)
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor declared before it exists: sizes lane buffers, client state and messages."""
+    """A tensor declared before it exists: sizes trainer buffers, client state and messages."""
 
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None  # None: the run's float type
@@ -55,7 +55,7 @@ class Task:
 class Report:
     """Client to server, split by who may read what.
 
-    The open envelope (samples, steps, loss, drift) comes with every report and is not charged; `meta` holds
+    The open envelope (samples, steps, loss, drift) comes with every report and is not charged; `metrics` holds
     what parts add to it. A number may stay a 0-d tensor until the engine reads all of a step at once.
     """
 
@@ -63,13 +63,13 @@ class Report:
     samples: int
     steps: int = 0
     loss: float | Tensor = 0.0  # mean cross-entropy over the samples trained on
-    drift: float | Tensor = 0.0  # length of the update
-    meta: Mapping[str, Value | Tensor] = field(default_factory=dict)
-    summed: Tensors = field(default_factory=dict)  # reaches the server only inside Sums
-    shown: Tensors = field(default_factory=dict)  # open tensors; refused under masked aggregation
+    update_norm: float | Tensor = 0.0  # length of the update
+    metrics: Mapping[str, Value | Tensor] = field(default_factory=dict)
+    aggregated: Tensors = field(default_factory=dict)  # reaches the server only inside Sums
+    open_tensors: Tensors = field(default_factory=dict)  # open tensors; refused under masked aggregation
     finite: bool | Tensor = True  # whether everything in this report is
     nbytes: int = 0  # of the whole report, declared by the client
-    received: int = 0  # bytes this client got during the visit, beside the task
+    received: int = 0  # bytes this client got during the client update, beside the task
     work: float = 0.0  # samples that went through the model, forward and back
     seconds: float = 0.0  # from asking to having it, on the virtual clock
 
@@ -79,27 +79,29 @@ class Report:
         def value(v: Any) -> Any:
             return v if not isinstance(v, Tensor) else v.item() if known is None else known[id(v)]
 
-        return revised(
+        return fast_replace(
             self,
             loss=float(value(self.loss)),
-            drift=float(value(self.drift)),
+            update_norm=float(value(self.update_norm)),
             finite=bool(value(self.finite)),
-            meta={k: value(v) for k, v in self.meta.items()},
+            metrics={k: value(v) for k, v in self.metrics.items()},
         )
 
     @property
     def unread(self) -> list[Tensor]:
         """Numbers that are still tensors."""
-        return [v for v in (self.loss, self.drift, self.finite, *self.meta.values()) if isinstance(v, Tensor)]
+        return [v for v in (self.loss, self.update_norm, self.finite, *self.metrics.values()) if isinstance(v, Tensor)]
 
     def to(self, device: str) -> Report:
         """Move the tensors."""
-        summed = {k: v.to(device) for k, v in self.summed.items()}
-        return revised(self, summed=summed, shown={k: v.to(device) for k, v in self.shown.items()})
+        aggregated = {k: v.to(device) for k, v in self.aggregated.items()}
+        return fast_replace(
+            self, aggregated=aggregated, open_tensors={k: v.to(device) for k, v in self.open_tensors.items()}
+        )
 
     def open(self) -> Report:
         """Leave out what the server must not see."""
-        return revised(self, summed={})
+        return fast_replace(self, aggregated={})
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,15 @@ class Sums:
     count: int
     reports: Sequence[Report] = ()  # open halves of the reports that were summed
     shares: Mapping[int, float] = field(default_factory=dict)  # weight of each client, where there are any
-    joint: bool = False  # many steps were played as one: this is the outcome of all of them
+    fused: bool = False  # many steps were played as one: this is the outcome of all of them
 
     def mean(self, name: str) -> Tensor:
-        """Give the weighted mean over the clients that arrived."""
+        """Return the weighted mean over the clients that arrived."""
         return self.total[name] / self.weight
 
-    def scoped(self, part: str) -> Sums:
+    def scope(self, part: str) -> Sums:
         """Show a part its own tensors under its own names, beside the common ones."""
-        return revised(self, total=scoped(self.total, part))
+        return fast_replace(self, total=scope(self.total, part))
 
 
 def read(reports: Sequence[Report]) -> list[Report]:
@@ -141,7 +143,7 @@ def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) ->
     """Add reports up in the order of `weights`, so that no timing changes a bit."""
     total: dict[str, Tensor] = {}
     for client, weight in weights.items():
-        for name, tensor in reports[client].summed.items():
+        for name, tensor in reports[client].aggregated.items():
             if name in total:
                 total[name].add_(tensor, alpha=weight)
             else:
@@ -149,19 +151,19 @@ def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) ->
     return Sums(total, float(sum(weights.values())), len(weights), shares=dict(weights))
 
 
-def scoped(tensors: Tensors, part: str) -> dict[str, Tensor]:
+def scope(tensors: Tensors, part: str) -> dict[str, Tensor]:
     """Keep common names and a part's own; `part/name` becomes `name`, other parts' names disappear."""
     own = {k.removeprefix(f"{part}/"): v for k, v in tensors.items() if k.startswith(f"{part}/")}
     return {k: v for k, v in tensors.items() if "/" not in k} | own
 
 
-def prefixed(tensors: Tensors, part: str) -> dict[str, Tensor]:
+def add_prefix(tensors: Tensors, part: str) -> dict[str, Tensor]:
     """Undo `scoped` for what a part gives back."""
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def tensor_bytes(tensors: Tensors) -> int:
-    """Give the bytes that the tensors take on a wire."""
+    """Return the bytes that the tensors take on a wire."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 

@@ -20,5 +20,5 @@ Rounds = Natural | Share  # so many rounds, or a share of all of them
 
 
 def in_rounds(asked: int | float, rounds: int) -> int:
-    """Give a number of rounds from a number or a share of all."""
+    """Return a number of rounds from a number or a share of all."""
     return asked if isinstance(asked, int) else int(asked * rounds + 1e-9)

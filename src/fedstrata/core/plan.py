@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fedstrata.core.client_info import Roster
-from fedstrata.core.client_parts import Local, Sampler
+from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.client_parts import ClientPlan, Sampler
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Space
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerPart, ServerSide, System, View
+from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep, System, View
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Plan:
     """Every stage of a run. Frozen and without state; `loop.State` holds what changes."""
 
     driver: Driver
-    select: Selector
-    combine: Combiner
-    servers: Mapping[str, ServerPart]  # the server step first, then the server halves of corrections
+    selector: Selector
+    combiner: Combiner
+    server_steps: Mapping[str, ServerStep]  # the server step first, then the server halves of corrections
     system: System
-    local: Local
-    space: Space
+    local: ClientPlan
+    space: ParameterSpace
     rounds: int
     clients_per_round: float | int | str
-    apart: str | None = None  # why many visits cannot be executed as one, or None
+    why_not_fused: str | None = None  # why many client updates cannot be executed as one, or None
     sampler_asked: Sampler | None = None  # what the user asked for, where a schedule brings its own
     fewest: int = 1  # clients whose reports can be summed
 
@@ -41,22 +41,26 @@ class Plan:
     @property
     def server_side(self) -> list[ServerSide]:
         """All parts at the server."""
-        return [self.driver, self.select, self.combine, self.system, *self.servers.values()]
+        return [self.driver, self.selector, self.combiner, self.system, *self.server_steps.values()]
 
     @property
     def needs(self) -> frozenset[str]:
         """What the server must know of its clients."""
         return frozenset().union(*(part.needs for part in self.server_side))
 
-    def view(self, roster: Roster, round: int, note: Callable[..., None], clock: float = 0.0) -> View:
-        """Give what the server's parts see of a round."""
-        needed = per_round(self.clients_per_round, roster.clients)
+    def view(self, client_info: ClientInfo, round: int, note: Callable[..., None], clock: float = 0.0) -> View:
+        """Return what the server's parts see of a round."""
+        needed = per_round(self.clients_per_round, client_info.clients)
         k = self.system.wanted(needed)
-        rng, roster = partial(self.streams, round=round), roster.at(round)
-        apart = "the clients live at sites of their own" if roster.world is None else self.apart
-        known = round, self.rounds, k, roster.holders, roster, self.space, rng, note
+        rng, client_info = partial(self.streams, round=round), client_info.at(round)
+        why_not_fused = (
+            "the clients live at sites of their own" if client_info.ground_truth is None else self.why_not_fused
+        )
+        known = round, self.rounds, k, client_info.holders, client_info, self.space, rng, note
         decay = self.local.rate.at(round) / self.local.rate.at(0)
-        view = View(*known, self.local.batch_size, self.local.epochs, needed, clock, decay, apart, fewest=self.fewest)
+        view = View(
+            *known, self.local.batch_size, self.local.epochs, needed, clock, decay, why_not_fused, fewest=self.fewest
+        )
         eligible = self.system.available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
 
@@ -64,13 +68,13 @@ class Plan:
         """Refuse stages that cannot work together, with the reason."""
         keys: dict[str, Part] = {
             "method.driver": self.driver,
-            "method.select": self.select,
-            "method.combine": self.combine,
+            "method.selector": self.selector,
+            "method.combiner": self.combiner,
             "system": self.system,
-            "method.sample": self.local.sampler,
+            "method.sampler": self.local.sampler,
             "train.optimizer": self.local.optimizer,
-            "method.combine.server": self.servers["server"],
-            **{f"method.correct ({name})": part for name, part in self.local.parts.items()},
+            "method.server_step": self.server_steps["server"],
+            **{f"method.corrections ({name})": part for name, part in self.local.parts.items()},
         }
         for key, part in keys.items():
             if reason := part.conflicts(self):
@@ -78,7 +82,7 @@ class Plan:
 
 
 def per_round(asked: float | int | str, clients: int) -> int:
-    """Give the clients of a round from a fraction, a count or "all"; a count may be more than there are."""
+    """Return the clients of a round from a fraction, a count or "all"; a count may be more than there are."""
     if asked == "all":
         return clients
     if isinstance(asked, int):

@@ -21,15 +21,15 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from fedstrata.core.errors import RequestError, unknown_name
 
 STAGES = {  # stage -> the package that lists its parts, and the class they derive from
-    "schedules": ("fedstrata.methods.schedules", "fedstrata.core.server_parts:LabelSchedule"),
+    "schedules": ("fedstrata.methods.schedules", "fedstrata.core.server_parts:Schedule"),
     "drivers": ("fedstrata.methods.drivers", "fedstrata.core.server_parts:Driver"),
     "selectors": ("fedstrata.methods.selectors", "fedstrata.core.server_parts:Selector"),
     "samplers": ("fedstrata.methods.samplers", "fedstrata.core.client_parts:Sampler"),
     "corrections": ("fedstrata.methods.corrections", "fedstrata.core.client_parts:LocalPart"),
     "optimizers": ("fedstrata.methods.optimizers", "fedstrata.core.client_parts:Optimizer"),
     "combiners": ("fedstrata.methods.combiners", "fedstrata.core.server_parts:Combiner"),
-    "servers": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerPart"),
-    "rates": ("fedstrata.methods.lr_schedules", "fedstrata.methods.lr_schedules:Schedule"),
+    "server_steps": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerPart"),
+    "lr_schedules": ("fedstrata.methods.lr_schedules", "fedstrata.methods.lr_schedules:LRSchedule"),
     "partitions": ("fedstrata.data.partitions", "fedstrata.data.partitions.base:Partition"),
     "noises": ("fedstrata.data.noise", "fedstrata.data.noise:Noise"),
     "datasets": ("fedstrata.data.sets", "fedstrata.data.sets.base:DataSet"),
@@ -41,7 +41,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
 
 @cache
 def names(stage: str) -> dict[str, str]:
-    """Give the parts of a stage: name -> "module:attribute"."""
+    """Return the parts of a stage: name -> "module:attribute"."""
     table: dict[str, str] = dict(import_module(STAGES[stage][0]).PARTS)
     for entry in entry_points(group="fedstrata.parts"):
         kind, _, name = entry.name.partition(".")
@@ -53,13 +53,13 @@ def names(stage: str) -> dict[str, str]:
 
 
 def find(stage: str, name: str, key: str) -> Any:
-    """Give the class (or recipe) behind a name; `key` is where the user wrote it."""
+    """Return the class (or recipe) behind a name; `key` is where the user wrote it."""
     if ":" not in name:
         table = names(stage)
         if name not in table:
             raise unknown_name(key, name, table)
         name = table[name]
-    part, base = _imported(name, key), _imported(STAGES[stage][1], key)
+    part, base = _import(name, key), _import(STAGES[stage][1], key)
     fits = (
         issubclass(part, base) and dataclasses.is_dataclass(part) if isinstance(part, type) else isinstance(part, base)
     )
@@ -68,7 +68,7 @@ def find(stage: str, name: str, key: str) -> Any:
     return part
 
 
-def _imported(path: str, key: str) -> Any:
+def _import(path: str, key: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(import_module(module), attribute)
@@ -82,16 +82,16 @@ def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
     for option in given:
         if option not in known:
             raise unknown_option(f"{key}.{option}", option, known)
-    return validated(find(stage, name, f"{key}.kind"), given, key)
+    return validate(find(stage, name, f"{key}.kind"), given, key)
 
 
 def options(stage: str, name: str, key: str) -> set[str]:
-    """Give the names of a part's options."""
+    """Return the names of a part's options."""
     return {f.name for f in dataclasses.fields(find(stage, name, key)) if f.init}
 
 
 def name_of(stage: str, part: type) -> str:
-    """Give the name a class is known by in a stage, or its import path."""
+    """Return the name a class is known by in a stage, or its import path."""
     path = f"{part.__module__}:{part.__qualname__}"
     return next((name for name, target in names(stage).items() if target == path), path)
 
@@ -133,7 +133,7 @@ def _said(hint: Any) -> str:
 # ---- validation ------------------------------------------------------------------------------------------------
 
 
-def validated(kind: Any, value: Mapping[str, Any], key: str) -> Any:
+def validate(kind: Any, value: Mapping[str, Any], key: str) -> Any:
     """Check a table against a dataclass or pydantic model.
 
     Values go through JSON so that a list fits a tuple while text never passes for a number.
@@ -142,7 +142,7 @@ def validated(kind: Any, value: Mapping[str, Any], key: str) -> Any:
     try:
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
-        raise explained(error, json.loads(text), key) from None
+        raise explain_error(error, json.loads(text), key) from None
 
 
 def _as_json(value: Any) -> Any:
@@ -156,7 +156,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def explained(error: ValidationError, value: Any, key: str) -> RequestError:
+def explain_error(error: ValidationError, value: Any, key: str) -> RequestError:
     """Turn the first validation error into the key, the value and what is allowed.
 
     A field that takes several types has an error for each; together they say what is allowed.

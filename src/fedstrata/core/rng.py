@@ -1,7 +1,7 @@
 """Random streams keyed by (seed, purpose, round, step, client).
 
 No generator state exists anywhere: a stream is made from its key when it is needed and thrown away.
-Changing one part never shifts another part's draws, any lane can train any client, and a resumed run
+Changing one part never shifts another part's draws, any worker can train any client, and a resumed run
 has nothing to restore.
 """
 
@@ -26,26 +26,26 @@ class Streams:
     seed: int
 
     def key(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
-        """Give the 128-bit key of a stream, the same on every machine."""
+        """Return the 128-bit key of a stream, the same on every machine."""
         text = f"{self.seed}|{purpose}|{round}|{step}|{client}"
         return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
 
     def __call__(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> Rng:
-        """Give a fresh generator at the start of the stream."""
+        """Return a fresh generator at the start of the stream."""
         return np.random.Generator(np.random.Philox(key=self.key(purpose, round, step, client)))
 
     def torch_seed(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
-        """Give 63 bits of the key, for torch generators and counter-based dropout."""
+        """Return 63 bits of the key, for torch generators and counter-based dropout."""
         return self.key(purpose, round, step, client) & (2**63 - 1)
 
 
 def unpredictable() -> Rng:
-    """Give a generator that nobody can make again: for noise that hides something from others at real sites."""
+    """Return a generator that nobody can make again: for noise that hides something from others at real sites."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(os.urandom(16), "little")))
 
 
 @contextmanager
-def torch_seeded(seed: int) -> Iterator[None]:
+def seed_torch(seed: int) -> Iterator[None]:
     """Let code that draws from torch's global generator draw from a stream, and leave the generator as it was.
 
     `torch.manual_seed` would do, but it takes a millisecond: it records a stack trace for GPUs it has not seen.

@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from fedstrata.core.batch_norm import By
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import LocalPart, Program, Sampler
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import WHOLE, Fragment, Report, Sums, Tag, Task, Tensors, Value
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Rng
 
-BY_CHOICE = 'engine.execution = "messages"'  # why visits are not executed as one: the user said so
+BY_CHOICE = 'engine.execution = "messages"'  # why client updates are not executed as one: the user said so
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class View:
     rounds: int
     k: int  # clients wanted in this round
     eligible: np.ndarray  # ids that hold data and are available
-    roster: Roster
-    space: Space
+    client_info: ClientInfo
+    space: ParameterSpace
     rng: Callable[..., Rng]  # rng(purpose, step=0, client=-1), keyed with seed and round
     note: Callable[..., None]  # note(kind, **fields): make an event; every fallback is one
     batch_size: int = 1
@@ -42,7 +42,7 @@ class View:
     needed: int = 0  # clients wanted in this round before some were asked in reserve
     clock: float = 0.0  # virtual seconds since the run began
     decay: float = 1.0  # this round's step size at the clients, over that of the first
-    apart: str | None = None  # why visits cannot be executed as one (`Joint`), or None
+    why_not_fused: str | None = None  # why client updates cannot be executed as one (`FusedSteps`), or None
     part: Fragment = WHOLE  # where in the round the present step is
     fewest: int = 1  # clients whose reports can be summed
 
@@ -66,16 +66,16 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Joint:
+class FusedSteps:
     """Many steps whose course is known before they are played, so that an engine may execute them as one.
 
     Each client's sampler still says which of its samples come, and in which order; here stands whose turn it is.
     What the single steps would have sent is charged as if they had been played.
     """
 
-    who: np.ndarray  # of each visit, in order: a place in `Step.asks`
-    runs: np.ndarray  # of each visit: samples
-    turns: np.ndarray  # of each visit: which step of its kind it would have been part of
+    who: np.ndarray  # of each client update, in order: a place in `Step.asks`
+    runs: np.ndarray  # of each client update: samples
+    turns: np.ndarray  # of each client update: which step of its kind it would have been part of
     sizes: np.ndarray  # samples of each batch
     parts: np.ndarray  # of each batch: when in the round, out of `Step.part[1]`
     handed: tuple[int, int, int]  # models (or updates of that size) that went down, up, and from peer to peer
@@ -94,7 +94,7 @@ class Step:
     source: Literal["server", "peer"] = "server"  # who hands the model over, and is charged for it
     sink: Literal["server", "peer"] = "server"  # a peer's hop is charged once, to the one who receives
     together: By | None = None  # clients meet while they compute: how their norm statistics are averaged
-    joint: Joint | None = None
+    fused: FusedSteps | None = None
     part: Fragment = WHOLE  # where in the round this is: moves learning rates
 
     def __post_init__(self) -> None:
@@ -102,13 +102,13 @@ class Step:
         if len(set(ids)) != len(ids):
             raise ValueError(f"a step asks a client twice: {sorted(ids)}")
 
-    def visits(self, clients: Sequence[int]) -> list[int]:
-        """Say for how many visits each of these clients stands: one, unless the step stands for many."""
-        if self.joint is None:
+    def count_updates(self, clients: Sequence[int]) -> list[int]:
+        """Say for how many client updates each of these clients stands: one, unless the step stands for many."""
+        if self.fused is None:
             return [1] * len(clients)
-        counts = np.bincount(self.joint.who, minlength=len(self.asks)).tolist()
-        visits = dict(zip((ask.client for ask in self.asks), counts, strict=True))
-        return [visits[client] for client in clients]
+        counts = np.bincount(self.fused.who, minlength=len(self.asks)).tolist()
+        client_updates = dict(zip((ask.client for ask in self.asks), counts, strict=True))
+        return [client_updates[client] for client in clients]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ Chosen = Sequence[int | Ask]
 Choice = Chosen | Generator[Step, Outcome, Chosen]  # a selector may yield probe steps first
 
 
-def chosen(choice: Choice) -> Generator[Step, Outcome, list[Ask]]:
+def finish_choice(choice: Choice) -> Generator[Step, Outcome, list[Ask]]:
     """Let a selector finish, whether it probes or answers at once; in order of id, so that equal sets are equal."""
     picks = (yield from choice) if isinstance(choice, Generator) else choice
     asks = [pick if isinstance(pick, Ask) else Ask(int(pick)) for pick in picks]
@@ -142,8 +142,8 @@ class ServerSide(Part):
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})  # probes, by Step.kind
     individual: ClassVar[bool] = False  # True: sees whole updates, and is refused under masked aggregation
 
-    def numbers(self, kind: str) -> tuple[str, ...]:
-        """Name what this part reads in the `meta` of every report of a kind of step: one without it is none."""
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
+        """Name what this part reads in the `metrics` of every report of a kind of step: one without it is none."""
         return ()
 
     @property
@@ -153,10 +153,10 @@ class ServerSide(Part):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What this part reads of the roster: "sizes", "labels", "totals", "counts", "speeds"."""
+        """What this part reads of the client info: "sizes", "labels", "totals", "counts", "speeds"."""
         return frozenset()
 
-    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Local parts this part wants at the clients, beside what is there, to report what it reads."""
         return ()
 
@@ -171,14 +171,14 @@ class Selector(ServerSide):
         return None
 
     def select(self, state: Any, view: View) -> Choice:
-        """Give the ids of this round, or `Ask`s; yield a `Step` to probe first."""
+        """Return the ids of this round, or `Ask`s; yield a `Step` to probe first."""
         raise NotImplementedError
 
     def feedback(self, state: Any, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         """Learn from the round. With `individual`, the outcomes hold whole reports."""
 
 
-class LabelSchedule(ServerSide):
+class Schedule(ServerSide):
     """Which labels the model sees next. A driver that can follows it."""
 
     @property
@@ -200,11 +200,11 @@ class Driver(ServerSide):
 
     @property
     def together(self) -> bool:
-        """Whether clients compute together, or steps are played as one: lanes of other processes have no part in it."""
+        """Whether clients compute together, or steps are played as one: workers of other processes have no part in it."""
         return False
 
-    def following(self, schedule: LabelSchedule) -> Driver:
-        """Give the driver that takes its steps from a schedule of labels."""
+    def following(self, schedule: Schedule) -> Driver:
+        """Return the driver that takes its steps from a schedule of labels."""
         raise RequestError(
             'method.schedule is not followed by this method.driver; use method.driver = "chain" or "sync"'
         )
@@ -234,10 +234,10 @@ class Arrived(Protocol):
         """How likely each client was to be asked; NaN where the selector does not say."""
 
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
-        """Give the weighted sum of what the clients sent, one weight a report."""
+        """Return the weighted sum of what the clients sent, one weight a report."""
 
     def each(self) -> Sequence[Report]:
-        """Give whole reports, one by one; only for a combiner that is `individual`."""
+        """Return whole reports, one by one; only for a combiner that is `individual`."""
 
 
 class Combiner(ServerSide):
@@ -247,35 +247,35 @@ class Combiner(ServerSide):
         """Make the state."""
         return None
 
-    def combine(self, state: Any, view: View, model: Model, arrived: Arrived) -> Sums:
-        """Give the combined update: `total["update"]` is added to the model."""
+    def combine(self, state: Any, view: View, model: FlatModel, arrived: Arrived) -> Sums:
+        """Return the combined update: `total["update"]` is added to the model."""
         raise NotImplementedError
 
 
-class ServerPart(ServerSide):
+class ServerStep(ServerSide):
     """A server step, or the server half of a correction.
 
     The proposal starts as model + combined update; each server part in turn may change it.
     """
 
-    def init(self, view: View, model: Model) -> Any:
+    def init(self, view: View, model: FlatModel) -> Any:
         """Make the state."""
         return None
 
     def broadcast(self, state: Any) -> Tensors:
-        """Give what travels with the model; the client half finds it in `visit.down`."""
+        """Return what travels with the model; the client half finds it in `context.down`."""
         return {}
 
     def lend(self, state: Any) -> Tensors:
-        """Give what a lane needs that plays many steps as one, this part's among them; it is not a message."""
+        """Return what a worker needs that plays many steps as one, this part's among them; it is not a message."""
         return self.broadcast(state)
 
-    def step(self, state: Any, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
-        """Give the next proposal, from the model that was sent, the proposal so far and the sums."""
+    def step(self, state: Any, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
+        """Return the next proposal, from the model that was sent, the proposal so far and the sums."""
         return proposal
 
-    def scored(self, state: Any, model: Model) -> Model:
-        """Give the model to evaluate, where that is not the one to train on."""
+    def model_to_evaluate(self, state: Any, model: FlatModel) -> FlatModel:
+        """Return the model to evaluate, where that is not the one to train on."""
         return model
 
 
@@ -288,7 +288,7 @@ class System(ServerSide):
         return False
 
     def available(self, view: View) -> np.ndarray:
-        """Give the eligible ids that can be asked this round."""
+        """Return the eligible ids that can be asked this round."""
         return view.eligible
 
     def adapt(self, view: View, turn: int, step: Step) -> Step:
@@ -296,11 +296,11 @@ class System(ServerSide):
         return step
 
     def wanted(self, k: int) -> int:
-        """Give how many clients to ask where k are wanted."""
+        """Return how many clients to ask where k are wanted."""
         return k
 
     def enough(self, asked: int, needed: int) -> int:
-        """Give how many reports of a training step end the wait; `needed` clients are wanted in a round."""
+        """Return how many reports of a training step end the wait; `needed` clients are wanted in a round."""
         return asked
 
     def timed(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> Sequence[Report]:
@@ -308,40 +308,40 @@ class System(ServerSide):
         return reports
 
     def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
-        """Give the clients whose report is lost after they did the work; `turn` counts steps of this kind."""
+        """Return the clients whose report is lost after they did the work; `turn` counts steps of this kind."""
         return set()
 
     def took(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
-        """Give the seconds that the step took on the virtual clock."""
+        """Return the seconds that the step took on the virtual clock."""
         return max((r.seconds for r in reports if r.client not in lost), default=0.0)
 
 
 class Engine(Protocol):
-    """Where visits happen: lanes on this machine, or real sites."""
+    """Where client updates happen: workers on this machine, or real sites."""
 
     device: str  # where models are evaluated
-    joins: bool  # whether it can execute a `Joint`: all clients' samples lie in one place
+    can_fuse: bool  # whether it can execute a `FusedSteps`: all clients' samples lie in one place
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report that came back, in task order."""
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
-        """Sum what the last step's clients sent: the only road to `Report.summed`. May be `Unsummable`."""
+        """Sum what the last step's clients sent: the only road to `Report.aggregated`. May be `Unsummable`."""
 
     def each(self) -> Mapping[int, Report]:
-        """Give the last step's reports whole."""
+        """Return the last step's reports whole."""
 
-    def beside(self) -> tuple[int, int]:
-        """Give the bytes that the last step's sum took, up and down, beside what its messages declare."""
+    def overhead_bytes(self) -> tuple[int, int]:
+        """Return the bytes that the last step's sum took, up and down, beside what its messages declare."""
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
         """Commit the state of the clients whose report counted; forget the others' new state."""
 
-    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
-        """Give the state of every client that has any, with the step it is from, for the checkpoint."""
+    def client_states(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Return the state of every client that has any, with the step it is from, for the checkpoint."""
 
-    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+    def restore(self, client_states: Mapping[int, tuple[Tag, Tensors]]) -> None:
         """Take client state back from a checkpoint."""
 
     def close(self) -> None:
-        """End lanes and free memory."""
+        """End workers and free memory."""

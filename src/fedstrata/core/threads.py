@@ -12,12 +12,12 @@ _fewer: list[int] = []  # what this process was told to keep to
 
 
 def cores() -> int:
-    """Give the cores this process may use."""
+    """Return the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spare() -> int:
-    """Give the threads for work that no lane does: one a core, unless this process keeps to fewer."""
+    """Return the threads for work that no worker does: one a core, unless this process keeps to fewer."""
     return _fewer[-1] if _fewer else cores()
 
 
@@ -43,5 +43,5 @@ def threads(count: int) -> Iterator[None]:
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """Work as every lane does: how sums are cut among threads changes their last bit."""
+    """Work as every worker does: how sums are cut among threads changes their last bit."""
     return threads(1)

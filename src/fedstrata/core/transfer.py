@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def give(values: np.ndarray, to: Tensor) -> None:
+def copy_to_device(values: np.ndarray, to: Tensor) -> None:
     """Copy from the host to a tensor; the host goes on at once."""
     host = torch.from_numpy(values)
     if not to.is_cuda:
@@ -17,12 +17,12 @@ def give(values: np.ndarray, to: Tensor) -> None:
     to.copy_(pinned.copy_(host), non_blocking=True)
 
 
-def away(tensor: Tensor, device: torch.device | str) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Bring a tensor to a device; the host goes on at once."""
     return tensor.pin_memory().to(device, non_blocking=True) if not tensor.is_cuda else tensor.to(device)
 
 
-def home(tensor: Tensor) -> Tensor:
+def to_host(tensor: Tensor) -> Tensor:
     """Bring a tensor to the host, and wait for it."""
     if not tensor.is_cuda:
         return tensor

@@ -19,7 +19,7 @@ CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state", hint: Any = Any) -> Any:
-    """Give the JSON form; arrays are added to `arrays`."""
+    """Return the JSON form; arrays are added to `arrays`."""
 
     def inner(key: object, item: Any, hint: Any) -> Any:
         return flatten(item, arrays, f"{path}.{key}", hint)
@@ -86,11 +86,11 @@ def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None, hint: Any =
 
 
 def _item(hint: Any) -> Any:
-    """Give the annotation of a container's items: of a dict's values, of a list's elements."""
+    """Return the annotation of a container's items: of a dict's values, of a list's elements."""
     inner = [a for a in get_args(hint) if a is not Ellipsis]
     return inner[-1] if inner else Any
 
 
 def _dataclass_in(hint: Any) -> Any:
-    """Give the dataclass that an annotation names, also as one of several types."""
+    """Return the dataclass that an annotation names, also as one of several types."""
     return next((h for h in (hint, *get_args(hint)) if isinstance(h, type) and dataclasses.is_dataclass(h)), None)

@@ -51,10 +51,23 @@ def pack_report(report: Report) -> bytes:
     read = report.read()
     header = {
         name: getattr(read, name)
-        for name in ("client", "samples", "steps", "loss", "drift", "finite", "nbytes", "received", "work", "seconds")
+        for name in (
+            "client",
+            "samples",
+            "steps",
+            "loss",
+            "update_norm",
+            "finite",
+            "nbytes",
+            "received",
+            "work",
+            "seconds",
+        )
     }
-    tensors = {f"summed:{k}": v for k, v in read.summed.items()} | {f"shown:{k}": v for k, v in read.shown.items()}
-    return pack(header | {"meta": dict(read.meta)}, tensors)
+    tensors = {f"summed:{k}": v for k, v in read.aggregated.items()} | {
+        f"shown:{k}": v for k, v in read.open_tensors.items()
+    }
+    return pack(header | {"metrics": dict(read.metrics)}, tensors)
 
 
 def unpack_report(data: bytes) -> Report:
@@ -64,7 +77,9 @@ def unpack_report(data: bytes) -> Report:
     def half(name: str) -> Tensors:
         return {k.removeprefix(f"{name}:"): v for k, v in tensors.items() if k.startswith(f"{name}:")}
 
-    return Report(**(header | {"meta": _values(header["meta"])}), summed=half("summed"), shown=half("shown"))
+    return Report(
+        **(header | {"metrics": _values(header["metrics"])}), aggregated=half("summed"), open_tensors=half("shown")
+    )
 
 
 def _values(values: dict[str, Any]) -> dict[str, Value]:

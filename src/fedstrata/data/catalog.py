@@ -18,7 +18,7 @@ __all__ = ["embedded", "folder", "row", "rows"]
 
 
 def rows() -> list[dict[str, Any]]:
-    """Give a row for everything stored, and for every named set of which nothing is."""
+    """Return a row for everything stored, and for every named set of which nothing is."""
     stored = [_stored(key) for key in store.names()]
     found = []
     for name in registry.names("datasets"):

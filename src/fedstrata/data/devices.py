@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.messages import Report, value_bytes
 from fedstrata.core.options import AtLeastOne, Count, Fraction, NonNegative
-from fedstrata.core.records import revised
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Joint, Step, System, View
+from fedstrata.core.server_parts import FusedSteps, Step, System, View
 from fedstrata.data.federation import Federation
 
 TIERS = (1.0, 1.5, 2.0, 3.0, 5.0)  # how much longer each fifth of the clients takes
@@ -50,21 +50,21 @@ class Devices(System):
         return self.rate == 0 and self.deadline == 0 and self.wait_for == 1 and self.over_select == 1
 
     def wanted(self, k: int) -> int:
-        """Give how many clients to ask where k are wanted."""
+        """Return how many clients to ask where k are wanted."""
         return ceil(k * self.over_select - 1e-9)
 
     # ---- who is there
 
     def available(self, view: View) -> np.ndarray:
-        """Give the eligible clients that can be asked this round."""
+        """Return the eligible clients that can be asked this round."""
         ids: np.ndarray = view.eligible
         if self.availability == "independent":
-            drawn = view.rng("available").random(view.roster.clients)[ids]
+            drawn = view.rng("available").random(view.client_info.clients)[ids]
             return np.asarray(ids[drawn < self.available_rate])
-        if self.availability == "labels" and view.roster.world is not None:
+        if self.availability == "labels" and view.client_info.ground_truth is not None:
             # Clients whose commonest label is l are awake during a share of the day that begins at 1 - l / classes.
-            world = view.roster.world
-            hour: np.ndarray = (view.round / self.period + world.stock.argmax(1)[ids] / world.classes) % 1
+            ground_truth = view.client_info.ground_truth
+            hour: np.ndarray = (view.round / self.period + ground_truth.stock.argmax(1)[ids] / ground_truth.classes) % 1
             return ids[hour < self.available_rate]
         if self.availability == "trace":
             client, first, last = self._intervals
@@ -81,19 +81,19 @@ class Devices(System):
 
     def timed(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> list[Report]:
         """Write on every report how long it took; `size` is that of the model's message."""
-        if step.joint is not None:
+        if step.fused is not None:
             return list(reports)
         sent = size if step.model else 0
         clients = np.array([r.client for r in reports], dtype=np.int64)
         work = np.array([r.work for r in reports], dtype=np.float64)
-        moved = np.array([sent + r.nbytes - value_bytes(r.meta) + r.received for r in reports], dtype=np.float64)
+        moved = np.array([sent + r.nbytes - value_bytes(r.metrics) + r.received for r in reports], dtype=np.float64)
         seconds = self._seconds(view, clients, work, moved).tolist()
-        return [revised(r, seconds=s) for r, s in zip(reports, seconds, strict=True)]
+        return [fast_replace(r, seconds=s) for r, s in zip(reports, seconds, strict=True)]
 
     def took(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
-        """Give how long the server waited."""
-        if step.joint is not None:
-            return self._joint(view, step.joint, size, [ask.client for ask in step.asks], reports)
+        """Return how long the server waited."""
+        if step.fused is not None:
+            return self._fused(view, step.fused, size, [ask.client for ask in step.asks], reports)
         arrived = [r.seconds for r in reports if r.client not in lost]
         longest = max(arrived, default=0.0)
         if not self.deadline:
@@ -101,29 +101,31 @@ class Devices(System):
         awaited = any(r.client in lost for r in reports) and not self._enough(view, step, len(arrived))
         return self.deadline if awaited else min(longest, self.deadline)
 
-    def _joint(self, view: View, joint: Joint, size: int, clients: Sequence[int], reports: Sequence[Report]) -> float:
+    def _fused(
+        self, view: View, fused: FusedSteps, size: int, clients: Sequence[int], reports: Sequence[Report]
+    ) -> float:
         """Add up what the single steps would have taken, each as long as its slowest client."""
-        if not len(joint.who):
+        if not len(fused.who):
             return 0.0
         extra = sum(r.nbytes + r.received for r in reports[:1])  # exchanges; the same for everybody
-        moved = np.full(len(joint.who), 2.0 * size + extra)
-        seconds = self._seconds(view, np.array(clients)[joint.who], joint.runs.astype(np.float64), moved)
-        return float(np.maximum.reduceat(seconds, np.unique(joint.turns, return_index=True)[1]).sum())
+        moved = np.full(len(fused.who), 2.0 * size + extra)
+        seconds = self._seconds(view, np.array(clients)[fused.who], fused.runs.astype(np.float64), moved)
+        return float(np.maximum.reduceat(seconds, np.unique(fused.turns, return_index=True)[1]).sum())
 
     def _seconds(self, view: View, clients: np.ndarray, work: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        world = view.roster.world
+        ground_truth = view.client_info.ground_truth
         seconds = work * self.seconds_per_sample
-        if world is not None and world.speeds is not None:
-            seconds = seconds / world.speeds[clients]
-        if world is not None and world.bandwidths is not None:
-            seconds = seconds + moved / world.bandwidths[clients]
+        if ground_truth is not None and ground_truth.speeds is not None:
+            seconds = seconds / ground_truth.speeds[clients]
+        if ground_truth is not None and ground_truth.bandwidths is not None:
+            seconds = seconds + moved / ground_truth.bandwidths[clients]
         return seconds
 
     # ---- whom the server waits for
 
     def adapt(self, view: View, turn: int, step: Step) -> Step:
         """Ask stragglers for less work, where they do what they can in time."""
-        if self.mode != "partial" or not self.rate or step.kind != "train" or step.joint is not None:
+        if self.mode != "partial" or not self.rate or step.kind != "train" or step.fused is not None:
             return step
         slow = set(self._stragglers(view, turn, step, [a.client for a in step.asks]))
         rng = view.rng("partial", step=turn)
@@ -137,18 +139,18 @@ class Devices(System):
     def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Say who is too late: stragglers, those behind the deadline, and those after enough have come."""
         late = {r.client for r in reports if self.deadline and r.seconds > self.deadline}
-        if not step.combine or not reports or step.joint is not None:
+        if not step.combine or not reports or step.fused is not None:
             return late
         if self.mode != "partial":
             late |= set(self._stragglers(view, turn, step, [r.client for r in reports], reports))
         if step.source == "server" and step.sink == "server":
-            key = view.roster.key
+            key = view.client_info.key
             first = sorted((r for r in reports if r.client not in late), key=lambda r: (r.seconds, key[r.client]))
             late |= {r.client for r in first[self._need(view, step) :]}
         return late
 
     def enough(self, asked: int, needed: int) -> int:
-        """Give how many reports end the wait; where more clients were asked than are needed, they are in reserve."""
+        """Return how many reports end the wait; where more clients were asked than are needed, they are in reserve."""
         wanted = min(asked, needed) if self.over_select > 1 and needed else asked
         return max(1, ceil(self.wait_for * wanted - 1e-9))
 
@@ -165,7 +167,7 @@ class Devices(System):
         if not self.rate:
             return ()
         if self.mode == "sticky":  # the same slow clients in every round
-            drawn = view.rng("sticky", round=-1).permutation(view.roster.clients)
+            drawn = view.rng("sticky", round=-1).permutation(view.client_info.clients)
             slow = set(drawn[: round(self.rate * len(drawn))].tolist())
             late = [client for client in clients if client in slow]
             return late[:-1] if len(late) == len(clients) and self.rate < 1 else late  # never everybody
@@ -178,7 +180,7 @@ class Devices(System):
             return clients if rng.random() < self.rate else ()
         count = self._count(len(clients))
         if self.mode == "slowest" and reports:
-            key = view.roster.key
+            key = view.client_info.key
             return [r.client for r in sorted(reports, key=lambda r: (-r.seconds, key[r.client]))[:count]]
         return rng.choice(list(clients), count, replace=False).tolist()  # type: ignore[no-any-return]
 
@@ -209,10 +211,10 @@ def read_trace(path: str, clients: int | None = None) -> np.ndarray:
     return table.T
 
 
-def equipped(
+def equip_clients(
     federation: Federation, speed: str, sigma: float, bandwidth: float, spread: float, seed: int
 ) -> Federation:
-    """Give clients devices and connections, where the federation does not say which they have."""
+    """Return clients devices and connections, where the federation does not say which they have."""
     streams, clients = Streams(seed), len(federation)
     speeds, bandwidths = federation.speeds, federation.bandwidths
     if speeds is None and speed == "lognormal":

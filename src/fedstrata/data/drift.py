@@ -41,7 +41,7 @@ class Stream:
     window: Natural = 0  # rounds after which a sample expires; 0: never
 
     def arrivals(self, samples: int, streams: Streams) -> np.ndarray:
-        """Give the round, counted from 0, in which each sample of the shared arrays arrives."""
+        """Return the round, counted from 0, in which each sample of the shared arrays arrives."""
         order = streams("stream").random(samples)  # a place in time, the same whoever holds the sample
         late = (order - self.start) / max(1 - self.start, 1e-12)
         return np.where(order < self.start, 0, np.ceil(late * (self.until - 1))).astype(np.int64)
@@ -64,7 +64,7 @@ class Moves:
         """Say who holds what in a round."""
         if self.drift is not None:
             held = self.drift.holders(len(train), round, self.streams)
-            train, test = train.reordered(held), test.reordered(held)
+            train, test = train.reorder(held), test.reorder(held)
         if self.stream is not None:
             arrivals = self.stream.arrivals(int(train.rows.max(initial=-1)) + 1, self.streams)
             train = train.only(self.stream.present(arrivals, round))

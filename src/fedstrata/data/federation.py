@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fedstrata.core.client_info import Roster, World
+from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.client_parts import Client
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
@@ -20,7 +20,7 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Drift, Moves, Stream
 from fedstrata.data.partitions.base import Deal, Labelled, Partition, hold_out
-from fedstrata.data.reading import Label, Samples, joined, read_dataset, read_samples
+from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
 
 
 class Noise(Protocol):
@@ -29,7 +29,7 @@ class Noise(Protocol):
     def apply(
         self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Give features and labels with noise."""
+        """Return features and labels with noise."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Federation:
         known = self.labels if self.true_labels is None else self.true_labels
         return replace(self, train=train, true_labels=known)
 
-    def relabelled(self, codes: np.ndarray) -> Federation:
+    def relabel(self, codes: np.ndarray) -> Federation:
         """Use other class indices: label i, in the present order, becomes `codes[i]`. All else stays as it is."""
         to = torch.from_numpy(codes)
 
@@ -149,7 +149,7 @@ class Federation:
         return replace(self, moves=Moves(drift, stream, Streams(seed)) if drift or stream else None)
 
     def at(self, round: int) -> Federation:
-        """Give the federation as it is in a round, counted from 0."""
+        """Return the federation as it is in a round, counted from 0."""
         if self.moves is None:
             return self
         if self._now is None or self._now[0] != round:
@@ -160,15 +160,15 @@ class Federation:
         return self._now[1]
 
     def client(self, id: int) -> Client:
-        """Give one client's view of itself."""
+        """Return one client's view of itself."""
         rows = self.train_split[id]
         speed = 1.0 if self.speeds is None else float(self.speeds[id])
         return Client(id, rows, self.labels[rows], len(self.classes), speed)
 
-    def roster(self, needs: frozenset[str], streams: Streams) -> Roster:
+    def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
         """Tell the server what its parts declared they need, and no more."""
         sizes = self.train_split.sizes
-        return Roster(
+        return ClientInfo(
             clients=len(self),
             classes=len(self.classes),
             holders=np.flatnonzero(sizes),
@@ -180,8 +180,8 @@ class Federation:
                 "counts": self.counts if "counts" in needs else None,
                 "speeds": (np.ones(len(self)) if self.speeds is None else self.speeds) if "speeds" in needs else None,
             },
-            world=World(self.train_split, self.labels, len(self.classes), self.speeds, self.bandwidths),
-            later=None if self.moves is None else lambda round: self.at(round).roster(needs, streams),
+            ground_truth=GroundTruth(self.train_split, self.labels, len(self.classes), self.speeds, self.bandwidths),
+            later=None if self.moves is None else lambda round: self.at(round).client_info(needs, streams),
         )
 
     @classmethod
@@ -258,10 +258,10 @@ class Federation:
     @classmethod
     def from_clients(cls, clients: Sequence[Any], *, test: Sequence[Any] | float = 0.2, seed: int = 0) -> Federation:
         """Build from one data set a client: a torch Dataset, or a pair (x, y)."""
-        x, y, rows = joined(clients)
+        x, y, rows = join_samples(clients)
         if isinstance(test, float | int):
             return cls.from_arrays(x, y, rows, test=test, seed=seed)
-        test_x, test_y, test_rows = joined(test)
+        test_x, test_y, test_rows = join_samples(test)
         return cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows)
 
 

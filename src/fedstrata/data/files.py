@@ -51,11 +51,11 @@ class Files:
             raise DamagedError(f"{path} is damaged or incomplete: {error}") from None
 
     def find(self, *patterns: str) -> list[str]:
-        """Give the files whose path ends like one of the patterns; `*` and `?` as in a shell."""
+        """Return the files whose path ends like one of the patterns; `*` and `?` as in a shell."""
         return [n for n in self.names if any(fnmatch.fnmatch(f"/{n}", f"*/{p}") for p in patterns)]
 
     def one(self, *patterns: str) -> str | None:
-        """Give the only file that fits; None if none does."""
+        """Return the only file that fits; None if none does."""
         found = self.find(*patterns)
         if len(found) > 1:
             raise RequestError(f"{self.path} holds several files like {patterns[0]}: {', '.join(found[:3])}")
@@ -95,7 +95,7 @@ class Files:
         return inner
 
     def reach(self, *patterns: str) -> Files:
-        """Give the zip inside, at any depth, that holds such a file; these files if they hold it, or none does."""
+        """Return the zip inside, at any depth, that holds such a file; these files if they hold it, or none does."""
         if not self.find(*patterns):
             for name in self.find("*.zip"):
                 inner = self.inside(name).reach(*patterns)

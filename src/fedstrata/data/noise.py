@@ -34,7 +34,7 @@ class Noise(Part):
     def apply(
         self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Give features and labels with noise; `clients` holds the rows of each.
+        """Return features and labels with noise; `clients` holds the rows of each.
 
         Nothing is changed in place: an array in which nothing changes is given back as it is, another is copied.
         The rows that changed are those that differ. Rows that no client holds never change.

@@ -59,7 +59,7 @@ class Published(DataSet):
         raise NotImplementedError
 
     def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
-        """Give the published counts by label, of training and of test samples; options may change them."""
+        """Return the published counts by label, of training and of test samples; options may change them."""
         return self.counts, self.test_counts
 
     def load(self) -> Arrays:

@@ -31,7 +31,7 @@ class Samples:
         return len(self.y)
 
     def labelled(self, rows: np.ndarray) -> Labelled:
-        """Give what a partition sees of some rows."""
+        """Return what a partition sees of some rows."""
         return Labelled(self.y.numpy()[rows], None if self.groups is None else self.groups[rows])
 
 
@@ -77,7 +77,7 @@ def read_features(x: Any) -> Tensor:
 
 
 def _shared(array: np.ndarray) -> Tensor:
-    """Give a tensor over the same memory; nothing ever writes to it, so read-only arrays (mapped files) are fine."""
+    """Return a tensor over the same memory; nothing ever writes to it, so read-only arrays (mapped files) are fine."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(array)
@@ -145,7 +145,7 @@ def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:
     return read_features(torch.stack(x)), read_labels([b for _, b in items])
 
 
-def joined(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
+def join_samples(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
     """Join one data set a client into shared arrays, with the rows of each."""
     if isinstance(data_sets, dict):
         raise RequestError("give the clients' data sets as a list")

@@ -7,7 +7,7 @@ import numpy as np
 CHUNK = 1 << 22  # pixels counted together
 
 
-def standardised(
+def standardise(
     train: np.ndarray, test: np.ndarray, which: np.ndarray | bool = True, axes: tuple[int, ...] = (0,)
 ) -> tuple[np.ndarray, np.ndarray]:
     """Standardise some columns (or channels) of both sets by the statistics of the first; constant ones become 0.
@@ -28,7 +28,7 @@ def standardised(
 
 
 def brightness(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Give mean and deviation of uint8 images by channel, on the scale of 0 to 1."""
+    """Return mean and deviation of uint8 images by channel, on the scale of 0 to 1."""
     grey = np.arange(256) / 255
     counts = np.zeros((images.shape[1], 256), np.int64)
     step = max(1, CHUNK // max(images[:1, :1].size, 1))

@@ -26,7 +26,7 @@ FIELDS = ("x", "y", "groups", "test_x", "test_y", "test_groups")
 
 
 def folder() -> Path:
-    """Give the data folder."""
+    """Return the data folder."""
     return Path(os.environ.get("FEDSTRATA_DATA", "~/.cache/fedstrata")).expanduser()
 
 
@@ -108,5 +108,5 @@ def about(name: str) -> dict[str, Any]:
 
 
 def names() -> list[str]:
-    """Give the data sets that are there."""
+    """Return the data sets that are there."""
     return sorted(path.parent.name for path in folder().glob("[!.]*/about.json"))

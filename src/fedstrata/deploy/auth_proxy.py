@@ -70,10 +70,10 @@ def main() -> None:
     uvicorn = import_module("uvicorn")
     serve = uvicorn.run
 
-    def guarded(app: App, **options: Any) -> None:
+    def protect_engine(app: App, **options: Any) -> None:
         serve(Gate(app), **(options | {"proxy_headers": False}))  # nobody may say where he comes from
 
-    uvicorn.run = guarded  # type: ignore[attr-defined]
+    uvicorn.run = protect_engine  # type: ignore[attr-defined]
     (command,) = entry_points(group="console_scripts", name="flower-superlink")
     sys.argv[0] = "flower-superlink"
     command.load()()

@@ -42,7 +42,7 @@ INSECURE = """\
 
 
 @dataclass(frozen=True)
-class Client:
+class FederationClient:
     """A site, as its command describes it."""
 
     site: str
@@ -54,7 +54,7 @@ class Client:
     patience: float = 90.0  # seconds in which the server must take it
 
     def config(self, socket: Path) -> dict[str, Any]:
-        """Give what the site's process is told."""
+        """Return what the site's process is told."""
         return {
             "site": self.site,
             "socket": str(socket),
@@ -91,7 +91,7 @@ def part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def attend(client: Client, say: Say) -> None:
+def attend(client: FederationClient, say: Say) -> None:
     """Start a site and keep it until one of its processes ends or somebody ends it."""
     flower.required()
     folder = state.private(state.of_site(client.site))
@@ -122,7 +122,7 @@ class EndedError(FedstrataError):
         self.exit_code = code
 
 
-def _start_site(client: Client, household: Household, socket: Path, say: Say) -> None:
+def _start_site(client: FederationClient, household: Household, socket: Path, say: Say) -> None:
     """Start the process that holds the data, and wait until it can be asked."""
     config = socket.with_name("config.json")
     config.write_text(json.dumps(client.config(socket)))
@@ -137,7 +137,7 @@ def _start_site(client: Client, household: Household, socket: Path, say: Say) ->
     say(f"site {client.site}: its data are ready")
 
 
-def _connect(client: Client, household: Household, socket: Path, say: Say) -> None:
+def _connect(client: FederationClient, household: Household, socket: Path, say: Say) -> None:
     """Start the connection to the server; where the server does not take the site, try again for a while."""
     log, deadline = household.folder / "supernode.log", time.monotonic() + client.patience
     told = False
@@ -164,13 +164,13 @@ def _connect(client: Client, household: Household, socket: Path, say: Say) -> No
         time.sleep(min(5.0, max(deadline - time.monotonic(), 0.0)))
 
 
-def _ended(client: Client, name: str) -> EndedError:
+def _ended(client: FederationClient, name: str) -> EndedError:
     log = state.of_site(client.site) / "supernode.log"
     end = f"; the end of {log}:\n{tail(log)}" if name == NODE else "; see above"
     return EndedError(f"site {client.site}: {name} ended by itself{end}")
 
 
-def _reach(client: Client, say: Say) -> None:
+def _reach(client: FederationClient, say: Say) -> None:
     """Find out early what would otherwise be tried for ever: a server that is another one, or speaks otherwise."""
     authority = None if client.keys is None else client.keys / "ca.crt"
     try:
@@ -193,7 +193,7 @@ def _reach(client: Client, say: Say) -> None:
         raise _not_plain(client) from None
 
 
-def _not_plain(client: Client) -> RequestError:
+def _not_plain(client: FederationClient) -> RequestError:
     return RequestError(
         f"--server = {client.server} does not answer as a server without TLS does; leave out --insecure"
     )
@@ -208,7 +208,7 @@ def _served(socket: Path) -> bool:
 
 
 def free_port() -> int:
-    """Give a port that is free now."""
+    """Return a port that is free now."""
     with sockets.socket(sockets.AF_INET, sockets.SOCK_STREAM) as probe:
         probe.bind((flower.LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -28,12 +28,12 @@ def required() -> None:
 
 
 def home(folder: Path) -> Path:
-    """Give Flower's own folder inside one of ours, so that it shares nothing with other uses of Flower."""
+    """Return Flower's own folder inside one of ours, so that it shares nothing with other uses of Flower."""
     return folder / "flwr"
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Give what Flower's processes find around them: our Flower first, no telemetry, no look for updates."""
+    """Return what Flower's processes find around them: our Flower first, no telemetry, no look for updates."""
     around = dict(os.environ)
     around["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), around.get("PATH", os.defpath)])
     for name in ("no_proxy", "NO_PROXY"):  # what stays on this machine goes through no proxy
@@ -59,12 +59,12 @@ def configure(folder: Path, address: str, ca: Path | None) -> None:
 
 
 def database(folder: Path, keys: Path | None) -> Path:
-    """Give where Flower notes who may connect: whoever did without keys must not be let in where keys count."""
+    """Return where Flower notes who may connect: whoever did without keys must not be let in where keys count."""
     return folder / ("insecure.db" if keys is None else "superlink.db")
 
 
 def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str]:
-    """Give the command of the server, behind our gate."""
+    """Return the command of the server, behind our gate."""
     command = [sys.executable, "-P", "-m", "fedstrata.deploy.auth_proxy", "--host", host, "--port", str(port)]
     command += ["--database", str(database(folder, keys)), "--disable-runtime-dependency-installation"]
     if keys is None:
@@ -74,7 +74,7 @@ def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str
 
 
 def supernode(server: str, site: str, socket: Path, port: int, keys: Path | None) -> list[str]:
-    """Give the command of a site's connection to the server; it runs no app but ours, and its port is for us."""
+    """Return the command of a site's connection to the server; it runs no app but ours, and its port is for us."""
     command = [sys.executable, "-P", "-m", "fedstrata.deploy.app", "--superlink", server]
     command += ["--host", LOOPBACK, "--port", str(port), "--node-config", f"site='{site}' socket='{socket}'"]
     if keys is None:
@@ -87,37 +87,37 @@ def supernode(server: str, site: str, socket: Path, port: int, keys: Path | None
 
 
 def submission(app: Path, config: Path) -> list[str]:
-    """Give the words of `flwr` that start a run."""
+    """Return the words of `flwr` that start a run."""
     return ["run", str(app), CONNECTION, "--run-config", str(config)]
 
 
 def registration(key: Path) -> list[str]:
-    """Give the words that let a site connect."""
+    """Return the words that let a site connect."""
     return ["supernode", "register", str(key), CONNECTION]
 
 
 def removal(node: str) -> list[str]:
-    """Give the words that shut a site out."""
+    """Return the words that shut a site out."""
     return ["supernode", "unregister", node, CONNECTION]
 
 
 def listing() -> list[str]:
-    """Give the words that name the sites and say whether they are up."""
+    """Return the words that name the sites and say whether they are up."""
     return ["supernode", "list", CONNECTION]
 
 
 def stopping(run: str) -> list[str]:
-    """Give the words that stop a run."""
+    """Return the words that stop a run."""
     return ["stop", run, CONNECTION]
 
 
 def outcome(run: str) -> list[str]:
-    """Give the words that say how a run is doing."""
+    """Return the words that say how a run is doing."""
     return ["list", CONNECTION, "--run-id", run]
 
 
 def log_of(folder: Path, run: str) -> str:
-    """Give what the server side of a run printed, as far as Flower kept it."""
+    """Return what the server side of a run printed, as far as Flower kept it."""
     return _called(folder, ["log", run, CONNECTION, "--show"]).stdout
 
 

@@ -8,7 +8,7 @@
                       ca.crt: tells the site which server is the right one
                       identity.json, roll.json
 
-`identity.json` is a party's own Ed25519 key for the privacy protocols, `roll.json` the public keys of all parties.
+`identity.json` is a party's own Ed25519 key for the privacy protocols, `key_directory.json` the public keys of all parties.
 Each folder under `sites` goes to its site, and to no other.
 """
 
@@ -40,7 +40,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.state import site_name
 from fedstrata.privacy.identity import Identity
-from fedstrata.remote.credentials import Papers
+from fedstrata.remote.credentials import Credentials
 
 VALID = timedelta(days=5 * 365)
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server talks to itself
@@ -74,7 +74,7 @@ def make(folder: Path, sites: Sequence[str], hosts: Sequence[str] = ()) -> None:
 
 def _write_all(folder: Path, names: Sequence[str], hosts: Sequence[x509.GeneralName]) -> None:
     identities = {name: Identity.new(os.urandom) for name in (SERVER, *names)}
-    roll = {
+    key_directory = {
         SERVER: identities[SERVER].public.hex(),
         "sites": {name: identities[name].public.hex() for name in names},
     }
@@ -88,7 +88,7 @@ def _write_all(folder: Path, names: Sequence[str], hosts: Sequence[x509.GeneralN
     for name, place in places.items():
         own = {"name": name, "private": identities[name].private.private_bytes_raw().hex()}
         _write(place / "identity.json", _json(own), secret=True)
-        _write(place / "roll.json", _json(roll))
+        _write(place / "roll.json", _json(key_directory))
     key = ec.generate_private_key(ec.SECP384R1())
     _write(folder / SERVER / "server.key", _pem(key), secret=True)
     certificate = _certificate(key, hosts, authority, issuer)
@@ -226,15 +226,15 @@ def of_site(folder: Path, site: str) -> Path:
             )
     _secret(folder / "node.key")
     _secret(folder / "identity.json")
-    papers = Papers.load(folder)
-    owner = next((name for name, key in papers.sites.items() if key == papers.identity.public), None)
+    credentials = Credentials.load(folder)
+    owner = next((name for name, key in credentials.sites.items() if key == credentials.identity.public), None)
     if owner != site:
         raise RequestError(f"--keys {folder} holds the keys of site {owner or 'nobody'}, not of site {site}")
     return folder.absolute()
 
 
 def nodes(folder: Path) -> dict[str, Path]:
-    """Give the public keys of the sites that may connect, by site."""
+    """Return the public keys of the sites that may connect, by site."""
     return {path.stem: path.absolute() for path in sorted((folder / "nodes").glob("*.pub"))}
 
 

@@ -133,7 +133,7 @@ def end(processes: Collection[Known], grace: float = GRACE) -> None:
 
 
 def family(heads: Collection[Known]) -> set[Known]:
-    """Give processes with all that they started, as far as they are alive."""
+    """Return processes with all that they started, as far as they are alive."""
     there = everybody()
     found = {pid for pid, since in heads if there.get(pid, (0, ""))[1] == since}
     while more := {pid for pid, (parent, _) in there.items() if parent in found} - found:
@@ -142,13 +142,13 @@ def family(heads: Collection[Known]) -> set[Known]:
 
 
 def alive(processes: Collection[Known]) -> set[Known]:
-    """Give those that are still there."""
+    """Return those that are still there."""
     there = everybody()
     return {(pid, since) for pid, since in processes if there.get(pid, (0, ""))[1] == since}
 
 
 def everybody() -> dict[int, tuple[int, str]]:
-    """Give every process of this machine: who started it, and when."""
+    """Return every process of this machine: who started it, and when."""
     if not Path("/proc/self/stat").exists():
         return _by_ps()
     there = {}

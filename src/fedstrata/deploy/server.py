@@ -28,7 +28,7 @@ INSECURE = """\
 
 
 @dataclass(frozen=True)
-class Server:
+class FederationServer:
     """What other commands on this machine need to know about a server."""
 
     host: str  # where it listens
@@ -46,7 +46,7 @@ class Server:
     def address(self) -> str:
         """Where this machine itself reaches it."""
         here = {"0.0.0.0": flower.LOOPBACK, "::": "::1"}.get(self.host, self.host)
-        return state.joined(here, self.port)
+        return state.join_address(here, self.port)
 
     @property
     def authority(self) -> Path | None:
@@ -54,7 +54,7 @@ class Server:
         return None if self.keys is None else Path(self.keys) / "ca.crt"
 
     def nodes(self) -> dict[str, str]:
-        """Give the ids under which Flower knows the sites, by site; empty where nobody is registered."""
+        """Return the ids under which Flower knows the sites, by site; empty where nobody is registered."""
         return {site: entry["node"] for site, entry in _known(self.folder).items()}
 
     @property
@@ -72,13 +72,13 @@ class Server:
         (self.folder / "run").write_text(str(run))
 
     def latest(self) -> Path | None:
-        """Give the folder of the run that began last, if it is there."""
+        """Return the folder of the run that began last, if it is there."""
         note = self.folder / "run"
         run = Path(note.read_text()) if note.exists() else None
         return run if run is not None and (run / "events.jsonl").exists() else None
 
 
-def serve(server: Server, say: Say) -> None:
+def serve(server: FederationServer, say: Say) -> None:
     """Start a server and keep it until it ends or somebody ends it."""
     flower.required()
     folder = state.private(server.folder)
@@ -106,15 +106,15 @@ def serve(server: Server, say: Say) -> None:
 
 
 def public_name(host: str, names: Sequence[str]) -> str:
-    """Give what sites probably call this machine: where it listens, or a name of its certificate, or its own."""
+    """Return what sites probably call this machine: where it listens, or a name of its certificate, or its own."""
     if not keys.anywhere(host):
         return host
     outside = [name for name in names if name not in keys.ALWAYS]
     return outside[0] if outside else flower.LOOPBACK if names else socket.gethostname()
 
 
-def found(text: str) -> Server:
-    """Give the server of this machine that an address names."""
+def found(text: str) -> FederationServer:
+    """Return the server of this machine that an address names."""
     _, port = state.address(text)
     folder = state.of_server(port)
     if not running(folder):
@@ -123,12 +123,12 @@ def found(text: str) -> Server:
             f"fedstrata deploy server{'' if port == state.PORT else f' --port {port}'}"
         )
     try:
-        return Server(**json.loads((folder / "server.json").read_text()))
+        return FederationServer(**json.loads((folder / "server.json").read_text()))
     except (OSError, ValueError, TypeError):
         raise RequestError(f"--server = {text}: the server on port {port} is not ready yet") from None
 
 
-def register(server: Server, wanted: dict[str, Path], say: Say) -> None:
+def register(server: FederationServer, wanted: dict[str, Path], say: Say) -> None:
     """Let exactly the sites connect whose public keys are there; Flower keeps that over restarts."""
     folder, known = server.folder, _known(server.folder)
     for site, entry in list(known.items()):
@@ -153,12 +153,12 @@ def register(server: Server, wanted: dict[str, Path], say: Say) -> None:
         _note(folder, known)
 
 
-def next_steps(server: Server) -> str:
+def next_steps(server: FederationServer) -> str:
     """Say what to do once a server is up."""
     secure = server.keys is not None
     sites = sorted(keys.nodes(Path(server.keys))) if server.keys is not None else []
-    there = state.joined(server.public, server.port)
-    lines = [f"the server is up: {'https' if secure else 'http'}://{state.joined(server.host, server.port)}"]
+    there = state.join_address(server.public, server.port)
+    lines = [f"the server is up: {'https' if secure else 'http'}://{state.join_address(server.host, server.port)}"]
     if secure:
         lines.append(f"sites that may connect: {', '.join(sites)}")
     trust = "--keys FOLDER_OF_THE_SITE" if secure else "--insecure"
@@ -188,14 +188,14 @@ def ask(address: str, path: str, authority: Path | None, seconds: float = 5.0) -
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """Give the end of a log."""
+    """Return the end of a log."""
     try:
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
     except OSError:
         return ""
 
 
-def _wait(server: Server, household: Household, log: Path) -> None:
+def _wait(server: FederationServer, household: Household, log: Path) -> None:
     """Wait until the server answers; one without the gate is not let live."""
     deadline = time.monotonic() + READY
     while time.monotonic() < deadline:

@@ -18,17 +18,17 @@ PORT = 8000
 
 
 def folder() -> Path:
-    """Give the state folder."""
+    """Return the state folder."""
     return Path(os.environ.get("FEDSTRATA_STATE", "~/.local/state/fedstrata")).expanduser().absolute()
 
 
 def of_server(port: int) -> Path:
-    """Give the folder of the server on a port; there is one at most."""
+    """Return the folder of the server on a port; there is one at most."""
     return folder() / f"server-{port}"
 
 
 def of_site(name: str) -> Path:
-    """Give a site's folder."""
+    """Return a site's folder."""
     return folder() / f"site-{name}"
 
 
@@ -59,6 +59,6 @@ def address(text: str, key: str = "--server") -> tuple[str, int]:
     return host, int(port)
 
 
-def joined(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """Write HOST:PORT."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

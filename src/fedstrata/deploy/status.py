@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.deploy import flower
-from fedstrata.deploy.server import Server
-from fedstrata.remote.flower.node_names import remembered
+from fedstrata.deploy.server import FederationServer
+from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run
 
 UP = "online"
 NEVER = "N/A"
 
 
-def sites(server: Server, run: Path | None = None) -> list[dict[str, Any]]:
-    """Give a row for each site: by name, where its key is registered or its node took part in a run."""
-    names = {node: site for site, node in server.nodes().items()} or remembered(server.met)
+def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, Any]]:
+    """Return a row for each site: by name, where its key is registered or its node took part in a run."""
+    names = {node: site for site, node in server.nodes().items()} or recall(server.met)
     nodes = [n for n in flower.flwr(server.folder, flower.listing())["nodes"] if n["status"] != "unregistered"]
     rows = _latest([_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP])
     if run is not None:
@@ -76,7 +76,7 @@ def contributed(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def _samples(run: Run) -> dict[str, int]:
-    """Give how many samples each site has, as it said when the run began."""
+    """Return how many samples each site has, as it said when the run began."""
     try:
         told = json.loads((run.path / "sites.json").read_text())["sites"]
         return {site: int(facts["samples"]) for site, facts in told.items()}

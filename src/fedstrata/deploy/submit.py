@@ -24,7 +24,7 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
 from fedstrata.deploy.processes import held
-from fedstrata.deploy.server import Server, tail
+from fedstrata.deploy.server import FederationServer, tail
 from fedstrata.remote.session import possible_at_sites
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import Watch
@@ -54,7 +54,7 @@ SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and th
 
 
 def pyproject() -> dict[str, Any]:
-    """Give the whole app."""
+    """Return the whole app."""
     return {
         "project": {
             "name": APP,
@@ -87,7 +87,7 @@ def write_app(folder: Path) -> Path:
 class Submission:
     """A run that is to be played at the sites of a server."""
 
-    server: Server
+    server: FederationServer
     experiment: Experiment
     path: Path  # of the run folder
     sites: int
@@ -98,7 +98,7 @@ class Submission:
     checkpoint: Mapping[str, Any] | None = None  # from which it goes on; None: from the beginning
 
     def config(self, experiment: Path) -> dict[str, Any]:
-        """Give the run configuration."""
+        """Return the run configuration."""
         server = self.server
         streams, needed = self.stream is not False, fine(self.experiment) or self.stream is True
         return {
@@ -108,8 +108,8 @@ class Submission:
             "sites": self.sites,
             "wait": float(self.wait),
             "deadline": float(self.deadline),
-            "stream": state.joined(server.public, server.stream_port) if streams else "",
-            "listen": state.joined(server.host, server.stream_port) if streams else "",
+            "stream": state.join_address(server.public, server.stream_port) if streams else "",
+            "listen": state.join_address(server.host, server.stream_port) if streams else "",
             "fine": streams and needed,
             "keys": server.keys or "",
             "nodes": str(server.registered or ""),
@@ -139,7 +139,7 @@ def submitted(submission: Submission) -> Iterator[str]:
         yield str(flower.flwr(folder, flower.submission(app, config))["run-id"])
 
 
-def new(server: Server, experiment: Experiment, out: Path | None, sites: int, **how: Any) -> Submission:
+def new(server: FederationServer, experiment: Experiment, out: Path | None, sites: int, **how: Any) -> Submission:
     """Describe a new run; what cannot be is refused here, not after the sites were asked."""
     possible_at_sites(experiment)
     if out is not None and out.exists() and (not out.is_dir() or {path.name for path in out.iterdir()} - {FAILED}):
@@ -150,7 +150,7 @@ def new(server: Server, experiment: Experiment, out: Path | None, sites: int, **
     return Submission(server, experiment, path, sites, **how)
 
 
-def again(server: Server, path: Path, sites: int | None, **how: Any) -> Submission:
+def again(server: FederationServer, path: Path, sites: int | None, **how: Any) -> Submission:
     """Describe how a run goes on; without a number, with as many sites as it had."""
     run = Run.open(path)
     experiment = Experiment.of(run.path / "experiment.toml")
@@ -164,7 +164,7 @@ def again(server: Server, path: Path, sites: int | None, **how: Any) -> Submissi
 
 
 def site_names(run: Run) -> list[str]:
-    """Give the sites of a run, in the order of its clients."""
+    """Return the sites of a run, in the order of its clients."""
     told = [event["wall"]["sites"] for event in run.events() if event["event"] == "sites"]
     return list(told[-1]) if told else []
 
@@ -176,7 +176,7 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
     """Show the events of a run as its folder gets them, until it is finished or has failed."""
     run, server = Run(submission.path), submission.server
     begun, news, asked, free = False, time.monotonic(), time.monotonic(), None
-    lines = Lines(run, submission.checkpoint)
+    lines = EventLines(run, submission.checkpoint)
     while True:
         over = _over(run)  # first: then all lines are there
         for event in lines.new():
@@ -211,7 +211,7 @@ def stop(submission: Submission, number: str) -> None:
         time.sleep(LOOK)
 
 
-def state_of(server: Server, number: str) -> str:
+def state_of(server: FederationServer, number: str) -> str:
     """Ask Flower how a run is doing."""
     runs = flower.flwr(server.folder, flower.outcome(number)).get("runs") or [{}]
     said, why = str(runs[0].get("status", "unknown")), str(runs[0].get("status-details", "N/A"))
@@ -226,7 +226,7 @@ def advice(submission: Submission) -> str:
     return f"fedstrata deploy run --resume {submission.path} --sites {submission.sites}{how}{server}"
 
 
-class Lines:
+class EventLines:
     """The lines that a run's events file gets.
 
     A run that goes on first cuts off what it wrote after its checkpoint, and then notes that it was resumed.
@@ -237,7 +237,7 @@ class Lines:
         self._at, self._old = (0, False) if checkpoint is None else (int(checkpoint["events"]), True)
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Give the events that are whole by now."""
+        """Return the events that are whole by now."""
         try:
             with self._path.open("rb") as file:
                 self._at = 0 if os.fstat(file.fileno()).st_size < self._at else self._at

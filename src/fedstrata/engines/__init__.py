@@ -1,4 +1,4 @@
-"""Engines: where visits happen."""
+"""Engines: where client updates happen."""
 
 PARTS = {
     "local": "fedstrata.engines.local.engine:OnThisMachine",

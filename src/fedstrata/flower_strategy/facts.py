@@ -9,14 +9,14 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.flower_strategy.client import QUERY
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """Who is there, in the order of clients, and what they said of themselves."""
 
     nodes: list[int]
@@ -24,12 +24,12 @@ class Facts:
     seconds: list[float]
 
     @classmethod
-    def unknown(cls, nodes: list[int]) -> Facts:
+    def unknown(cls, nodes: list[int]) -> NodeFacts:
         """Know nothing but who is there."""
         return cls(nodes, np.zeros((len(nodes), 0), dtype=np.int64), [0.0] * len(nodes))
 
     @classmethod
-    def asked(cls, grid: Grid, nodes: list[int]) -> Facts:
+    def asked(cls, grid: Grid, nodes: list[int]) -> NodeFacts:
         """Ask everybody once."""
         questions = [
             Message(RecordDict(), dst_node_id=node, message_type=f"{MessageType.QUERY}.{QUERY}") for node in nodes
@@ -49,13 +49,13 @@ class Facts:
         ]
         return cls(order, np.array(counts, dtype=np.int64), [told[node]["seconds"] for node in order])
 
-    def roster(self, needs: frozenset[str], streams: Streams) -> Roster:
+    def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
         """Tell parts what they declared they need."""
         counts, n = self.counts, len(self.nodes)
         known = {"sizes": counts.sum(1), "labels": counts > 0, "totals": counts.sum(0), "counts": counts}
         holders = np.flatnonzero(counts.sum(1)) if counts.shape[1] else np.arange(n)
         told = {name: value if name in needs else None for name, value in known.items()}
-        return Roster(n, counts.shape[1], holders, streams("tiebreak").permutation(n), told)
+        return ClientInfo(n, counts.shape[1], holders, streams("tiebreak").permutation(n), told)
 
 
 def _told(reply: Message) -> dict[str, Any]:

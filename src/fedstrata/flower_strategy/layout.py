@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
 
-from fedstrata.core.flat_model import Model, Place, Space
+from fedstrata.core.flat_model import FlatModel, ParameterSpace, Segment
 from fedstrata.privacy.frames import RefusedError
 
 STATISTICS = ("running_mean", "running_var")  # how torch's batch norms call what is averaged and never scaled
@@ -20,7 +20,7 @@ STATISTICS = ("running_mean", "running_var")  # how torch's batch norms call wha
 class Layout:
     """The places of arrays: trained numbers, and those that are averaged only (statistics, whole numbers)."""
 
-    space: Space
+    space: ParameterSpace
     dtype: torch.dtype
     kinds: Mapping[str, Any]  # of every array
 
@@ -28,17 +28,17 @@ class Layout:
     def of(cls, arrays: ArrayRecord) -> Layout:
         """Lay an app's first model out."""
         plain = {name: array.numpy() for name, array in arrays.items()}
-        places: tuple[list[Place], list[Place]] = ([], [])
+        places: tuple[list[Segment], list[Segment]] = ([], [])
         for name, array in plain.items():
             own = places[array.dtype.kind != "f" or name.endswith(STATISTICS)]
-            own.append(Place(name, array.shape, own[-1].stop if own else 0))
+            own.append(Segment(name, array.shape, own[-1].stop if own else 0))
         none = slice(0, 0)
         wide = any(array.dtype == np.float64 for array in plain.values())
         kinds = {name: array.dtype for name, array in plain.items()}
-        space = Space(tuple(places[0]), tuple(places[1]), none, none, none)
+        space = ParameterSpace(tuple(places[0]), tuple(places[1]), none, none, none)
         return cls(space, torch.float64 if wide else torch.float32, kinds)
 
-    def read(self, arrays: ArrayRecord) -> Model:
+    def read(self, arrays: ArrayRecord) -> FlatModel:
         """Flatten; another model than the app's is refused."""
         try:
             plain = {name: np.asarray(array.numpy()) for name, array in arrays.items()}
@@ -51,7 +51,7 @@ class Layout:
             raise RefusedError("its arrays have other names or shapes than the model")
         return self.space.flatten({n: torch.from_numpy(a.copy()) for n, a in plain.items()}, self.dtype)
 
-    def written(self, model: Model) -> ArrayRecord:
+    def written(self, model: FlatModel) -> ArrayRecord:
         """Undo `read`; whole numbers are rounded."""
         flat, kinds = self.space.named(model), self.kinds
         rounded = {n: flat[n].numpy() if k.kind == "f" else flat[n].round().numpy() for n, k in kinds.items()}

@@ -23,19 +23,19 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedstrata.config import tables
 from fedstrata.config.experiment import make
 from fedstrata.core import registry
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Combiner, Outcome, Scores, Selector, ServerPart, Step, View, chosen
+from fedstrata.core.server_parts import Ask, Combiner, Outcome, Scores, Selector, ServerStep, Step, View, finish_choice
 from fedstrata.data.devices import Devices
-from fedstrata.flower_strategy.facts import Facts
+from fedstrata.flower_strategy.facts import NodeFacts
 from fedstrata.flower_strategy.layout import Layout
 from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.server.loop import Gathered, State, scored, server_step
+from fedstrata.server.loop import ArrivedReports, State, model_to_evaluate, server_step
 
 KNOWN = frozenset({"sizes", "labels", "totals", "counts"})  # what clients' answers tell of them
 TOLD = {"oort": ("utility", "seconds"), "fedcda": ("loss",)}  # metrics that a part reads beside the number of samples
@@ -53,7 +53,7 @@ class Strategy(FedAvg):
         self,
         select: str | Mapping[str, Any] | Selector = "random",
         combine: str | Mapping[str, Any] | Combiner = "size",
-        server: str | Mapping[str, Any] | ServerPart = "sgd",
+        server: str | Mapping[str, Any] | ServerStep = "sgd",
         *,
         clients_per_round: float | int | str = "all",
         seed: int = 0,
@@ -62,7 +62,7 @@ class Strategy(FedAvg):
         for key in {"fraction_train", "min_train_nodes"} & flower.keys():
             raise RequestError(f"{key} does not say who trains here; use clients_per_round")
         super().__init__(**flower)
-        parts = {"selectors": ("select", select), "combiners": ("combine", combine), "servers": ("server", server)}
+        parts = {"selectors": ("select", select), "combiners": ("combine", combine), "server_steps": ("server", server)}
         self._parts: dict[str, Any] = {key: _part(stage, given, key) for stage, (key, given) in parts.items()}
         self._metrics = {m for part in self._parts.values() for m in TOLD.get(_name(part), ())}
         self._share, self._streams, self._rounds = clients_per_round, Streams(seed), 1
@@ -85,7 +85,7 @@ class Strategy(FedAvg):
         """Let the selector choose."""
         now = self._begun = self._begun or self._begin(grid, arrays)
         there = set(grid.get_node_ids())
-        eligible = [c for c in now.roster.holders.tolist() if now.nodes[c] in there]
+        eligible = [c for c in now.client_info.holders.tolist() if now.nodes[c] in there]
         now.view, now.state.model = self._view(now, server_round - 1, eligible), now.arrays.read(arrays)
         now.step = Step(tuple(self._picked(now) if eligible else ()))
         now.outcome = None
@@ -122,8 +122,8 @@ class Strategy(FedAvg):
             self._note("no_update", round=server_round, asked=[a.client for a in now.step.asks])
             return None, None
         plan, state = now.plan, now.state
-        gathered = Gathered(cast(Any, _Replies(reports)), now.step, arrived, plan.combine.individual)
-        sums = plan.combine.combine(state.combine, now.view, state.model, gathered)
+        gathered = ArrivedReports(cast(Any, _Replies(reports)), now.step, arrived, plan.combiner.individual)
+        sums = plan.combiner.combine(state.combiner, now.view, state.model, gathered)
         state.model = server_step(plan, state, now.view, replace(sums, reports=tuple(arrived)))
         return now.arrays.written(state.model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
@@ -132,7 +132,9 @@ class Strategy(FedAvg):
     ) -> Iterable[Message]:
         """Let Flower do it, with the model that is to be evaluated."""
         now = self._under_way()
-        return super().configure_evaluate(server_round, now.arrays.written(scored(now.plan, now.state)), config, grid)
+        return super().configure_evaluate(
+            server_round, now.arrays.written(model_to_evaluate(now.plan, now.state)), config, grid
+        )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let Flower do it, and tell the selector how the round went."""
@@ -143,7 +145,7 @@ class Strategy(FedAvg):
                 if isinstance(said := metrics.get("accuracy"), int | float):
                     accuracy[now.nodes.index(reply.metadata.src_node_id)] = float(said)
         outcomes = [] if now.outcome is None else [now.outcome]
-        now.plan.select.feedback(now.state.select, now.view, outcomes, Scores(clients=accuracy))
+        now.plan.selector.feedback(now.state.selector, now.view, outcomes, Scores(clients=accuracy))
         return super().aggregate_evaluate(server_round, told) if told else None
 
     # ---- before the first round
@@ -154,7 +156,7 @@ class Strategy(FedAvg):
         parts = self._parts
         needs = frozenset().union(*(part.needs for part in parts.values()))
         timed = PROFILE in parts["select"].programs
-        facts = Facts.asked(grid, nodes) if needs or timed else Facts.unknown(nodes)
+        facts = NodeFacts.asked(grid, nodes) if needs or timed else NodeFacts.unknown(nodes)
         if timed and not all(seconds > 0 for seconds in facts.seconds):
             raise RequestError(f"select = {_name(parts['select'])} needs to know how long clients take: seconds > 0")
         layout = Layout.of(arrays)
@@ -172,9 +174,9 @@ class Strategy(FedAvg):
         for key, part in parts.items():
             if reason := part.conflicts(plan):
                 raise RequestError(f"{key} = {_name(part)} does not fit: {reason}")
-        roster = facts.roster(needs, self._streams)
-        now = _Begun(plan, facts, roster, layout, cast(Any, None), cast(Any, None), Step(()))
-        now.view = self._view(now, 0, roster.holders.tolist())
+        client_info = facts.client_info(needs, self._streams)
+        now = _Begun(plan, facts, client_info, layout, cast(Any, None), cast(Any, None), Step(()))
+        now.view = self._view(now, 0, client_info.holders.tolist())
         now.state = State.first(plan, now.view, layout.read(arrays))
         return now
 
@@ -186,13 +188,13 @@ class Strategy(FedAvg):
     # ---- a round
 
     def _view(self, now: _Begun, round: int, eligible: Sequence[int]) -> View:
-        wanted, rng = per_round(self._share, now.roster.clients), partial(self._streams, round=round)
+        wanted, rng = per_round(self._share, now.client_info.clients), partial(self._streams, round=round)
         known = round, self._rounds, min(wanted, len(eligible)), np.array(eligible, dtype=np.int64)
-        return View(*known, now.roster, now.arrays.space, rng, self._note, needed=wanted)
+        return View(*known, now.client_info, now.arrays.space, rng, self._note, needed=wanted)
 
     def _picked(self, now: _Begun) -> list[Ask]:
         """Let the selector choose; how long clients take they said themselves."""
-        choice = chosen(now.plan.select.select(now.state.select, now.view))
+        choice = finish_choice(now.plan.selector.select(now.state.selector, now.view))
         try:
             step = next(choice)
             while True:
@@ -216,17 +218,17 @@ class Strategy(FedAvg):
         if not all(np.isfinite(v) for v in told.values()) or told[self.weighted_by_key] < 0:
             raise RefusedError("its metrics are not finite, or count less than no samples")
         model, new = now.state.model, now.arrays.read(next(iter(arrays)))
-        summed = {"update": new.params - model.params}
-        summed |= {"buffers": new.buffers - model.buffers} if len(model.buffers) else {}
-        if not all(bool(t.isfinite().all()) for t in summed.values()):
+        aggregated = {"update": new.params - model.params}
+        aggregated |= {"buffers": new.buffers - model.buffers} if len(model.buffers) else {}
+        if not all(bool(t.isfinite().all()) for t in aggregated.values()):
             raise RefusedError("not finite")
         return Report(
             client,
             int(told[self.weighted_by_key]),
             loss=told.get("loss", 0.0),
-            drift=float(summed["update"].norm()),
-            meta=told,
-            summed=summed,
+            update_norm=float(aggregated["update"].norm()),
+            metrics=told,
+            aggregated=aggregated,
             seconds=told.get("seconds", 0.0),
         )
 
@@ -240,8 +242,8 @@ class _Begun:
     """A run under way."""
 
     plan: Plan
-    facts: Facts
-    roster: Roster
+    facts: NodeFacts
+    client_info: ClientInfo
     arrays: Layout
     view: View
     state: State
@@ -285,7 +287,7 @@ def _part(stage: str, given: Any, key: str) -> Any:
 
 
 def _name(part: Part) -> str:
-    stage = {Selector: "selectors", Combiner: "combiners", ServerPart: "servers"}
+    stage = {Selector: "selectors", Combiner: "combiners", ServerStep: "server_steps"}
     return next((registry.name_of(s, type(part)) for kind, s in stage.items() if isinstance(part, kind)), "?")
 
 

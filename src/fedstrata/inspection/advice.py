@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.config.build import assemble
+from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.inspection.rehearsal import Cost, rehearsed
-from fedstrata.inspection.rules import RULES, Facts
+from fedstrata.inspection.rules import RULES, SkewFacts
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
@@ -46,9 +46,9 @@ class Advice:
 
 
 def advise(
-    facts: Facts, described: Described, federation: Federation, model: nn.Module | None, command: Command
+    facts: SkewFacts, described: Described, federation: Federation, model: nn.Module | None, command: Command
 ) -> tuple[Tried, list[Advice], dict[str, str]]:
-    """Give FedAvg as the baseline, recipes that fit, and those that would but for the experiment, with the reason."""
+    """Return FedAvg as the baseline, recipes that fit, and those that would but for the experiment, with the reason."""
     baseline = tried(described("fedavg", {}), federation, model)
     advice: list[Advice] = []
     refused: dict[str, str] = {}
@@ -76,7 +76,7 @@ def advise(
 
 def tried(experiment: Experiment, federation: Federation, model: nn.Module | None) -> Tried:
     """Compose a plan, rehearse it, and read its privacy statement; refuse what does not go together."""
-    plan = assemble(experiment, federation, model)
+    plan = build_plan(experiment, federation, model)
     refuse(experiment, plan, federation)
     privacy, told, clusters = experiment.privacy, frozenset(TOLD) & plan.needs, None
     if privacy.aggregate == "masked":

@@ -17,7 +17,7 @@ LEAST, MOST = 1e-3, 1e4  # beyond these, clients hold one label each, or differ 
 
 
 def concentration(table: LabelTable) -> float:
-    """Give A: `alpha` of the partition dirichlet-client, and C times that of dirichlet-class; from LEAST to MOST."""
+    """Return A: `alpha` of the partition dirichlet-client, and C times that of dirichlet-class; from LEAST to MOST."""
     rows, columns = np.nonzero(table.counts)  # the others say nothing: their terms cancel
     held, base, sizes = table.counts[rows, columns], table.mix[columns], table.sizes
 

@@ -49,7 +49,7 @@ def domains(federation: Federation, seed: int = 0) -> Domains | None:
 
 
 def told_apart(x: np.ndarray, groups: np.ndarray, labels: np.ndarray) -> float:
-    """Give how much better than guessing a linear probe tells groups apart, from 0 to 1.
+    """Return how much better than guessing a linear probe tells groups apart, from 0 to 1.
 
     Rows of a group alternate between the halves of a two-fold test, so they should be in random order.
     """

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
@@ -24,8 +24,8 @@ from fedstrata.inspection.contents import contents
 from fedstrata.inspection.count_file import read_counts
 from fedstrata.inspection.domains import domains
 from fedstrata.inspection.label_table import LabelTable
-from fedstrata.inspection.measures import Measures, Reading, readings
-from fedstrata.inspection.rules import Facts
+from fedstrata.inspection.measures import Measure, Measures, readings
+from fedstrata.inspection.rules import SkewFacts
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -57,7 +57,7 @@ class Inspection:
         )
 
     @property
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[Measure]:
         """Every measure in words."""
         return readings(self.measures, self.from_samples)
 
@@ -74,13 +74,13 @@ class Inspection:
         return skew(self.table)
 
     def html(self) -> str:
-        """Give a page that needs nothing beside itself."""
+        """Return a page that needs nothing beside itself."""
         from fedstrata.inspection.page import page  # noqa: PLC0415
 
         return page(self)
 
     def as_json(self) -> dict[str, Any]:
-        """Give everything as plain tables."""
+        """Return everything as plain tables."""
         counts = self.table.counts.tolist() if len(self.table) <= LISTED else None
         return {
             "data": self.name,
@@ -131,7 +131,7 @@ def inspect(
         federation = _standing_for(table)
     else:
         command = _command(experiment, given) if federation is None else _call(given, model is not None)
-        whole = federation_of(first) if federation is None else federation
+        whole = build_federation(first) if federation is None else federation
         notes = whole.notes if whole.moves is None else (*whole.notes, "data move; this is the first round")
         federation = whole.at(0)
         table, name = LabelTable.of(federation.counts, federation.classes), federation.name
@@ -139,7 +139,7 @@ def inspect(
     k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
     measures = Measures.of(table, k, **known, seed=first.train.seed)
     short = float((table.sizes < first.train.batch_size).mean())
-    facts = Facts(measures, k, first.train.epochs, short)
+    facts = SkewFacts(measures, k, first.train.epochs, short)
     baseline, advice, refused = advise(facts, described, federation, model, command)
     return Inspection(name, table, measures, advice, refused, baseline, k, bool(known), notes)
 
@@ -165,7 +165,7 @@ def _array(counts: Any) -> np.ndarray:
 
 
 def _standing_for(table: LabelTable) -> Federation:
-    """Give a federation with these label counts and samples that are all the same, to rehearse plans on."""
+    """Return a federation with these label counts and samples that are all the same, to rehearse plans on."""
     labels = np.repeat(np.tile(np.arange(len(table.labels)), len(table)), table.counts.reshape(-1))
     x = torch.zeros(1, WIDE).expand(len(labels), WIDE)  # takes no memory
     split = Split.sized(np.arange(len(labels)), table.sizes)
@@ -174,7 +174,7 @@ def _standing_for(table: LabelTable) -> Federation:
 
 
 def _command(source: Source, overrides: Mapping[str, Any]) -> Callable[[str, Mapping[str, Any]], str]:
-    """Give a function that writes the shell command which runs a recipe."""
+    """Return a function that writes the shell command which runs a recipe."""
     if isinstance(source, Mapping | Experiment):
         return _call(overrides, False, "experiment, ")
 
@@ -187,7 +187,7 @@ def _command(source: Source, overrides: Mapping[str, Any]) -> Callable[[str, Map
 
 
 def _call(overrides: Mapping[str, Any], model: bool, before: str = "") -> Callable[[str, Mapping[str, Any]], str]:
-    """Give a function that writes the same as a call from Python."""
+    """Return a function that writes the same as a call from Python."""
 
     def call(method: str, settings: Mapping[str, Any]) -> str:
         sets = {key: value for key, value in {**overrides, **settings}.items() if key != "method.name"}

@@ -87,7 +87,7 @@ class LabelTable:
 
     @cached_property
     def gini(self) -> float:
-        """Give the Gini coefficient of the sizes: 0 where all are equal, towards 1 where one client has everything."""
+        """Return the Gini coefficient of the sizes: 0 where all are equal, towards 1 where one client has everything."""
         ascending = np.sort(self.sizes)
         n = len(ascending)
         return float((2 * np.arange(1, n + 1) - n - 1) @ ascending / (n * ascending.sum()))
@@ -106,6 +106,6 @@ def _whole(table: np.ndarray) -> np.ndarray:
 
 
 def _entropy(shares: np.ndarray) -> np.ndarray:
-    """Give the entropy of every row, in nats."""
+    """Return the entropy of every row, in nats."""
     logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
     return np.asarray(-(shares * logs).sum(1))

@@ -112,7 +112,7 @@ def round_balance(table: LabelTable, k: int, seed: int = 0) -> RoundBalance | No
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measure:
     """A measure in words."""
 
     name: str
@@ -120,7 +120,7 @@ class Reading:
     meaning: str
 
 
-def readings(m: Measures, from_samples: bool) -> list[Reading]:
+def readings(m: Measures, from_samples: bool) -> list[Measure]:
     """Say every measure, and what it means."""
     if m.alpha_client >= MOST * 0.999:
         alpha, even = "none", "Clients differ by no more than chance: the labels are spread evenly."
@@ -130,37 +130,37 @@ def readings(m: Measures, from_samples: bool) -> list[Reading]:
         alpha = f"{m.alpha_class:.3g} (dirichlet-class), {m.alpha_client:.3g} (dirichlet-client)"
         even = "A Dirichlet partition of this alpha is as skewed, by maximum likelihood; below 0.5 is strong skew."
     found = [
-        Reading(
+        Measure(
             "EMD to the global mix",
             f"mean {m.emd_mean:.2f}, worst {m.emd_worst:.2f}",
             "How much of a client's label mix must change to become that of all, from 0 to 2. "
             "Small clients have some of it by chance.",
         ),
-        Reading(
+        Measure(
             "Jensen-Shannon",
             f"mean {m.js_mean:.3f}, worst {m.js_worst:.3f}",
             "The same in bits, from 0 (the mix of all) to 1 (nothing in common).",
         ),
-        Reading(
+        Measure(
             "effective labels",
             f"mean {m.effective_labels_mean:.1f} of {m.labels}, fewest {m.effective_labels_fewest:.1f}",
             "To how many equally common labels a client's mix amounts.",
         ),
-        Reading(
+        Measure(
             "missing labels",
             f"mean {m.missing_labels_mean:.1f}, most {m.missing_labels_most} of {m.labels}",
             "Labels a client never sees, and forgets while it trains alone.",
         ),
-        Reading(
+        Measure(
             "size inequality",
             f"Gini {m.size_gini:.2f}; {m.smallest} to {m.largest} samples, median {m.median_size:g}",
             "0: all are of one size; towards 1: few hold nearly everything, and a mean by size hears only them.",
         ),
-        Reading("equivalent alpha", alpha, even),
+        Measure("equivalent alpha", alpha, even),
     ]
     if (balance := m.round_balance) is not None:
         found.append(
-            Reading(
+            Measure(
                 "labels of a round",
                 f"{balance.random:.3f} nats with random clients, {balance.flips:.3f} with FLIPS",
                 f"How far they are from the labels of all; FLIPS takes clients from {balance.clusters} clusters.",
@@ -171,19 +171,19 @@ def readings(m: Measures, from_samples: bool) -> list[Reading]:
         found += _of_samples(m, m.duplicate_clients)
     else:
         needs = "duplicate clients, copied samples, conflicting labels, feature skew"
-        found.append(Reading("not measured", needs, "These need the samples, and only label counts are known."))
+        found.append(Measure("not measured", needs, "These need the samples, and only label counts are known."))
     return found
 
 
-def _of_samples(m: Measures, twins: Sequence[Sequence[str]]) -> list[Reading]:
+def _of_samples(m: Measures, twins: Sequence[Sequence[str]]) -> list[Measure]:
     first = f": {', '.join(twins[0][:5])}" if twins else ""
     found = [
-        Reading(
+        Measure(
             "duplicate clients",
             f"{len(twins)} groups{first}" if twins else "none",
             "Clients that hold exactly the same samples; together they count several times.",
         ),
-        Reading(
+        Measure(
             "copied samples",
             f"{m.copied_samples:.1%}, {m.conflicting_labels:.1%} with different labels",
             "The same sample twice counts twice; with different labels, one of them is wrong.",
@@ -191,12 +191,12 @@ def _of_samples(m: Measures, twins: Sequence[Sequence[str]]) -> list[Reading]:
     ]
     if m.wrong_labels is not None:
         found.append(
-            Reading("wrong labels", f"{m.wrong_labels:.1%}", "Labels that the experiment's noise has changed.")
+            Measure("wrong labels", f"{m.wrong_labels:.1%}", "Labels that the experiment's noise has changed.")
         )
     if m.domains is not None:
         d = m.domains
         found.append(
-            Reading(
+            Measure(
                 "feature skew",
                 f"{d.number} groups; told apart {d.told_apart:.2f}, held apart {d.held_apart:.2f}",
                 "Whether a linear probe tells samples of different groups apart (0: no, 1: always), and whether "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedstrata import __version__
 from fedstrata.inspection.advice import Advice
 from fedstrata.inspection.figures import labels, skew
-from fedstrata.report.document import document, framed, heading
+from fedstrata.report.document import document, frame, heading
 from fedstrata.report.figures import Shown
 from fedstrata.report.html_tables import html
 from fedstrata.report.tables import Table
@@ -39,7 +39,7 @@ def _body(inspection: Inspection, said: str, shown: list[Shown]) -> Iterator[str
     yield from (f'<p class="quiet">{escape(note)}</p>' for note in inspection.notes)
     yield '<h2 id="labels">Labels</h2>'
     for own in shown:
-        yield from framed(own)
+        yield from frame(own)
     yield '<h2 id="measures">Measures</h2>'
     rows = [[reading.name, reading.value, reading.meaning] for reading in inspection.readings]
     yield html(Table("measures", ["measure", "value", "what it means"], rows))

@@ -27,7 +27,7 @@ SMALL = 0.25  # share of the clients with less than a batch
 
 
 @dataclass(frozen=True)
-class Facts:
+class SkewFacts:
     """What rules look at."""
 
     measures: Measures
@@ -47,8 +47,8 @@ class Facts:
         return m.effective_labels_mean <= max(1.5, FEW * m.labels)
 
 
-Why = Callable[[Facts], str | None]
-Settings = Callable[[Facts], Mapping[str, Any]]
+Why = Callable[[SkewFacts], str | None]
+Settings = Callable[[SkewFacts], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Rule:
     settings: Settings = field(default=lambda _: {})
 
 
-def _noisy(facts: Facts) -> str | None:
+def _noisy(facts: SkewFacts) -> str | None:
     m = facts.measures
     if (m.wrong_labels or 0.0) >= WRONG:
         return f"{m.wrong_labels:.0%} of the labels are wrong"
@@ -71,12 +71,12 @@ def _noisy(facts: Facts) -> str | None:
     return None
 
 
-def _few(facts: Facts) -> str | None:
+def _few(facts: SkewFacts) -> str | None:
     m = facts.measures
     return f"clients hold {m.effective_labels_mean:.1f} of {m.labels} labels in effect" if facts.few else None
 
 
-def _clusters(facts: Facts) -> str | None:
+def _clusters(facts: SkewFacts) -> str | None:
     balance = facts.measures.round_balance
     if balance is None or facts.even or balance.random < UNBALANCED or balance.gain < BALANCED:
         return None
@@ -86,7 +86,7 @@ def _clusters(facts: Facts) -> str | None:
     )
 
 
-def _hard(facts: Facts) -> str | None:
+def _hard(facts: SkewFacts) -> str | None:
     m = facts.measures
     if facts.k < ENOUGH:
         return None
@@ -97,7 +97,7 @@ def _hard(facts: Facts) -> str | None:
     return None
 
 
-def _moderate(facts: Facts) -> str | None:
+def _moderate(facts: SkewFacts) -> str | None:
     if not (facts.even or facts.few):
         return f"the skew is moderate, like dirichlet-class with alpha = {facts.measures.alpha_class:.2g}"
     if not facts.even and facts.short >= SMALL:
@@ -105,21 +105,21 @@ def _moderate(facts: Facts) -> str | None:
     return None
 
 
-def _missing(facts: Facts) -> str | None:
+def _missing(facts: SkewFacts) -> str | None:
     m = facts.measures
     if facts.even or m.missing_labels_mean < MISSING * m.labels or m.effective_labels_mean < 1.5:
         return None
     return f"a client lacks {m.missing_labels_mean:.1f} of {m.labels} labels on average, and unlearns them"
 
 
-def _unequal(facts: Facts) -> str | None:
+def _unequal(facts: SkewFacts) -> str | None:
     m = facts.measures
     if facts.even or m.size_gini < UNEQUAL:
         return None
     return f"clients hold {m.smallest} to {m.largest} samples, so that they take very different numbers of steps"
 
 
-def _even(facts: Facts) -> str | None:
+def _even(facts: SkewFacts) -> str | None:
     return "labels are spread evenly: there is no skew to repair" if facts.even else None
 
 
@@ -148,7 +148,7 @@ RULES = (
         lambda facts: (
             {}
             if facts.measures.round_balance is None
-            else {"method.select.clusters": facts.measures.round_balance.clusters}
+            else {"method.selector.clusters": facts.measures.round_balance.clusters}
         ),
     ),
     Rule(

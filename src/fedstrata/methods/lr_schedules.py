@@ -17,39 +17,39 @@ PARTS = {
 }
 
 
-class Schedule(Part):
+class LRSchedule(Part):
     """A factor on the base rate, by share of the run."""
 
     def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
-        """Give the factor at a time, counted in rounds from 0; `unit` is the time between two steps of the schedule."""
+        """Return the factor at a time, counted in rounds from 0; `unit` is the time between two steps of the schedule."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduledRate:
     """A base rate under a schedule: the `Rate` of a run."""
 
     base: float
-    schedule: Schedule
+    schedule: LRSchedule
     rounds: int
 
     def at(self, round: int, part: Fragment = WHOLE) -> float:
-        """Give the step size of a round, or of one of its equal parts."""
+        """Return the step size of a round, or of one of its equal parts."""
         place, parts = part
         return self.base * self.schedule.factor(round + place / parts, self.rounds, 1 / parts)
 
 
 @dataclass(frozen=True)
-class Constant(Schedule):
+class Constant(LRSchedule):
     """The same rate in every round."""
 
     def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
-        """Give 1."""
+        """Return 1."""
         return 1.0
 
 
 @dataclass(frozen=True)
-class StepDecay(Schedule):
+class StepDecay(LRSchedule):
     """The rate is multiplied by `by` every `every` rounds."""
 
     every: Count = 10
@@ -61,7 +61,7 @@ class StepDecay(Schedule):
 
 
 @dataclass(frozen=True)
-class Cosine(Schedule):
+class Cosine(LRSchedule):
     """The rate falls along half a cosine to the share `floor`, after `warmup` rounds of linear growth."""
 
     floor: Fraction = 0.0
@@ -76,7 +76,7 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True)
-class OneCycle(Schedule):
+class OneCycle(LRSchedule):
     """The rate climbs linearly from `start` to 1 at the share `peak` of the run, then falls to `end`."""
 
     peak: Fraction = 0.3

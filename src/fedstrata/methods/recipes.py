@@ -83,7 +83,7 @@ TERRAFORM = Recipe(
 
 
 def _selecting(kind: str, summary: str, paper: str) -> Recipe:
-    """Give a selector whose paper averages plainly."""
+    """Return a selector whose paper averages plainly."""
     return Recipe(summary, paper, {"select": {"kind": kind}, "combine": {"kind": "uniform", "server": {"kind": "sgd"}}})
 
 

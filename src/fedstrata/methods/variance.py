@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Of, Visit
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart, Of
 from fedstrata.core.messages import Report, Tensors
 
 
@@ -19,14 +19,14 @@ class Variance(LocalPart):
         """Under which it is told."""
         return f"{self.of}-variance".replace("-", "_")
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Look before training."""
-        visit.variance(self.of)
+        context.batch_variance(self.of)
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Tell what was seen."""
-        return Done(meta={self.name: visit.variance(self.of)})
+        return Done(metrics={self.name: context.batch_variance(self.of)})
 
     def read(self, report: Report) -> float:
         """Find it in a report."""
-        return float(report.meta[self.name])  # type: ignore[arg-type]
+        return float(report.metrics[self.name])  # type: ignore[arg-type]

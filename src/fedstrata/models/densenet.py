@@ -30,7 +30,7 @@ class DenseLayer(nn.Module):
         self.norm2, self.conv2 = nn.BatchNorm2d(inner), nn.Conv2d(inner, GROWTH, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the old channels and the new ones."""
+        """Return the old channels and the new ones."""
         inner = self.conv1(self.norm1(x).relu())
         return torch.cat([x, self.conv2(self.norm2(inner).relu())], 1)
 
@@ -58,7 +58,7 @@ class DenseNet(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give logits."""
+        """Return logits."""
         logits: Tensor = self.head(self.features(x).mean((2, 3)))
         return logits
 

@@ -71,7 +71,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(outputs[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give logits."""
+        """Return logits."""
         maps = self.stages(self.pool(self.bn1(self.conv1(x)).relu()))
         logits: Tensor = self.head(maps.mean((2, 3)))
         return logits

@@ -28,7 +28,7 @@ class Padded(nn.Module):
         self.before, self.after = more // 2, more - more // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the shortcut."""
+        """Return the shortcut."""
         return pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.before, self.after))
 
 
@@ -42,7 +42,7 @@ class CifarResNet(nn.Module):
         self.head = nn.Linear(WIDTHS[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give logits."""
+        """Return logits."""
         maps = self.stages(self.bn1(self.conv1(x)).relu())
         logits: Tensor = self.head(maps.mean((2, 3)))
         return logits

@@ -8,7 +8,7 @@ from fedstrata.core.errors import RequestError
 
 
 def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """Give channels, height and width of images with at least `least` pixels a side."""
+    """Return channels, height and width of images with at least `least` pixels a side."""
     if len(shape) != 3:
         raise RequestError(f"{model} needs images (channels, height, width); samples have shape {shape}")
     channels, height, width = shape
@@ -18,7 +18,7 @@ def image(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int,
 
 
 def signal(model: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, nn.Module]:
-    """Give channels and length of 1-D samples, and the layer that lays them out so.
+    """Return channels and length of 1-D samples, and the layer that lays them out so.
 
     A plain row of features is a signal of one channel.
     """

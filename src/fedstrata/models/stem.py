@@ -19,7 +19,7 @@ def is_small(stem: Stem, height: int, width: int) -> bool:
 
 
 def stem_layers(channels: int, small: bool) -> tuple[nn.Conv2d, nn.Module]:
-    """Give the first convolution, to 64 channels, and the pooling that comes after its norm and ReLU."""
+    """Return the first convolution, to 64 channels, and the pooling that comes after its norm and ReLU."""
     if small:
         return nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.Identity()
     return nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False), nn.MaxPool2d(3, stride=2, padding=1)

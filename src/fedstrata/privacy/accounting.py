@@ -93,7 +93,7 @@ class Accountant:
         return self.noise / self.sensitivity
 
     def epsilon(self, rounds: int) -> float:
-        """Give what so many rounds spend."""
+        """Return what so many rounds spend."""
         if rounds < 0:
             raise RequestError(f"rounds = {rounds}: a whole number >= 0")
         if not rounds:
@@ -103,7 +103,7 @@ class Accountant:
         return _epsilon(self, rounds)
 
     def rounds_within(self, budget: float) -> int:
-        """Give the largest number of rounds that spend no more than the budget: a run stops after them."""
+        """Return the largest number of rounds that spend no more than the budget: a run stops after them."""
         if not budget >= 0:
             raise RequestError(f"budget = {budget}: a number >= 0")
         low, high = 0, 1
@@ -149,7 +149,7 @@ def _epsilon(accountant: Accountant, rounds: int) -> float:
 
 @cache
 def _renyi(noise: float, sampling: FixedSize | Fraction) -> tuple[np.ndarray, np.ndarray]:
-    """Give orders, and the Renyi divergence of one round at each; it takes a good part of a second, once."""
+    """Return orders, and the Renyi divergence of one round at each; it takes a good part of a second, once."""
     dp = library()
     relation, event = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(noise)
     if isinstance(sampling, FixedSize):
@@ -165,7 +165,7 @@ def _renyi(noise: float, sampling: FixedSize | Fraction) -> tuple[np.ndarray, np
 
 
 def library() -> Any:
-    """Give dp-accounting, which is an extra."""
+    """Return dp-accounting, which is an extra."""
     try:
         return import_module("dp_accounting")
     except ImportError:

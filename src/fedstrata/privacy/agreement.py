@@ -52,27 +52,27 @@ class Agreement:
         except ValueError:  # a point that gives the same secret to everybody
             raise RefusedError(f"party {other} has no proper public key") from None
         low, high = sorted((self.me, other))
-        key = derived(shared, transcript, b"pair|%d|%d" % (low, high), 64)
+        key = derive(shared, transcript, b"pair|%d|%d" % (low, high), 64)
         return Pair(key[:32], key[32:])
 
 
 def transcript_of(domain: bytes, job: bytes, keys: Mapping[int, bytes]) -> bytes:
-    """Give what all keys of a job are bound to."""
+    """Return what all keys of a job are bound to."""
     told = [part for party, key in sorted(keys.items()) for part in (b"%d" % party, key)]
     return sha256(join([domain, job, *told])).digest()
 
 
-def derived(secret: bytes, salt: bytes, info: bytes, size: int = 32) -> bytes:
+def derive(secret: bytes, salt: bytes, info: bytes, size: int = 32) -> bytes:
     """Derive a key (RFC 5869)."""
     return HKDF(SHA256(), size, salt, info).derive(secret)
 
 
-def wrapped(key: bytes, sender: int, receiver: int, text: bytes, bound_to: bytes) -> bytes:
+def wrap(key: bytes, sender: int, receiver: int, text: bytes, bound_to: bytes) -> bytes:
     """Encrypt for the other end of a pair; a key wraps one text in each direction."""
     return AESGCM(key).encrypt(_nonce(sender, receiver), text, bound_to)
 
 
-def unwrapped(key: bytes, sender: int, receiver: int, data: bytes, bound_to: bytes) -> bytes:
+def unwrap(key: bytes, sender: int, receiver: int, data: bytes, bound_to: bytes) -> bytes:
     """Decrypt."""
     try:
         return AESGCM(key).decrypt(_nonce(sender, receiver), data, bound_to)

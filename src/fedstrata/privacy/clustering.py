@@ -31,8 +31,8 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.selectors.clusters import Rule, elbow, most_clusters, overlap
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.frames import SERVER, Frame, RefusedError, opened
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.frames import SERVER, Frame, RefusedError, open_frame
+from fedstrata.privacy.identity import Identity, KeyDirectory
 
 Task = Literal["move", "look", "tell"]
 SumOf = Callable[[Mapping[int, np.ndarray]], np.ndarray]  # what clients contribute -> its sum, and nothing else
@@ -46,18 +46,18 @@ TINY = 1e-9
 WORD = 8  # bytes of a number in a masked sum
 
 
-class Member:
+class ClusterMember:
     """A client: it holds its vector, and knows of the others only what centres tell."""
 
-    def __init__(self, me: int, vector: np.ndarray, identity: Identity, roll: Roll, job: bytes):
+    def __init__(self, me: int, vector: np.ndarray, identity: Identity, key_directory: KeyDirectory, job: bytes):
         if vector.ndim != 1 or not np.isfinite(vector).all() or vector.min() < 0 or vector.max() > 1:
             raise RequestError("a client is clustered by shares of labels: numbers from 0 to 1")
         self.me, self.labels, self._vector = me, len(vector), vector.astype(np.float64)
-        self._identity, self._roll, self._job = identity, roll, job
+        self._identity, self._key_directory, self._job = identity, key_directory, job
         self._step, self._done = 0, False
 
     def contribution(self, asked: bytes) -> np.ndarray:
-        """Give what this client adds to the sum of a step; no number is above `LARGEST`, whatever the centres are."""
+        """Return what this client adds to the sum of a step; no number is above `LARGEST`, whatever the centres are."""
         task, centres = self._opened(asked)
         if task == "tell":
             raise RefusedError("the server asks for a cluster where a contribution is due")
@@ -79,12 +79,12 @@ class Member:
             raise RefusedError("the server asks for a contribution where a cluster is due")
         self._done = True
         own = int(((self._vector - centres) ** 2).sum(1).argmin())
-        return Frame("cluster", self._job, self.me, (own.to_bytes(4, "little"),)).signed(self._identity)
+        return Frame("cluster", self._job, self.me, (own.to_bytes(4, "little"),)).sign(self._identity)
 
     def _opened(self, asked: bytes) -> tuple[str, np.ndarray]:
         if self._done or self._step >= STEPS:
             raise RefusedError(f"clustering is over, after {self._step} steps")
-        fields = opened(asked, self._roll, f"centres {self._step}", self._job, SERVER).fields
+        fields = open_frame(asked, self._key_directory, f"centres {self._step}", self._job, SERVER).fields
         if len(fields) != 2 or fields[0] not in (b"move", b"look", b"tell") or len(fields[1]) % 4:
             raise RefusedError("a step of clustering has a task and centres")
         centres = np.frombuffer(fields[1], dtype="<f4").astype(np.float64)
@@ -107,7 +107,7 @@ class PrivateClusters:
     bytes_down: int
 
     def of_all(self, clients: int) -> np.ndarray:
-        """Give the cluster of every client, as a roster wants it: -1 for those that were not there."""
+        """Return the cluster of every client, as a client info wants it: -1 for those that were not there."""
         clusters = np.full(clients, -1, dtype=np.int64)
         clusters[list(self.cluster)] = list(self.cluster.values())
         return clusters
@@ -127,7 +127,7 @@ class Organiser:
     """The server: it asks, and hears sums."""
 
     identity: Identity
-    roll: Roll
+    key_directory: KeyDirectory
     job: bytes
     labels: int
     clients: int
@@ -150,12 +150,12 @@ class Organiser:
         return PrivateClusters(cluster, centres, curve, inertia, self.steps, up, self.down)
 
     def find(self, k: int | None, rule: Rule) -> tuple[np.ndarray, dict[int, float], float]:
-        """Give centres of k clusters, or of as many as the elbow says; the curve that was searched; the inertia."""
+        """Return centres of k clusters, or of as many as the elbow says; the curve that was searched; the inertia."""
         now = self._rested(np.full((1, self.labels), 1 / self.labels))
         now = self._improved(self._searched(now, rule) if k is None else self._grown(now, k))
         return now.centres, self.curve, now.inertia
 
-    def _grown(self, now: Look, k: int) -> Look:
+    def _grown(self, now: ClusteringPass, k: int) -> ClusteringPass:
         """Split many clusters at once until there are k, or no more different vectors."""
         while len(now.centres) < k and now.inertia > TINY:
             more = min(len(now.centres), k - len(now.centres))
@@ -165,7 +165,7 @@ class Organiser:
             now = grown
         return now
 
-    def _searched(self, now: Look, rule: Rule) -> Look:
+    def _searched(self, now: ClusteringPass, rule: Rule) -> ClusteringPass:
         """Split one cluster after the other, and go back to where the elbow is."""
         found = {1: now}
         enough = max(REST * now.inertia / (self.clients * self.labels), TINY)
@@ -177,16 +177,16 @@ class Organiser:
         return found[elbow(self.curve, rule) if self.curve else 1]
 
     def ask(self, task: Task, centres: np.ndarray) -> bytes:
-        """Give what is broadcast in the next step."""
+        """Return what is broadcast in the next step."""
         fields = (task.encode(), centres.astype("<f4").tobytes())
-        asked = Frame(f"centres {self.steps}", self.job, SERVER, fields).signed(self.identity)
+        asked = Frame(f"centres {self.steps}", self.job, SERVER, fields).sign(self.identity)
         self.steps += 1
         self.down += len(asked)
         return asked
 
     def heard(self, client: int, told: bytes, k: int) -> int:
         """Read a client's cluster."""
-        fields = opened(told, self.roll, "cluster", self.job, client).fields
+        fields = open_frame(told, self.key_directory, "cluster", self.job, client).fields
         if len(fields) != 1 or len(fields[0]) != 4 or (own := int.from_bytes(fields[0], "little")) >= k:
             raise RefusedError(f"client {client} tells no cluster")
         return own
@@ -196,7 +196,7 @@ class Organiser:
         self.up += WORD * total.size
         return total.reshape(len(centres), -1)
 
-    def _rested(self, centres: np.ndarray, enough: float = TINY) -> Look:
+    def _rested(self, centres: np.ndarray, enough: float = TINY) -> ClusteringPass:
         """Move centres to the means of their clusters until they rest; then look."""
         centres = _sent(centres)
         for _ in range(LLOYD):
@@ -206,10 +206,10 @@ class Organiser:
             shift, centres = float(((moved - centres) ** 2).sum()), moved
             if shift <= enough:
                 break
-        return Look.of(centres, self._sum("look", centres))
+        return ClusteringPass.of(centres, self._sum("look", centres))
 
-    def _improved(self, now: Look) -> Look:
-        """Give up the centre that is missed least and split another cluster, as long as that helps."""
+    def _improved(self, now: ClusteringPass) -> ClusteringPass:
+        """Return up the centre that is missed least and split another cluster, as long as that helps."""
         vain = 0
         while len(now.centres) > 2 and vain < SWAPS and now.inertia > TINY:
             given_up = int(now.missed.argmin())
@@ -223,7 +223,7 @@ class Organiser:
 
 
 @dataclass(frozen=True)
-class Look:
+class ClusteringPass:
     """What sums say of clusters."""
 
     centres: np.ndarray  # [k, C]
@@ -233,7 +233,7 @@ class Look:
     missed: np.ndarray  # by how much the inertia grows without the centre
 
     @classmethod
-    def of(cls, centres: np.ndarray, sums: np.ndarray) -> Look:
+    def of(cls, centres: np.ndarray, sums: np.ndarray) -> ClusteringPass:
         """Read the sums of a look; a cluster without members is none."""
         sizes = np.rint(sums[:, -3])
         some = sizes > 0
@@ -251,12 +251,12 @@ class Look:
         return overlap(self.centres, self.spread / self.sizes)
 
     def worst(self, many: int) -> np.ndarray:
-        """Give the clusters with the largest inertia."""
+        """Return the clusters with the largest inertia."""
         worst: np.ndarray = np.argsort(-self.squares.sum(1), kind="stable")[:many]
         return worst
 
     def split(self, clusters: np.ndarray) -> np.ndarray:
-        """Give centres with two for each of some clusters; the second ones stand at the end."""
+        """Return centres with two for each of some clusters; the second ones stand at the end."""
         label = self.squares[clusters].argmax(1)
         step = np.zeros((len(clusters), self.centres.shape[1]))
         step[np.arange(len(clusters)), label] = np.sqrt(self.squares[clusters, label] / self.sizes[clusters])
@@ -267,9 +267,9 @@ class Look:
 
 
 def masked_k_means(
-    members: Mapping[int, Member],
+    members: Mapping[int, ClusterMember],
     identity: Identity,
-    roll: Roll,
+    key_directory: KeyDirectory,
     job: bytes,
     sum_of: SumOf,
     k: int | None = None,
@@ -284,9 +284,9 @@ def masked_k_means(
     def tell(asked: bytes) -> dict[int, bytes]:
         return {client: member.cluster(asked) for client, member in members.items()}
 
-    return Organiser(identity, roll, job, labels, len(members), sums).clustered(k, rule, tell)
+    return Organiser(identity, key_directory, job, labels, len(members), sums).clustered(k, rule, tell)
 
 
 def _sent(centres: np.ndarray) -> np.ndarray:
-    """Give centres as clients receive them."""
+    """Return centres as clients receive them."""
     return centres.astype(np.float32).astype(np.float64)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 from hashlib import sha256
 
-from fedstrata.privacy.agreement import Agreement, transcript_of, unwrapped, wrapped
-from fedstrata.privacy.frames import JOB, Frame, RefusedError, join, opened
-from fedstrata.privacy.identity import Identity, Roll
-from fedstrata.privacy.sums.protocol import fields_of, packed
+from fedstrata.privacy.agreement import Agreement, transcript_of, unwrap, wrap
+from fedstrata.privacy.frames import JOB, Frame, RefusedError, join, open_frame
+from fedstrata.privacy.identity import Identity, KeyDirectory
+from fedstrata.privacy.sums.protocol import fields_of, pack_fields
 
 DOMAIN = b"fedstrata letter"
 HELLO, ENVELOPE = "letter/hello", "letter/envelope"
@@ -32,20 +32,22 @@ class StaleError(RefusedError):
 
 
 def job_of(run: str, *where: int) -> bytes:
-    """Give the number of a job: of a whole run, or of a place in it."""
+    """Return the number of a job: of a whole run, or of a place in it."""
     return sha256(join([DOMAIN, run.encode(), *(b"%d" % number for number in where)])).digest()[:JOB]
 
 
-def read_hello(data: bytes, roll: Roll, job: bytes, party: int) -> bytes:
-    """Give the public key that a party said hello with."""
-    (key,) = fields_of(opened(data, roll, HELLO, job, party).fields, 1, KEY)
+def read_hello(data: bytes, key_directory: KeyDirectory, job: bytes, party: int) -> bytes:
+    """Return the public key that a party said hello with."""
+    (key,) = fields_of(open_frame(data, key_directory, HELLO, job, party).fields, 1, KEY)
     return key
 
 
-def read_envelope(data: bytes, roll: Roll, job: bytes, sender: int, receiver: int) -> tuple[bytes, bytes, bytes]:
-    """Give the key that an envelope was sealed for, the sender's, and the sealed text; anybody can check that much."""
-    to, theirs, own, sealed = fields_of(opened(data, roll, ENVELOPE, job, sender).fields, 4, 4, KEY, KEY)
-    if to != packed([receiver]):
+def read_envelope(
+    data: bytes, key_directory: KeyDirectory, job: bytes, sender: int, receiver: int
+) -> tuple[bytes, bytes, bytes]:
+    """Return the key that an envelope was sealed for, the sender's, and the sealed text; anybody can check that much."""
+    to, theirs, own, sealed = fields_of(open_frame(data, key_directory, ENVELOPE, job, sender).fields, 4, 4, KEY, KEY)
+    if to != pack_fields([receiver]):
         raise RefusedError(f"an envelope of sender {sender} is not for party {receiver}")
     return theirs, own, sealed
 
@@ -53,39 +55,41 @@ def read_envelope(data: bytes, roll: Roll, job: bytes, sender: int, receiver: in
 class Letterbox:
     """A party's own: what it needs to seal and to open letters of one run."""
 
-    def __init__(self, me: int, identity: Identity, roll: Roll, run: str):
-        self.me, self._identity, self._roll, self._run = me, identity, roll, run
+    def __init__(self, me: int, identity: Identity, key_directory: KeyDirectory, run: str):
+        self.me, self._identity, self._key_directory, self._run = me, identity, key_directory, run
         self._agreement = Agreement.new(me, os.urandom)
         self._used: set[bytes] = set()  # keys of letters
 
     def hello(self) -> bytes:
         """Say under which key letters reach this party."""
-        return Frame(HELLO, job_of(self._run), self.me, (self._agreement.public,)).signed(self._identity)
+        return Frame(HELLO, job_of(self._run), self.me, (self._agreement.public,)).sign(self._identity)
 
     def seal(self, text: bytes, receiver: int, hello: bytes, job: bytes) -> bytes:
         """Write a letter to who said hello."""
-        theirs = read_hello(hello, self._roll, job_of(self._run), receiver)
+        theirs = read_hello(hello, self._key_directory, job_of(self._run), receiver)
         fresh = Agreement.new(self.me, os.urandom)
         transcript = self._transcript(job, self.me, fresh.public, receiver, theirs)
-        sealed = wrapped(fresh.pair(receiver, theirs, transcript).wrap, self.me, receiver, text, job)
-        return Frame(ENVELOPE, job, self.me, (packed([receiver]), theirs, fresh.public, sealed)).signed(self._identity)
+        sealed = wrap(fresh.pair(receiver, theirs, transcript).wrap, self.me, receiver, text, job)
+        return Frame(ENVELOPE, job, self.me, (pack_fields([receiver]), theirs, fresh.public, sealed)).sign(
+            self._identity
+        )
 
     def open(self, envelope: bytes, sender: int, job: bytes) -> bytes:
         """Read a letter to this party. It may be read again until it is `used`."""
-        own, theirs, sealed = read_envelope(envelope, self._roll, job, sender, self.me)
+        own, theirs, sealed = read_envelope(envelope, self._key_directory, job, sender, self.me)
         if own != self._agreement.public:
             raise StaleError("a letter is sealed for a key that this party had before it was restarted")
         if theirs in self._used:
             raise RefusedError(f"a letter of sender {sender} came twice")
         try:
             pair = self._agreement.pair(sender, theirs, self._transcript(job, sender, theirs, self.me, own))
-            return unwrapped(pair.wrap, sender, self.me, sealed, job)
+            return unwrap(pair.wrap, sender, self.me, sealed, job)
         except RefusedError as error:
             raise SpoiltError(str(error)) from None
 
     def used(self, envelope: bytes, sender: int, job: bytes) -> None:
         """Take a letter as done with: it is not opened again."""
-        self._used.add(read_envelope(envelope, self._roll, job, sender, self.me)[1])
+        self._used.add(read_envelope(envelope, self._key_directory, job, sender, self.me)[1])
 
     def _transcript(self, job: bytes, sender: int, its: bytes, receiver: int, theirs: bytes) -> bytes:
-        return transcript_of(DOMAIN + self._roll.digest, job, {sender: its, receiver: theirs})
+        return transcript_of(DOMAIN + self._key_directory.digest, job, {sender: its, receiver: theirs})

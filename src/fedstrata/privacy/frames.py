@@ -16,7 +16,7 @@ from hashlib import sha256
 from cryptography.exceptions import InvalidSignature
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.identity import Identity, KeyDirectory
 
 MAGIC = b"fedstrata"
 SERVER = -1
@@ -37,7 +37,7 @@ class Frame:
     sender: int
     fields: tuple[bytes, ...] = ()
 
-    def signed(self, identity: Identity) -> bytes:
+    def sign(self, identity: Identity) -> bytes:
         """Write it."""
         if len(self.job) != JOB:
             raise ValueError(f"a job has {JOB} bytes, not {len(self.job)}")
@@ -46,14 +46,14 @@ class Frame:
         return body + identity.sign(sha256(body).digest())
 
 
-def opened(data: bytes, roll: Roll, kind: str, job: bytes, sender: int) -> Frame:
+def open_frame(data: bytes, key_directory: KeyDirectory, kind: str, job: bytes, sender: int) -> Frame:
     """Read a message of which it is known what it should be."""
     frame = _read(data)
     for what, is_, should in (("kind", frame.kind, kind), ("job", frame.job, job), ("sender", frame.sender, sender)):
         if is_ != should:
             raise RefusedError(f"a message has the {what} {is_!r} where {should!r} is expected")
     try:
-        roll.key(sender).verify(data[-64:], sha256(memoryview(data)[:-64]).digest())
+        key_directory.key(sender).verify(data[-64:], sha256(memoryview(data)[:-64]).digest())
     except InvalidSignature:
         raise RefusedError(f"a message of kind {kind!r} is not signed by its sender {sender}") from None
     return frame
@@ -62,13 +62,13 @@ def opened(data: bytes, roll: Roll, kind: str, job: bytes, sender: int) -> Frame
 class Inbox:
     """Takes one message of each kind from each sender; one that comes again is refused."""
 
-    def __init__(self, roll: Roll, job: bytes):
-        self._roll, self._job = roll, job
+    def __init__(self, key_directory: KeyDirectory, job: bytes):
+        self._key_directory, self._job = key_directory, job
         self._had: set[tuple[str, int]] = set()
 
     def take(self, data: bytes, kind: str, sender: int) -> Frame:
         """Read a message that is expected now."""
-        frame = opened(data, self._roll, kind, self._job, sender)
+        frame = open_frame(data, self._key_directory, kind, self._job, sender)
         if (kind, sender) in self._had:
             raise RefusedError(f"a message of kind {kind!r} of sender {sender} came twice")
         self._had.add((kind, sender))

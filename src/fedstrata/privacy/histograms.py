@@ -32,7 +32,7 @@ class NoisyHistograms:
         _check(self.epsilon)
 
     def told(self, counts: np.ndarray, rng: Rng) -> np.ndarray:
-        """Give what a client tells, [..., C]."""
+        """Return what a client tells, [..., C]."""
         return self.tellable(counts + self.noise(counts.shape, rng))
 
     def noise(self, shape: tuple[int, ...], rng: Rng) -> np.ndarray:
@@ -47,7 +47,7 @@ class NoisyHistograms:
         return np.where(some.any(-1, keepdims=True), some, 1).astype(np.int64 if self.whole else np.float64)
 
     def spent(self, tellings: int = 1) -> float:
-        """Give the epsilon of every sample after so many tellings of its client."""
+        """Return the epsilon of every sample after so many tellings of its client."""
         if tellings < 0:
             raise RequestError(f"tellings = {tellings}: a whole number >= 0")
         return self.epsilon * tellings
@@ -62,7 +62,7 @@ class NoisyHistograms:
 
 
 def party_level(shares: np.ndarray, epsilon: float, rng: Rng) -> np.ndarray:
-    """Give label shares that hide a client as a whole (any two clients are neighbours, 2 apart): of little use."""
+    """Return label shares that hide a client as a whole (any two clients are neighbours, 2 apart): of little use."""
     _check(epsilon)
     return np.maximum(shares + rng.laplace(0, 2 / epsilon, shares.shape), 0)
 

@@ -36,7 +36,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Roll:
+class KeyDirectory:
     """The public keys of the server and of all clients, the same at every party."""
 
     server: bytes
@@ -53,12 +53,12 @@ class Roll:
         return sha256(b"fedstrata roll" + b"".join((self.server, *self.clients))).digest()
 
     def key(self, party: int) -> Ed25519PublicKey:
-        """Give a party's key; -1 is the server."""
+        """Return a party's key; -1 is the server."""
         if not -1 <= party < len(self.clients):
             raise RequestError(f"the roll has no party {party}")
         return Ed25519PublicKey.from_public_bytes(self.server if party < 0 else self.clients[party])
 
     @classmethod
-    def of(cls, server: Identity, clients: Sequence[Identity]) -> Roll:
+    def of(cls, server: Identity, clients: Sequence[Identity]) -> KeyDirectory:
         """Write down who is there."""
         return cls(server.public, tuple(client.public for client in clients))

@@ -13,7 +13,7 @@ CHUNK = 1 << 16  # bytes of all masks that are added before the next ones: they 
 
 
 def stream(key: bytes, words: int, dtype: type[np.unsignedinteger] = np.uint64) -> np.ndarray:
-    """Give so many words; a key serves once."""
+    """Return so many words; a key serves once."""
     out = np.empty(words, dtype=np.dtype(dtype).newbyteorder("<"))
     _cipher(key).update_into(bytes(out.nbytes), out.view(np.uint8).data)
     return out

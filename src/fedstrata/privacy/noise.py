@@ -25,7 +25,7 @@ from fedstrata.core.rng import Rng
 
 
 @dataclass(frozen=True)
-class Noise:
+class UpdateNoise:
     """Clipping and noise, by the server or by every client."""
 
     clip: float
@@ -33,13 +33,13 @@ class Noise:
     local: bool
 
     def leaving(self, update: np.ndarray, unit: float, draw: Callable[[], Rng]) -> np.ndarray:
-        """Give what leaves a client, before weights and masks; in fixed point, numbers are `unit` apart, else 0."""
+        """Return what leaves a client, before weights and masks; in fixed point, numbers are `unit` apart, else 0."""
         rounding = unit / 2 * len(update) ** 0.5  # how much longer an update may become where it is written so
         flat = clipped(update, self.clip - rounding)
         return flat + local_noise(len(flat), self.clip, self.noise, draw()) if self.local else flat
 
     def of_sum(self, numbers: int, draw: Callable[[], Rng]) -> np.ndarray:
-        """Give what the server adds to a sum with weights of at most 1."""
+        """Return what the server adds to a sum with weights of at most 1."""
         return np.zeros(numbers) if self.local else central_noise(numbers, self.clip, self.noise, draw())
 
 
@@ -62,7 +62,7 @@ def clipped(update: np.ndarray, clip: float) -> np.ndarray:
 
 
 def at_most_one(coefficients: np.ndarray) -> tuple[np.ndarray, float]:
-    """Give weights of at most 1, and the number to multiply their sum with."""
+    """Return weights of at most 1, and the number to multiply their sum with."""
     most = float(coefficients.max(initial=0.0))
     if not isfinite(most) or coefficients.min(initial=0.0) < 0:
         raise RequestError("weights of a masked or noised sum must be finite and not negative")

@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import UnsummableError
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, tensor_bytes
-from fedstrata.core.records import revised
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Step
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.noise import Noise, at_most_one
+from fedstrata.privacy.noise import UpdateNoise, at_most_one
 from fedstrata.privacy.simulated import identities, job_of, secrets
+from fedstrata.privacy.sums.all_reduce import MaskedAllReduce, Participant
 from fedstrata.privacy.sums.fixed_point import Encoding, TooLargeError
-from fedstrata.privacy.sums.meeting import Attendant, MaskedMeeting
-from fedstrata.privacy.sums.protocol import Task as Sum
+from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.protocol import enough_weight
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
 
 NOT_TOLD = float("nan")
 
 
-class Guarded:
+class ProtectedEngine:
     """An engine whose updates leave their clients clipped, noised or masked."""
 
     def __init__(
@@ -39,22 +39,22 @@ class Guarded:
         streams: Streams,
         clients: int,
         encoding: Encoding | None,
-        noise: Noise | None,
+        noise: UpdateNoise | None,
         note: Callable[..., None],
     ):
         self._engine, self._streams, self._encoding, self._noise, self._note = engine, streams, encoding, noise, note
-        self.device, self.joins = engine.device, engine.joins
+        self.device, self.can_fuse = engine.device, engine.can_fuse
         self._tasks: Sequence[Task] = ()
         self._size = 0  # numbers that each client of this step sends
         self._sums = 0  # of this step
-        self._beside = 0, 0
+        self._overhead_bytes = 0, 0
         if encoding is not None:
-            self._server, self._clients, self._roll = identities(streams, clients)
-            engine.adding = self._meeting
+            self._server, self._clients, self._key_directory = identities(streams, clients)
+            engine.adding = self._all_reduce
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report, as far as it may be told."""
-        self._tasks, self._sums, self._beside = tasks, 0, (0, 0)
+        self._tasks, self._sums, self._overhead_bytes = tasks, 0, (0, 0)
         try:
             if self._encoding is not None and step.together is not None and len(tasks) < FEWEST:
                 raise TooLargeError(f"fewer than {FEWEST} clients do not meet under masks")
@@ -66,13 +66,13 @@ class Guarded:
         if not step.combine:
             return reports
         if self._noise is not None:  # an update that is not finite counts as zero: who sent one must not show
-            reports = [revised(report, finite=True) for report in reports]
+            reports = [fast_replace(report, finite=True) for report in reports]
         if self._noise is not None and self._noise.local:  # numbers without noise would tell what the noise hides
-            reports = [revised(report, loss=NOT_TOLD, drift=NOT_TOLD, meta={}) for report in reports]
+            reports = [fast_replace(report, loss=NOT_TOLD, update_norm=NOT_TOLD, metrics={}) for report in reports]
         if self._encoding is None:
             return reports
         whole = self._engine.each()
-        self._size = max((sum(t.numel() for t in one.summed.values()) for one in whole.values()), default=0)
+        self._size = max((sum(t.numel() for t in one.aggregated.values()) for one in whole.values()), default=0)
         return reports if self._noise is not None else self._encodable(reports, whole)
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
@@ -83,17 +83,17 @@ class Guarded:
         if self._encoding is not None:
             self._enough(weights)
         whole = self._engine.each()
-        sent = {client: whole[client].summed for client in weights}
+        sent = {client: whole[client].aggregated for client in weights}
         shares, most = at_most_one(np.array(list(weights.values())))
         weighed = dict(zip(weights, shares.tolist(), strict=True))
-        values = {client: self._leaving(client, summed) for client, summed in sent.items()}
+        values = {client: self._leaving(client, aggregated) for client, aggregated in sent.items()}
         total = self._total(values, weighed) if values else np.zeros(0)
         if self._noise is not None:
             total = total + self._noise.of_sum(len(total), lambda: self._draw("noise"))
         layout: Tensors = next(iter(sent.values()), {})
         if self._encoding is not None:
-            up = self._beside[0] - sum(tensor_bytes(summed) for summed in sent.values())
-            self._beside = up, self._beside[1]
+            up = self._overhead_bytes[0] - sum(tensor_bytes(aggregated) for aggregated in sent.values())
+            self._overhead_bytes = up, self._overhead_bytes[1]
         given = parted(total * most, layout)
         if (met := self._engine.collect({}).total.get("statistics")) is not None:
             given["statistics"] = met
@@ -103,32 +103,32 @@ class Guarded:
         """Refuse: nobody sees a single update."""
         raise RuntimeError("single updates are not shown where they are masked or noised")
 
-    def beside(self) -> tuple[int, int]:
-        """Give the bytes of masks, keys and shares."""
-        return self._beside
+    def overhead_bytes(self) -> tuple[int, int]:
+        """Return the bytes of masks, keys and shares."""
+        return self._overhead_bytes
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
         """Commit client state."""
         self._engine.settle(accepted, tag)
 
-    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
-        """Give client state."""
-        keeps: Mapping[int, tuple[Tag, Tensors]] = self._engine.keeps()
-        return keeps
+    def client_states(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Return client state."""
+        client_states: Mapping[int, tuple[Tag, Tensors]] = self._engine.client_states()
+        return client_states
 
-    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+    def restore(self, client_states: Mapping[int, tuple[Tag, Tensors]]) -> None:
         """Take client state back."""
-        self._engine.restore(keeps)
+        self._engine.restore(client_states)
 
     def close(self) -> None:
-        """End the lanes."""
+        """End the workers."""
         self._engine.close()
 
     # ---- the client's half
 
-    def _leaving(self, client: int, summed: Tensors) -> np.ndarray:
-        """Give what leaves a client, before weights and masks: flat, in double precision."""
-        flat = np.concatenate([t.detach().cpu().double().numpy().reshape(-1) for t in summed.values()])
+    def _leaving(self, client: int, aggregated: Tensors) -> np.ndarray:
+        """Return what leaves a client, before weights and masks: flat, in double precision."""
+        flat = np.concatenate([t.detach().cpu().double().numpy().reshape(-1) for t in aggregated.values()])
         if self._noise is None:
             return flat
         unit = 0.0 if self._encoding is None else self._encoding.unit
@@ -138,7 +138,7 @@ class Guarded:
         """Leave out who would have to send a number that the words cannot hold; every client left out is an event."""
         assert self._encoding is not None
         most = self._encoding.most(len(self._tasks))
-        large = [r.client for r in reports if r.finite and _largest(whole[r.client].summed) > most]
+        large = [r.client for r in reports if r.finite and _largest(whole[r.client].aggregated) > most]
         if large:
             task = self._tasks[0]
             why = f"a number above {most:g} does not fit privacy.encoding; use more bits or a smaller fraction"
@@ -161,29 +161,29 @@ class Guarded:
         parties = Parties(
             self._server,
             {client: self._clients[client] for client in sum_.members},
-            self._roll,
+            self._key_directory,
             lambda client: secrets(self._streams, "sum", client, **where),
         )
-        summed = secure_sum(values, weights, sum_.members, parties, sum_.job, self._encoding)
-        self._beside = sum(summed.up.values()), sum(summed.down.values())
-        return summed.total
+        aggregated = secure_sum(values, weights, sum_.members, parties, sum_.job, self._encoding)
+        self._overhead_bytes = sum(aggregated.up.values()), sum(aggregated.down.values())
+        return aggregated.total
 
     def _sum(self) -> Sum:
         first, encoding = self._tasks[0], self._encoding
         assert encoding is not None
         members = tuple(sorted(task.client for task in self._tasks))
         job = job_of(self._streams, "sum", first.round, first.step)
-        return Sum(job, members, self._size, self._roll.digest, encoding)
+        return Sum(job, members, self._size, self._key_directory.digest, encoding)
 
-    def _meeting(self, tasks: Sequence[Task]) -> MaskedMeeting:
+    def _all_reduce(self, tasks: Sequence[Task]) -> MaskedAllReduce:
         where = {"round": tasks[0].round, "step": tasks[0].step}
         job = job_of(self._streams, "meeting", **where)
-        return MaskedMeeting(
+        return MaskedAllReduce(
             [
-                Attendant(
+                Participant(
                     task.client,
                     self._clients[task.client],
-                    self._roll,
+                    self._key_directory,
                     job,
                     secrets(self._streams, "meeting", task.client, **where),
                 )

@@ -6,7 +6,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.data.federation import Federation
-from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.methods.selectors.flips import Flips
@@ -23,10 +23,10 @@ def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
         )
     if privacy.labels != "none":
         _labels(experiment, federation)
-    if privacy.clustering != "server" and not isinstance(plan.select, Flips):
+    if privacy.clustering != "server" and not isinstance(plan.selector, Flips):
         raise RequestError(
             f'privacy.clustering = "{privacy.clustering}" is for clusters of label distributions; '
-            'use method.select = "flips", or privacy.clustering = "server"'
+            'use method.selector = "flips", or privacy.clustering = "server"'
         )
     if privacy.clustering == "masked" and federation.moves is not None:
         raise RequestError(
@@ -35,7 +35,7 @@ def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
     if privacy.histogram_epsilon is not None and "counts" not in plan.needs:
         raise RequestError(
             f"privacy.histogram_epsilon = {privacy.histogram_epsilon:g}: this method asks no client for its label "
-            'counts; leave it out, or use method.select = "flips"'
+            'counts; leave it out, or use method.selector = "flips"'
         )
     if privacy.histogram_epsilon is not None:
         beside = {
@@ -45,8 +45,10 @@ def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
         }
         if why := next((key for key, holds in beside.items() if holds), None):
             raise RequestError(f"privacy.histogram_epsilon does not fit {why}")
-    if privacy.clustering == "masked" and isinstance(plan.select, Flips) and plan.select.features == "counts":
-        raise RequestError('privacy.clustering = "masked" finds clusters of shares; use method.select.features = "l1"')
+    if privacy.clustering == "masked" and isinstance(plan.selector, Flips) and plan.selector.features == "counts":
+        raise RequestError(
+            'privacy.clustering = "masked" finds clusters of shares; use method.selector.features = "l1"'
+        )
     if privacy.aggregate == "masked":
         _masked(experiment, plan, len(federation))
     if privacy.dp is not None:
@@ -68,9 +70,9 @@ def _labels(experiment: Experiment, federation: Federation) -> None:
 
 def _masked(experiment: Experiment, plan: Plan, clients: int) -> None:
     looking = {
-        f'method.combine = "{experiment.method.combine["kind"]}"': plan.combine.individual,
-        f'method.select = "{experiment.method.select["kind"]}"': plan.select.individual
-        or any(part.shows for part in plan.local.parts.values()),
+        f'method.combiner = "{experiment.method.combiner["kind"]}"': plan.combiner.individual,
+        f'method.selector = "{experiment.method.selector["kind"]}"': plan.selector.individual
+        or any(part.opens_tensors for part in plan.local.parts.values()),
     }
     for key, individual in looking.items():
         if individual:
@@ -96,15 +98,15 @@ def _noised(experiment: Experiment, plan: Plan, clients: int) -> None:
     dp = privacy.dp
     assert dp is not None
     reading = next((part for part in plan.server_side if part.reads is not None), None)
-    beside = [name for name, part in plan.local.parts.items() if part.up(plan.space)]
+    beside = [name for name, part in plan.local.parts.items() if part.declare_aggregated(plan.space)]
     reasons = [
         (
             not isinstance(plan.driver, Rounds),
             f'method.driver = "{method.driver["kind"]}": epsilon is accounted for one sum a round; use "rounds"',
         ),
         (
-            plan.combine not in (Size(), Uniform()),
-            f'method.combine = "{method.combine["kind"]}": weights must not depend on what is hidden; '
+            plan.combiner not in (SizeWeighted(), Uniform()),
+            f'method.combiner = "{method.combiner["kind"]}": weights must not depend on what is hidden; '
             'use "size" or "uniform"',
         ),
         (

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.config.experiment import Experiment, Privacy
-from fedstrata.core.client_info import Roster
-from fedstrata.core.flat_model import Model
+from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.server_parts import Scores, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.noise import Noise
+from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.sums.fixed_point import Encoding
 
@@ -29,15 +29,15 @@ Note = Callable[..., None]
 
 
 @dataclass
-class Arranged:
+class Setup:
     """A plan on a federation, as the server and the clients know it once labels are masked."""
 
     plan: Plan
     federation: Federation
-    roster: Roster
+    client_info: ClientInfo
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of setting it up
     clusters: str | None = None  # what was seen while clustering
-    judge: Callable[..., Any] | None = None  # where the test set lies in an enclave
+    evaluator: Callable[..., Any] | None = None  # where the test set lies in an enclave
     close: Callable[[], None] = lambda: None
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -45,15 +45,15 @@ class Arranged:
         self.notes.append((kind, fields))
 
 
-def arranged(
-    experiment: Experiment, plan: Plan, federation: Federation, arrange: Callable[[Arranged], None] | None = None
-) -> Arranged:
+def set_up(
+    experiment: Experiment, plan: Plan, federation: Federation, arrange: Callable[[Setup], None] | None = None
+) -> Setup:
     """Check that what is asked for fits, and do what comes before the first round; `arrange` does it at real sites."""
     privacy = experiment.privacy
     refuse(experiment, plan, federation)
     if privacy.aggregate == "masked":
         plan = replace(plan, fewest=FEWEST)
-    now = Arranged(plan, federation, federation.roster(plan.needs, plan.streams))
+    now = Setup(plan, federation, federation.client_info(plan.needs, plan.streams))
     if arrange is not None:
         arrange(now)
         return now
@@ -68,14 +68,14 @@ def arranged(
     return now
 
 
-def guarded(experiment: Experiment, plan: Plan, engine: Any, clients: int, note: Note) -> Any:
+def protect_engine(experiment: Experiment, plan: Plan, engine: Any, clients: int, note: Note) -> Any:
     """Put the guard round an engine where updates are masked or noised."""
     privacy = experiment.privacy
     if privacy.aggregate == "open" and privacy.dp is None:
         return engine
-    from fedstrata.privacy.protected_engine import Guarded  # noqa: PLC0415
+    from fedstrata.privacy.protected_engine import ProtectedEngine  # noqa: PLC0415
 
-    return Guarded(engine, plan.streams, clients, encoding_of(privacy), noise_of(privacy), note)
+    return ProtectedEngine(engine, plan.streams, clients, encoding_of(privacy), noise_of(privacy), note)
 
 
 def encoding_of(privacy: Privacy) -> Encoding | None:
@@ -84,43 +84,43 @@ def encoding_of(privacy: Privacy) -> Encoding | None:
     return Encoding(privacy.encoding.bits, privacy.encoding.fraction) if masked else None
 
 
-def noise_of(privacy: Privacy) -> Noise | None:
+def noise_of(privacy: Privacy) -> UpdateNoise | None:
     """Say how updates are clipped and noised, if they are."""
     dp = privacy.dp
-    return None if dp is None else Noise(dp.clip, dp.noise, dp.where == "local")
+    return None if dp is None else UpdateNoise(dp.clip, dp.noise, dp.where == "local")
 
 
-def shy(privacy: Privacy) -> bool:
+def hides_label_counts(privacy: Privacy) -> bool:
     """Say whether clients hide how often they have each label."""
     return privacy.labels != "none" or privacy.clustering != "server" or privacy.histogram_epsilon is not None
 
 
-def accountant(experiment: Experiment, plan: Plan, roster: Roster) -> Any:
-    """Give what adds up epsilon; None without differential privacy."""
+def accountant(experiment: Experiment, plan: Plan, client_info: ClientInfo) -> Any:
+    """Return what adds up epsilon; None without differential privacy."""
     dp = experiment.privacy.dp
     if dp is None:
         return None
     from fedstrata.privacy.accounting import Accountant, FixedSize  # noqa: PLC0415
 
-    clients = len(roster.holders)
-    k = min(per_round(plan.clients_per_round, roster.clients), clients)
-    equal = experiment.method.combine["kind"] == "uniform"  # other weights' sum would tell who took part
-    always = experiment.system.availability.kind == "always" and roster.later is None
-    drawn = isinstance(plan.select, Random) and equal and always and plan.system.reliable and dp.where == "server"
+    clients = len(client_info.holders)
+    k = min(per_round(plan.clients_per_round, client_info.clients), clients)
+    equal = experiment.method.combiner["kind"] == "uniform"  # other weights' sum would tell who took part
+    always = experiment.system.availability.kind == "always" and client_info.later is None
+    drawn = isinstance(plan.selector, Random) and equal and always and plan.system.reliable and dp.where == "server"
     delta = dp.delta if dp.delta is not None else 0.1 / clients
     return Accountant(dp.noise, delta, FixedSize(k, clients) if drawn else None, dp.where == "local")
 
 
-def _mask_labels(privacy: Privacy, now: Arranged) -> None:
+def _mask_labels(privacy: Privacy, now: Setup) -> None:
     """Let clients and server agree on placeholders, and train with those as class indices."""
-    from fedstrata.privacy.labels.masking import masked_labels  # noqa: PLC0415
+    from fedstrata.privacy.labels.masking import mask_labels  # noqa: PLC0415
     from fedstrata.privacy.simulated import secrets  # noqa: PLC0415
 
     federation, streams = now.federation, now.plan.streams
-    holders = now.roster.holders
+    holders = now.client_info.holders
     held = [{federation.classes[c]: int(n) for c, n in enumerate(federation.counts[i]) if n} for i in holders]
     telling = "counts" in now.plan.needs and privacy.clustering == "server" and privacy.histogram_epsilon is None
-    masked = masked_labels(
+    masked = mask_labels(
         privacy.labels,
         held,
         rng=streams("placeholders"),
@@ -136,16 +136,16 @@ def _mask_labels(privacy: Privacy, now: Arranged) -> None:
         for label, placeholder in own.items():
             codes[index[label]] = placeholder
     codes[codes < 0] = np.arange(masked.placeholders, len(codes))  # labels that nobody trains on
-    now.federation = federation.relabelled(codes)
-    roster = now.federation.roster(now.plan.needs, streams)
-    clients, classes = roster.clients, roster.classes
+    now.federation = federation.relabel(codes)
+    client_info = now.federation.client_info(now.plan.needs, streams)
+    clients, classes = client_info.clients, client_info.classes
 
     def wide(table: np.ndarray) -> np.ndarray:
         whole = np.zeros((clients, classes), dtype=table.dtype)
         whole[holders, : masked.placeholders] = table
         return whole
 
-    known = dict(roster._known)
+    known = dict(client_info._known)
     if known.get("labels") is not None:
         known["labels"] = wide(masked.holds)
     if known.get("totals") is not None:
@@ -153,46 +153,46 @@ def _mask_labels(privacy: Privacy, now: Arranged) -> None:
     if masked.counts is not None:
         known["counts"] = wide(masked.counts)
     told = int(masked.bytes_up.sum())
-    now.roster = replace(roster, _known=known, setup=told)
+    now.client_info = replace(client_info, _known=known, setup=told)
     now.note("labels_masked", mode=privacy.labels, placeholders=masked.placeholders, bytes_up=told)
 
 
-def _blur_histograms(epsilon: float, now: Arranged) -> None:
+def _blur_histograms(epsilon: float, now: Setup) -> None:
     """Let every client tell its label counts with noise."""
     from fedstrata.privacy.histograms import NoisyHistograms  # noqa: PLC0415
 
-    noisy, streams, holders = NoisyHistograms(epsilon), now.plan.streams, now.roster.holders
+    noisy, streams, holders = NoisyHistograms(epsilon), now.plan.streams, now.client_info.holders
     counts = np.zeros_like(now.federation.counts)
     counts[holders] = [noisy.told(now.federation.counts[i], streams("histogram", client=int(i))) for i in holders]
-    known = {**now.roster._known, "counts": counts}
-    now.roster = replace(now.roster, _known=known)
+    known = {**now.client_info._known, "counts": counts}
+    now.client_info = replace(now.client_info, _known=known)
     now.clusters = noisy.describe()
     now.note("histograms_blurred", epsilon=noisy.spent())
 
 
-def _enter_enclave(experiment: Experiment, now: Arranged) -> None:
+def _enter_enclave(experiment: Experiment, now: Setup) -> None:
     """Let FLIPS cluster and select in a service of its own, where the test set lies too."""
     from fedstrata.privacy.enclave.launch import Setting, start  # noqa: PLC0415
     from fedstrata.privacy.enclave.policy import Scoring  # noqa: PLC0415
 
     plan, federation = now.plan, now.federation
-    assert isinstance(plan.select, Flips)
+    assert isinstance(plan.selector, Flips)
     setting = Setting(**experiment.privacy.enclave.model_dump())
     scoring = Scoring.of(experiment, federation, plan.local.head)
     every = experiment.train.evaluate.every
     how = setting, plan.rounds
-    started = start(plan.select, federation, plan.streams, *how, scoring=scoring, every=every, note=now.note)
-    now.plan = replace(plan, select=started.select)
-    now.roster = replace(now.roster, _known={**now.roster._known, "counts": None})
-    now.judge, now.close = _in_own_order(started.judge, federation.codes), started.close
+    started = start(plan.selector, federation, plan.streams, *how, scoring=scoring, every=every, note=now.note)
+    now.plan = replace(plan, selector=started.select)
+    now.client_info = replace(now.client_info, _known={**now.client_info._known, "counts": None})
+    now.evaluator, now.close = _in_own_order(started.evaluator, federation.codes), started.close
     weakref.finalize(started.select, started.close)  # also where the run is never begun
 
 
-def _in_own_order(judge: Any, codes: np.ndarray | None) -> Callable[..., Any]:
+def _in_own_order(evaluator: Any, codes: np.ndarray | None) -> Callable[..., Any]:
     """Let recalls be told in the labels' own order: what the enclave scores are placeholders."""
 
-    def scored(model: Model, view: View) -> Scores:
-        scores: Scores = judge(model, view)
+    def scored(model: FlatModel, view: View) -> Scores:
+        scores: Scores = evaluator(model, view)
         if codes is None or "recall" not in scores.figures:
             return scores
         recall = scores.figures["recall"]
@@ -201,31 +201,35 @@ def _in_own_order(judge: Any, codes: np.ndarray | None) -> Callable[..., Any]:
     return scored
 
 
-def _cluster_in_secret(now: Arranged) -> None:
+def _cluster_in_secret(now: Setup) -> None:
     """Let clients find their clusters by masked sums; the server hears which one each is in."""
-    from fedstrata.privacy.clustering import Member, masked_k_means  # noqa: PLC0415
+    from fedstrata.privacy.clustering import ClusterMember, masked_k_means  # noqa: PLC0415
     from fedstrata.privacy.simulated import identities, job_of, secrets  # noqa: PLC0415
-    from fedstrata.privacy.sums.meeting import Attendant, MaskedMeeting  # noqa: PLC0415
+    from fedstrata.privacy.sums.all_reduce import MaskedAllReduce, Participant  # noqa: PLC0415
 
     plan, streams = now.plan, now.plan.streams
-    assert isinstance(plan.select, Flips)
-    server, clients, roll = identities(streams, len(now.federation))
-    job, ids = job_of(streams, "clusters", -1, 0), now.roster.holders.tolist()
-    told = now.roster._known.get("counts")  # with noise, where that was asked for
+    assert isinstance(plan.selector, Flips)
+    server, clients, key_directory = identities(streams, len(now.federation))
+    job, ids = job_of(streams, "clusters", -1, 0), now.client_info.holders.tolist()
+    told = now.client_info._known.get("counts")  # with noise, where that was asked for
     counts = now.federation.counts if told is None else told
-    members = {i: Member(i, counts[i] / counts[i].sum(), clients[i], roll, job) for i in ids}
-    meeting = MaskedMeeting([Attendant(i, clients[i], roll, job, secrets(streams, "clusters", i)) for i in ids])
-    found = masked_k_means(members, server, roll, job, meeting.sum, plan.select.clusters, plan.select.elbow)
+    members = {i: ClusterMember(i, counts[i] / counts[i].sum(), clients[i], key_directory, job) for i in ids}
+    all_reduce = MaskedAllReduce(
+        [Participant(i, clients[i], key_directory, job, secrets(streams, "clusters", i)) for i in ids]
+    )
+    found = masked_k_means(
+        members, server, key_directory, job, all_reduce.sum, plan.selector.clusters, plan.selector.elbow
+    )
     clustered(now, found)
 
 
-def clustered(now: Arranged, found: PrivateClusters) -> None:
+def clustered(now: Setup, found: PrivateClusters) -> None:
     """Tell the server which cluster each client is in, and no label counts."""
-    now.roster = replace(
-        now.roster,
-        _known={**now.roster._known, "counts": None},
+    now.client_info = replace(
+        now.client_info,
+        _known={**now.client_info._known, "counts": None},
         clusters=found.of_all(len(now.federation)),
-        setup=(now.roster.setup or 0) + found.bytes_up * len(found.cluster),
+        setup=(now.client_info.setup or 0) + found.bytes_up * len(found.cluster),
     )
     now.clusters = " ".join(filter(None, [now.clusters, found.describe()]))
     now.note("clusters_masked", clusters=len(found.centres), steps=found.steps, bytes_up=found.bytes_up)

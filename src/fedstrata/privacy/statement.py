@@ -9,7 +9,7 @@ from typing import Any
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.plan import Plan
-from fedstrata.privacy.setup import shy
+from fedstrata.privacy.setup import hides_label_counts
 
 NAMED_BY_MODEL = (
     "Placeholders hide labels only from who has no labelled examples: whoever holds a trained model and one public "
@@ -65,7 +65,7 @@ def statement(
             ]
         said["epsilon"] = epsilon
     said["note"] = SIMULATED if simulated else AT_SITES
-    if not simulated and not shy(experiment.privacy):
+    if not simulated and not hides_label_counts(experiment.privacy):
         said["server"].append("Of every site's test samples it is told how many there are of each label.")
     return said
 

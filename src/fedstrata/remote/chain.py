@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.messages import Report, Tag, Task, tensor_bytes
 from fedstrata.core.plan import Plan
-from fedstrata.core.records import revised
 from fedstrata.core.server_parts import Step
 from fedstrata.core.wire import pack_task, unpack_report
-from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.privacy.envelopes import job_of, read_envelope, read_hello
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.identity import Roll
+from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.remote.chain_site import MOVES, SPOILT, STALE
 from fedstrata.remote.checks import expected
-from fedstrata.remote.protocol import asked, written
+from fedstrata.remote.protocol import build_request, to_json
 
 Replies = dict[str, tuple[bytes, ...]]
 Tell = Callable[[Mapping[str, bytes]], Replies]  # requests by site; replies have one field
@@ -37,40 +37,44 @@ Send = Callable[[Sequence[Task], Callable[[Task], bytes]], Replies]  # tasks, an
 
 def unsealable(plan: Plan) -> str | None:
     """Say why the server must read every model of a chain; None: it need not."""
-    told = [name for name, part in plan.local.parts.items() if part.up(plan.space) or part.shows]
-    at_server = [name for name in plan.servers if name not in ("server", "optimizer")]
-    if plan.combine not in (Size(), Uniform()):
-        return f"{type(plan.combine).__name__} acts on what every hop sends"
-    if plan.select.individual:
-        return f"{type(plan.select).__name__} looks at what every hop sends"
+    told = [
+        name for name, part in plan.local.parts.items() if part.declare_aggregated(plan.space) or part.opens_tensors
+    ]
+    at_server = [name for name in plan.server_steps if name not in ("server", "optimizer")]
+    if plan.combiner not in (SizeWeighted(), Uniform()):
+        return f"{type(plan.combiner).__name__} acts on what every hop sends"
+    if plan.selector.individual:
+        return f"{type(plan.selector).__name__} looks at what every hop sends"
     if names := sorted({*told, *at_server}):
         return f"every hop sends something of {', '.join(names)} to the server"
     return None
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelHolder:
     """Where a chain's model lies: at a client, since a step."""
 
     client: int
     at: Tag
 
 
-class Relay:
+class SealedChain:
     """Plays the hops of chains."""
 
-    def __init__(self, names: Sequence[str], roll: Roll, run: str, plan: Plan, note: Callable[..., None]):
-        self._names, self._roll, self._run, self._note = names, roll, run, note
+    def __init__(
+        self, names: Sequence[str], key_directory: KeyDirectory, run: str, plan: Plan, note: Callable[..., None]
+    ):
+        self._names, self._key_directory, self._run, self._note = names, key_directory, run, note
         shapes = expected(plan, "train") or {}
         self._still = {name: torch.zeros(shapes[name], dtype=plan.local.dtype) for name in MOVES if name in shapes}
         self._hellos: dict[int, bytes] = {}
-        self._trail: list[Place] = []  # who holds what since the server had the model; the latest is the last
+        self._trail: list[ModelHolder] = []  # who holds what since the server had the model; the latest is the last
         self._hop: tuple[Step, Task] | None = None  # under way
         self._bytes = Counter[str]()
 
     @property
-    def beside(self) -> tuple[int, int]:
-        """Give the bytes that the last hop took, up and down, beyond one model, which the loop accounts for."""
+    def overhead_bytes(self) -> tuple[int, int]:
+        """Return the bytes that the last hop took, up and down, beyond one model, which the loop accounts for."""
         took = self._bytes
         return took["hello"] + took["sealed"], took["asked"] + took["sealed"] - min(took["model"], took["sealed"])
 
@@ -96,9 +100,9 @@ class Relay:
         step, task = self._hop
         if step.sink == "peer":
             rest = {name: tensor for name, tensor in task.down.items() if name not in MOVES.values()}
-            return revised(report, summed=self._still | rest)
-        summed = {name: t - task.down[MOVES[name]] if name in MOVES else t for name, t in report.summed.items()}
-        return revised(report, summed=summed, drift=float(unpack_report(data).drift))
+            return fast_replace(report, aggregated=self._still | rest)
+        aggregated = {name: t - task.down[MOVES[name]] if name in MOVES else t for name, t in report.aggregated.items()}
+        return fast_replace(report, aggregated=aggregated, update_norm=float(unpack_report(data).update_norm))
 
     def distrust(self) -> None:
         """Begin anew from the server's model, where what a chain ended with cannot be a model."""
@@ -112,7 +116,9 @@ class Relay:
             return
         (step, task), self._hop = self._hop, None
         if task.client in accepted:
-            self._trail = [*self._trail, Place(task.client, (task.round, task.step))] if step.sink == "peer" else []
+            self._trail = (
+                [*self._trail, ModelHolder(task.client, (task.round, task.step))] if step.sink == "peer" else []
+            )
         elif step.sink == "server" and self._trail:
             holder = self._names[self._trail[-1].client]
             self._fell_back(
@@ -122,7 +128,7 @@ class Relay:
                 "the model before the chain",
             )
 
-    def _handed_on(self, task: Task, tell: Tell) -> tuple[Place | None, bytes] | None:
+    def _handed_on(self, task: Task, tell: Tell) -> tuple[ModelHolder | None, bytes] | None:
         """Find who has the model, and get it sealed for the site; None where that site does not answer."""
         while self._trail:
             place = self._trail[-1]
@@ -131,22 +137,24 @@ class Relay:
             hello = self._hello(task, tell)
             if hello is None:
                 return None
-            about = written({"what": place.at, "to": task.client, "at": (task.round, task.step)})
-            request = asked("hand_on", about, hello)
+            about = to_json({"what": place.at, "to": task.client, "at": (task.round, task.step)})
+            request = build_request("hand_on", about, hello)
             said = tell({self._names[place.client]: request})
             try:
                 if not said:
                     raise RefusedError("it did not hand the model on")
                 (envelope,) = said[self._names[place.client]]
-                read_envelope(envelope, self._roll, job_of(self._run, task.round, task.step), place.client, task.client)
+                read_envelope(
+                    envelope, self._key_directory, job_of(self._run, task.round, task.step), place.client, task.client
+                )
             except RefusedError as error:
                 self._passed_over(place, task, str(error))
                 continue
-            self._bytes.update(asked=len(request), sealed=len(envelope))
+            self._bytes.update(build_request=len(request), sealed=len(envelope))
             return place, envelope
         return None, b""
 
-    def _written(self, place: Place | None, envelope: bytes, client: int, last: bool) -> Callable[[Task], bytes]:
+    def _written(self, place: ModelHolder | None, envelope: bytes, client: int, last: bool) -> Callable[[Task], bytes]:
         """Say how the task of a hop is written: where an envelope brings the model, or the site has it, without one."""
         about = {
             "holder": None if place is None else place.client,
@@ -157,20 +165,20 @@ class Relay:
 
         def request(task: Task) -> bytes:
             light = task if place is None else replace(task, down={})
-            return asked("hop", pack_task(light), written(about), envelope)
+            return build_request("hop", pack_task(light), to_json(about), envelope)
 
         return request
 
     def _hello(self, task: Task, tell: Tell) -> bytes | None:
-        """Give the key under which a site can be reached; it is asked for once."""
+        """Return the key under which a site can be reached; it is asked for once."""
         if task.client not in self._hellos:
             name = self._names[task.client]
-            said = tell({name: asked("hello")})
+            said = tell({name: build_request("hello")})
             if name not in said:
                 return None
             (hello,) = said[name]
             try:
-                read_hello(hello, self._roll, job_of(self._run), task.client)
+                read_hello(hello, self._key_directory, job_of(self._run), task.client)
             except RefusedError as error:
                 self._left_out(task, str(error))
                 return None
@@ -178,7 +186,7 @@ class Relay:
             self._bytes["hello"] += len(hello)
         return self._hellos[task.client]
 
-    def _passed_over(self, place: Place, task: Task, why: str) -> None:
+    def _passed_over(self, place: ModelHolder, task: Task, why: str) -> None:
         """Go back to who had the model before a site that cannot hand it on."""
         self._trail = [mark for mark in self._trail if mark.client != place.client]
         used = f"that of site {self._names[self._trail[-1].client]}" if self._trail else "that of the server"

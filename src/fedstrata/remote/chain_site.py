@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 from fedstrata.client.local_step import all_finite
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.messages import Tag, Tensors
 from fedstrata.core.plan import Plan
-from fedstrata.core.records import revised
 from fedstrata.core.wire import pack, pack_report, pack_task, unpack, unpack_report, unpack_task
 from fedstrata.privacy.envelopes import Letterbox, SpoiltError, StaleError, job_of
 from fedstrata.privacy.frames import RefusedError
@@ -31,7 +31,7 @@ MOVES = {"update": "params", "buffers": "buffers"}  # what a report says of them
 Train = Callable[[bytes], tuple[bytes, bytes]]  # a task in, what to reply out
 
 
-class Hops:
+class ChainSite:
     """What a site does in a chain, and what it holds of it."""
 
     def __init__(self, letters: Letterbox, run: str, plan: Plan):
@@ -64,10 +64,10 @@ class Hops:
         if envelope:
             self._letters.used(envelope, int(holder), job)
         report = unpack_report(reply)
-        end = {name: start[MOVES[name]] + t if name in MOVES else t for name, t in report.summed.items()}
+        end = {name: start[MOVES[name]] + t if name in MOVES else t for name, t in report.aggregated.items()}
         self._held = {tag: self._held[tag] for tag in map(_tag, told["keep"]) if tag in self._held}
         if told["last"]:
-            return what, pack_report(revised(report, summed=end))
+            return what, pack_report(fast_replace(report, aggregated=end))
         if report.finite:
             self._held[at] = {MOVES.get(name, name): tensor for name, tensor in end.items()}
         return what, pack_report(report.open())

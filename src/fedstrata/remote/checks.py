@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import all_finite
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.messages import Report, Task, Tensors, tensor_bytes, value_bytes
 from fedstrata.core.plan import Plan
-from fedstrata.core.records import revised
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.noise import Noise
+from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protected_engine import NOT_TOLD
 
 HUGE = 1e4  # times the length of the model: no training moves it that far
@@ -25,7 +25,7 @@ MOST = 1e15  # of anything that a report counts
 
 
 def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
-    """Give the shapes of what a training report sums, by name; None where the kind of task decides."""
+    """Return the shapes of what a training report sums, by name; None where the kind of task decides."""
     if kind == "gradient":
         return {"update": (plan.space.P,)}
     if kind != "train":
@@ -35,12 +35,12 @@ def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
     if space.Q:
         shapes["buffers"] = (space.Q,)
     for name, part in plan.local.chain.items():
-        shapes |= {f"{name}/{slot}": tuple(s.shape) for slot, s in part.up(space).items()}
+        shapes |= {f"{name}/{slot}": tuple(s.shape) for slot, s in part.declare_aggregated(space).items()}
     return dict(sorted(shapes.items()))
 
 
-def checked(
-    data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False, noise: Noise | None = None
+def check_report(
+    data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False, noise: UpdateNoise | None = None
 ) -> Report:
     """Read a report and refuse it where it cannot be one; sizes and finiteness are found out here.
 
@@ -58,7 +58,7 @@ def checked(
         kinds = (int,) if name in ("samples", "steps", "nbytes") else (int, float)
         if not isinstance(number, kinds) or not 0 <= number <= MOST:  # so that NaN is refused, too
             raise RefusedError(f"its report says {name} = {number!r:.40}")
-    if not _number(report.loss) or not _number(report.drift):
+    if not _number(report.loss) or not _number(report.update_norm):
         raise RefusedError("its report has no numbers for its loss and the length of its update")
     _check_shapes(report, plan, task, masked)
     local = noise is not None and noise.local
@@ -67,19 +67,21 @@ def checked(
     finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
     # Of what stays at its site, only the site can say whether it is finite.
     finite = finite and (noise is not None or (isfinite(report.loss) and bool(report.finite)))
-    update = report.summed.get("update")
-    drift = float(update.norm()) if update is not None and finite else float(report.drift)
-    if drift > HUGE * (1.0 + float(model.norm())):
-        raise RefusedError(f"its update is {drift:.3g} long, which no training gives")
-    size = tensor_bytes(_all(report)) + value_bytes(report.meta)
+    update = report.aggregated.get("update")
+    update_norm = float(update.norm()) if update is not None and finite else float(report.update_norm)
+    if update_norm > HUGE * (1.0 + float(model.norm())):
+        raise RefusedError(f"its update is {update_norm:.3g} long, which no training gives")
+    size = tensor_bytes(_all(report)) + value_bytes(report.metrics)
     whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
     if local:
-        report, drift = revised(report, loss=NOT_TOLD, meta={}), NOT_TOLD
-    return revised(report, finite=finite, drift=drift, nbytes=min(max(report.nbytes, size), 2 * whole + 1_000_000))
+        report, update_norm = fast_replace(report, loss=NOT_TOLD, metrics={}), NOT_TOLD
+    return fast_replace(
+        report, finite=finite, update_norm=update_norm, nbytes=min(max(report.nbytes, size), 2 * whole + 1_000_000)
+    )
 
 
 def unlike(reports: Mapping[int, Report]) -> list[int]:
-    """Give the clients whose tensors have other names or shapes than most reports of the step: parts stack them."""
+    """Return the clients whose tensors have other names or shapes than most reports of the step: parts stack them."""
     forms = {client: frozenset((name, tuple(t.shape)) for name, t in _all(r).items()) for client, r in reports.items()}
     usual = Counter(forms.values()).most_common(1)
     return [client for client, form in forms.items() if form != usual[0][0]]
@@ -88,15 +90,19 @@ def unlike(reports: Mapping[int, Report]) -> list[int]:
 def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
     """Refuse tensors that are not those of a task."""
     shapes: dict[str, tuple[int, ...]] | None = {} if masked else expected(plan, task.kind)
-    told = {name: tuple(tensor.shape) for name, tensor in report.summed.items()}
+    told = {name: tuple(tensor.shape) for name, tensor in report.aggregated.items()}
     if (shapes is not None and told != shapes) or told.get("update", (plan.space.P,)) != (plan.space.P,):
         raise RefusedError("its update has another shape than the model")
     dtype, chain = plan.local.dtype, plan.local.chain
-    declared = {f"{name}/{slot}": s.dtype for name, part in chain.items() for slot, s in part.up(plan.space).items()}
-    for name, tensor in report.summed.items():
+    declared = {
+        f"{name}/{slot}": s.dtype
+        for name, part in chain.items()
+        for slot, s in part.declare_aggregated(plan.space).items()
+    }
+    for name, tensor in report.aggregated.items():
         if tensor.dtype != (declared.get(name) or dtype):
             raise RefusedError(f"summed:{name} comes as {tensor.dtype}, and the run is in {dtype}")
-    for name, tensor in report.shown.items():
+    for name, tensor in report.open_tensors.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != dtype:
             raise RefusedError(f"shown:{name} comes as {tensor.dtype}, and the run is in {dtype}")
 
@@ -106,15 +112,15 @@ def _check_meta(report: Report, task: Task, plan: Plan, finite: bool) -> None:
 
     Of the labels that a task names, a client can refuse those and no others.
     """
-    for name in {name for part in plan.server_side for name in part.numbers(task.kind)}:
-        if not _number(report.meta.get(name)):
+    for name in {name for part in plan.server_side for name in part.metrics_read(task.kind)}:
+        if not _number(report.metrics.get(name)):
             raise RefusedError(f"its report does not say what {name} is")
-    for name, value in report.meta.items():
+    for name, value in report.metrics.items():
         numbers = value if isinstance(value, tuple) else () if isinstance(value, str) else (value,)
         if not all(_number(number) and (isfinite(number) or not finite) for number in numbers):
             raise RefusedError(f"its report says {name:.40} = {value!r:.40}")
     if (labels := task.config.get("labels")) is not None:
-        refused = report.meta.get("refused")
+        refused = report.metrics.get("refused")
         codes = list(refused) if isinstance(refused, tuple) else [None]
         if any(type(code) is not int for code in codes) or Counter(codes) - Counter(cast(tuple[int, ...], labels)):
             raise RefusedError("it refuses other labels than it was asked for")
@@ -134,7 +140,7 @@ class Brought:
     count: float
 
 
-def read_meeting(data: Mapping[str, bytes], masked: bool) -> tuple[dict[str, Brought], dict[str, str]]:
+def read_all_reduce(data: Mapping[str, bytes], masked: bool) -> tuple[dict[str, Brought], dict[str, str]]:
     """Read what sites bring to a meeting, numbers or masked words; give also why some cannot take part in it."""
     brought, strange = dict[str, Brought](), dict[str, str]()
     for name, told in data.items():
@@ -155,10 +161,10 @@ def read_meeting(data: Mapping[str, bytes], masked: bool) -> tuple[dict[str, Bro
 
 
 def _all(report: Report) -> dict[str, Tensor]:
-    tensors: Mapping[str, Tensors] = {"summed": report.summed, "shown": report.shown}
+    tensors: Mapping[str, Tensors] = {"summed": report.aggregated, "shown": report.open_tensors}
     return {f"{half}:{name}": t for half, named in tensors.items() for name, t in named.items()}
 
 
 def model_of(task: Task) -> Tensor:
-    """Give the model that a task brought, to compare lengths with."""
+    """Return the model that a task brought, to compare lengths with."""
     return task.down.get("params", torch.zeros(1))

@@ -20,7 +20,7 @@ from fedstrata.core.messages import Tag, Tensors
 RUNS = 8  # whose states are kept: the newest
 
 
-class Memory(Versions):
+class StateOnDisk(Versions):
     """The state of one client in one run."""
 
     def __init__(self, folder: Path, run: str, data: str):

@@ -1,4 +1,4 @@
-"""An engine whose lanes are real sites. It shares nothing with them but requests and replies.
+"""An engine whose workers are real sites. It shares nothing with them but requests and replies.
 
 A site that does not answer in time, answers with an error, or sends a report that cannot be one is left out of the
 step, with an event; the run goes on with the others.
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.client.all_reduce import Statistics, in_order
+from fedstrata.client.all_reduce import Statistics, sum_in_order
 from fedstrata.client.site_client import StatelessError
 from fedstrata.core.batch_norm import By
 from fedstrata.core.errors import FedstrataError
@@ -26,30 +26,30 @@ from fedstrata.core.server_parts import Step
 from fedstrata.core.wire import pack, pack_task
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import JOB, RefusedError
-from fedstrata.privacy.noise import Noise, at_most_one
+from fedstrata.privacy.noise import UpdateNoise, at_most_one
 from fedstrata.privacy.protected_engine import parted
 from fedstrata.privacy.sums.fixed_point import Encoding
-from fedstrata.privacy.sums.protocol import Task as Sum
+from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.protocol import enough_weight
-from fedstrata.privacy.sums.secure_sum import carried
+from fedstrata.privacy.sums.secure_sum import carry_out
 from fedstrata.privacy.sums.summing import Summing
-from fedstrata.remote.chain import Relay
-from fedstrata.remote.checks import checked, expected, model_of, read_meeting, unlike
-from fedstrata.remote.credentials import Papers
-from fedstrata.remote.masked_all_reduce import invited, unmasked
-from fedstrata.remote.protocol import asked, written
-from fedstrata.remote.site_registry import Company
+from fedstrata.remote.chain import SealedChain
+from fedstrata.remote.checks import check_report, expected, model_of, read_all_reduce, unlike
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.masked_all_reduce import invite, unmask
+from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.site_registry import SiteRegistry
 from fedstrata.remote.site_server import MET
 
 Note = Callable[..., None]
-MEETINGS = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
+MOST_ALL_REDUCES = 1_000_000  # in one step: a site that never comes to its report does not hold up a run for ever
 
 
 @dataclass(frozen=True)
 class Masks:
     """What the server needs for masked sums."""
 
-    papers: Papers
+    credentials: Credentials
     names: Sequence[str]
     encoding: Encoding
     run: str
@@ -60,47 +60,47 @@ class Masks:
         size = sum(int(torch.Size(shape).numel()) for shape in shapes.values())
         members = tuple(sorted(task.client for task in tasks))
         job = sha256(f"{self.run}|{tasks[0].round}|{tasks[0].step}".encode()).digest()[:JOB]
-        return Sum(job, members, size, self.papers.roll(self.names).digest, self.encoding)
+        return Sum(job, members, size, self.credentials.key_directory(self.names).digest, self.encoding)
 
     def about(self, task: Sum) -> dict[str, object]:
-        """Give what sites are told of it."""
+        """Return what sites are told of it."""
         return {"job": task.job.hex(), "members": task.members}
 
     def server(self, task: Sum) -> Summing:
-        """Give the server's part."""
-        return Summing(task, self.papers.identity, self.papers.roll(self.names))
+        """Return the server's part."""
+        return Summing(task, self.credentials.identity, self.credentials.key_directory(self.names))
 
 
 class AtSites:
     """Asks sites, by name; client i is the i-th of them."""
 
     device = "cpu"
-    joins = False
+    can_fuse = False
 
     def __init__(
         self,
-        company: Company,
+        site_registry: SiteRegistry,
         plan: Plan,
         note: Note,
         masks: Masks | None = None,
-        noise: Noise | None = None,
-        relay: Relay | None = None,
+        noise: UpdateNoise | None = None,
+        relay: SealedChain | None = None,
     ):
-        self._company, self._names, self._plan, self._note = company, company.names, plan, note
+        self._site_registry, self._names, self._plan, self._note = site_registry, site_registry.names, plan, note
         self._masks, self._noise, self._relay = masks, noise, relay
         self._tasks: Sequence[Task] = ()
-        self._beside = 0, 0
+        self._overhead_bytes = 0, 0
         self._reports: dict[int, Report] = {}
         self._statistics: Tensor | None = None
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
-        self._tasks, self._beside, self._statistics = tasks, (0, 0), None
+        self._tasks, self._overhead_bytes, self._statistics = tasks, (0, 0), None
         relay = self._relay if step.combine else None
         if relay is not None:  # a hop of a chain
             (task,) = tasks
             said = relay.ask(step, task, partial(self._told, tasks=tasks, fields=1), self._sent)
-            self._beside = relay.beside
+            self._overhead_bytes = relay.overhead_bytes
         elif step.together is None:
             said = self._sent(tasks, _plainly(b""), self._enough(step, tasks))
         else:
@@ -113,7 +113,7 @@ class AtSites:
             try:
                 bare = (self._masks is not None and step.combine) or (relay is not None and step.sink == "peer")
                 noise = self._noise if step.combine else None
-                report = checked(data[1], task, self._plan, model_of(task), bare, noise)
+                report = check_report(data[1], task, self._plan, model_of(task), bare, noise)
                 self._reports[task.client] = report if relay is None else relay.read(report, data[1])
             except RefusedError as error:
                 self._left_out(task.client, tasks, str(error))
@@ -133,12 +133,12 @@ class AtSites:
         return replace(sums, total={**sums.total, **met})
 
     def each(self) -> Mapping[int, Report]:
-        """Give the last step's reports whole."""
+        """Return the last step's reports whole."""
         return self._reports
 
-    def beside(self) -> tuple[int, int]:
-        """Give the bytes of masks, keys and shares, or of sealing models and passing them on."""
-        return self._beside
+    def overhead_bytes(self) -> tuple[int, int]:
+        """Return the bytes of masks, keys and shares, or of sealing models and passing them on."""
+        return self._overhead_bytes
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
         """Note where a chain's model is; apart from that, the next task tells a site what was accepted."""
@@ -146,16 +146,16 @@ class AtSites:
         if self._relay is not None:
             self._relay.settle(accepted)
 
-    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
-        """Give nothing: client state stays at its site."""
+    def client_states(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Return nothing: client state stays at its site."""
         return {}
 
-    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+    def restore(self, client_states: Mapping[int, tuple[Tag, Tensors]]) -> None:
         """Nothing to do."""
 
     def close(self) -> None:
         """End the connection."""
-        self._company.transport.close()
+        self._site_registry.transport.close()
 
     def _masked_sum(self, weights: Mapping[int, float]) -> Sums:
         """Let sites that reported add up under masks; one that fails on the way is left out of the sum."""
@@ -164,12 +164,12 @@ class AtSites:
         shares, most = at_most_one(np.array(list(weights.values())))
         weighed = dict(zip(weights, shares.tolist(), strict=True))
         task = self._masks.task(self._tasks, self._plan)
-        about, up, down = written(self._masks.about(task)), 0, 0
+        about, up, down = to_json(self._masks.about(task)), 0, 0
 
         def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
             nonlocal up, down
             going = {c: m for c, m in messages.items() if step != "masked" or c in weights}
-            requests = {self._names[c]: asked("sum", step.encode(), about, m) for c, m in going.items()}
+            requests = {self._names[c]: build_request("sum", step.encode(), about, m) for c, m in going.items()}
             said = self._told(requests, self._tasks, fields=1)
             down += sum(map(len, requests.values()))
             up += sum(len(reply[0]) for reply in said.values())
@@ -180,19 +180,19 @@ class AtSites:
         def refuse(client: int, error: RefusedError) -> None:
             self._left_out(client, self._tasks, str(error))
 
-        total = carried(self._masks.server(task), task.members, given, carry, refuse)
+        total = carry_out(self._masks.server(task), task.members, given, carry, refuse)
         shapes = expected(self._plan, self._tasks[0].kind) or {}
         plain = sum(int(torch.Size(shape).numel()) for shape in shapes.values()) * self._plan.local.dtype.itemsize
-        self._beside = up - plain * len(weights), down
+        self._overhead_bytes = up - plain * len(weights), down
         parts = np.split(total * most, np.cumsum([torch.Size(shape).numel() for shape in shapes.values()])[:-1])
-        summed = {
+        aggregated = {
             name: torch.from_numpy(part).to(self._plan.local.dtype).reshape(shape)
             for (name, shape), part in zip(shapes.items(), parts, strict=True)
         }
-        return Sums(summed, float(sum(weights.values())), len(weights), shares=dict(weights))
+        return Sums(aggregated, float(sum(weights.values())), len(weights), shares=dict(weights))
 
     def _enough(self, step: Step, tasks: Sequence[Task]) -> int | None:
-        """Give how many reports end the wait for a round's training; None: all of them."""
+        """Return how many reports end the wait for a round's training; None: all of them."""
         if not step.combine or step.source == "peer" or step.sink == "peer":
             return None
         return self._plan.system.enough(len(tasks), per_round(self._plan.clients_per_round, len(self._names)))
@@ -215,7 +215,7 @@ class AtSites:
         anew = {self._names[t.client]: request(replace(t, accepted=None, durable=None)) for t in lost}
         return said | self._told(anew, tasks)
 
-    def _noised(self, sums: Sums, noise: Noise) -> Sums:
+    def _noised(self, sums: Sums, noise: UpdateNoise) -> Sums:
         """Add the server's noise, which no site may be able to draw again."""
         _, most = at_most_one(np.array(list(sums.shares.values())))
         added = most * noise.of_sum(sum(t.numel() for t in sums.total.values()), unpredictable)
@@ -234,7 +234,9 @@ class AtSites:
             self._left_out(client, tasks, str(error))
 
         names = self._masks.names
-        here, invitation = invited(ask, names, [t.client for t in tasks], self._masks.papers.roll(names), refuse)
+        here, invitation = invite(
+            ask, names, [t.client for t in tasks], self._masks.credentials.key_directory(names), refuse
+        )
         if len(here) >= FEWEST:
             return [task for task in tasks if task.client in here], invitation
         first = tasks[0]
@@ -252,7 +254,7 @@ class AtSites:
     ) -> dict[str, tuple[bytes, ...]]:
         """Ask, and give the replies that are ones; a refusal is an event here, silence is one of the loop."""
         said = {}
-        for name, told in self._company.ask(requests, fields, enough).items():
+        for name, told in self._site_registry.ask(requests, fields, enough).items():
             if isinstance(told, tuple):
                 said[name] = told
             elif not remedy(name, told):
@@ -284,30 +286,30 @@ class AtSites:
         statistics, stay = Statistics(by), set(said)
         done = {name: told for name, told in said.items() if told[0] != MET}
         waiting = {name: told for name, told in said.items() if told[0] == MET}
-        for _ in range(MEETINGS):
+        for _ in range(MOST_ALL_REDUCES):
             if not waiting:
                 break
-            brought, strange = read_meeting(
+            brought, strange = read_all_reduce(
                 {name: told[1] for name, told in sorted(waiting.items(), key=self._place)}, self._masks is not None
             )
             for name, why in strange.items():
                 self._left_out(self._names.index(name), tasks, why)
             if strange:
                 return {}, stay - strange.keys()
-            total = in_order({i: one.values for i, one in enumerate(brought.values())})
+            total = sum_in_order({i: one.values for i, one in enumerate(brought.values())})
             if self._masks is not None:
-                total = unmasked(total, self._plan.local.dtype)
+                total = unmask(total, self._plan.local.dtype)
             counts = [one.count for one in brought.values()]
-            average, count = statistics.averaged(next(iter(brought.values())).what, total, counts)
+            average, count = statistics.average(next(iter(brought.values())).what, total, counts)
             told = pack({"count": count}, {"average": average})
-            said = self._told({name: asked("met", told) for name in waiting}, tasks)
+            said = self._told({name: build_request("met", told) for name in waiting}, tasks)
             if len(said) < len(waiting):  # the others cannot go on without it: their computation is lost
                 return {}, (stay - waiting.keys()) | said.keys()
             done |= {name: reply for name, reply in said.items() if reply[0] != MET}
             waiting = {name: reply for name, reply in said.items() if reply[0] == MET}
         try:
             if waiting:
-                raise RefusedError(f"it meets others more than {MEETINGS} times")
+                raise RefusedError(f"it meets others more than {MOST_ALL_REDUCES} times")
             self._statistics = statistics.table(self._plan.space)
         except (RefusedError, KeyError, ValueError, RuntimeError) as error:  # what was brought is of no norm
             wrong = waiting or said
@@ -329,4 +331,4 @@ class AtSites:
 
 def _plainly(by: bytes, invitation: bytes = b"") -> Callable[[Task], bytes]:
     """Say how a task is written; `by` is how clients meet, and the invitation what they meet with under masks."""
-    return lambda task: asked("task", pack_task(task), by, invitation)
+    return lambda task: build_request("task", pack_task(task), by, invitation)

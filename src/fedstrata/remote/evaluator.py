@@ -9,37 +9,41 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import tensor_bytes
 from fedstrata.core.server_parts import Scores, View
 from fedstrata.core.wire import pack
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.identity import Roll
-from fedstrata.remote.masked_all_reduce import added, invited
-from fedstrata.remote.protocol import asked, read_values
-from fedstrata.remote.site_registry import Company, replies
+from fedstrata.privacy.identity import KeyDirectory
+from fedstrata.remote.masked_all_reduce import added, invite
+from fedstrata.remote.protocol import build_request, read_values
+from fedstrata.remote.site_registry import SiteRegistry, replies
 from fedstrata.server.metrics import balanced, worst
 
 
 @dataclass
-class JudgeAtSites:
+class SiteEvaluator:
     """Scores models on the sites' own test data, all of them together and each for itself."""
 
-    company: Company
+    site_registry: SiteRegistry
     classes: int
     every: int = 1
     satisfied_at: float | None = None
-    shy: bool = False  # whether sites tell figures by label only in a sum over all of them
-    roll: Roll | None = None  # who is who, where there are keys, and sites enough, for that
+    hides_label_counts: bool = False  # whether sites tell figures by label only in a sum over all of them
+    key_directory: KeyDirectory | None = None  # who is who, where there are keys, and sites enough, for that
 
-    def __call__(self, model: Model, view: View) -> Scores:
+    def __call__(self, model: FlatModel, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         if view.round + 1 != view.rounds and (view.round + 1) % self.every:
             return Scores()
         data = pack({}, model.wire())
-        invitation = self._invitation(view, self.roll) if self.shy and self.roll is not None else b""
-        answers = self._answers({name: asked("evaluate", data, invitation) for name in self.names}, 2, view)
-        told = 1 if self.shy else self.classes
+        invitation = (
+            self._invitation(view, self.key_directory)
+            if self.hides_label_counts and self.key_directory is not None
+            else b""
+        )
+        answers = self._answers({name: build_request("evaluate", data, invitation) for name in self.names}, 2, view)
+        told = 1 if self.hides_label_counts else self.classes
         right, tested, loss = np.zeros(told), np.zeros(told), 0.0
         numbers = 2 * told + 1  # of an answer, with 8 bytes each, beside what is masked
         up = sum(8 * numbers + len(words) for _, words in answers.values())
@@ -49,7 +53,7 @@ class JudgeAtSites:
             if name not in answers:
                 continue
             try:
-                hits, had, lost = self._read(answers[name][0], told, self.company.facts[name].tests)
+                hits, had, lost = self._read(answers[name][0], told, self.site_registry.facts[name].tests)
             except FedstrataError as error:
                 view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
                 continue
@@ -59,9 +63,9 @@ class JudgeAtSites:
         if not tested.sum():
             return Scores(sent)
         by_label: tuple[np.ndarray, np.ndarray] | None = (right, tested)
-        if self.shy:
+        if self.hides_label_counts:
             whole = bool(invitation) and len(answers) == len(self.names)
-            by_label = self._summed([words for _, words in answers.values()], view) if whole else None
+            by_label = self._aggregated([words for _, words in answers.values()], view) if whole else None
         recall = None if by_label is None else [float(r / n) if n else None for r, n in zip(*by_label, strict=True)]
         accuracies = np.array(list(own.values()))
         figures: dict[str, Any] = {
@@ -83,14 +87,14 @@ class JudgeAtSites:
         def refuse(name: str, error: FedstrataError) -> None:
             view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
 
-        return replies(requests, self.company.ask(requests, fields), refuse)
+        return replies(requests, self.site_registry.ask(requests, fields), refuse)
 
     @property
     def names(self) -> Sequence[str]:
         """The sites."""
-        return self.company.names
+        return self.site_registry.names
 
-    def _invitation(self, view: View, roll: Roll) -> bytes:
+    def _invitation(self, view: View, key_directory: KeyDirectory) -> bytes:
         """Let all sites say hello, so that they can add up figures by label; where one is missing, none are."""
 
         def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
@@ -100,10 +104,10 @@ class JudgeAtSites:
         def refuse(client: int, error: RefusedError) -> None:
             view.note("site_not_scored", round=view.round + 1, site=self.names[client], why=str(error))
 
-        here, invitation = invited(ask, self.names, range(len(self.names)), roll, refuse)
+        here, invitation = invite(ask, self.names, range(len(self.names)), key_directory, refuse)
         return invitation if len(here) == len(self.names) else b""
 
-    def _summed(self, brought: Sequence[bytes], view: View) -> tuple[np.ndarray, np.ndarray] | None:
+    def _aggregated(self, brought: Sequence[bytes], view: View) -> tuple[np.ndarray, np.ndarray] | None:
         try:
             right, tested = np.rint(added(brought)).reshape(2, self.classes)
         except (RefusedError, ValueError) as error:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
-from fedstrata.core.registry import validated
+from fedstrata.core.registry import validate
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label, Samples
@@ -25,7 +25,7 @@ UNKNOWN = 2  # classes that stand for all, as long as nobody knows how many ther
 
 
 @dataclass(frozen=True)
-class Facts:
+class Introduction:
     """One site's data, described."""
 
     shape: tuple[int, ...]  # of a sample
@@ -41,7 +41,7 @@ class Facts:
     counts: tuple[int, ...] | None = None  # samples of each of its labels, where the server may know
 
     @classmethod
-    def of(cls, federation: Federation, named: bool = True, counts: np.ndarray | None = None) -> Facts:
+    def of(cls, federation: Federation, named: bool = True, counts: np.ndarray | None = None) -> Introduction:
         """Describe a site's own data, a federation of one: its labels where they may be named, and counts as given."""
         x, inputs = federation.train.x, federation.inputs
         return cls(
@@ -58,13 +58,13 @@ class Facts:
         )
 
     def dump(self) -> dict[str, Any]:
-        """Give plain values."""
+        """Return plain values."""
         return asdict(self)
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], site: str) -> Facts:
+    def read(cls, values: Mapping[str, Any], site: str) -> Introduction:
         """Read what a site said; it is not trusted to say it right."""
-        facts: Facts = validated(cls, dict(values), f"site {site}")
+        facts: Introduction = validate(cls, dict(values), f"site {site}")
         counted = facts.samples, facts.tests, *(facts.counts or ())
         scales = facts.scale, facts.speed, *(facts.mean or ()), *(facts.std or ())
         possible = all(0 <= number <= MOST for number in counted) and all(map(isfinite, scales))
@@ -79,8 +79,8 @@ class Facts:
         return facts
 
 
-def common_classes(sites: Mapping[str, Facts]) -> tuple[Label, ...]:
-    """Give the labels of all sites together, as far as they are told; refuse sites that cannot be of one kind."""
+def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
+    """Return the labels of all sites together, as far as they are told; refuse sites that cannot be of one kind."""
     (first, model), *others = sites.items()
     for name, facts in others:
         for what in ("shape", "dtype", "scale", "mean", "std"):
@@ -98,7 +98,7 @@ def common_classes(sites: Mapping[str, Facts]) -> tuple[Label, ...]:
 
 
 @dataclass(frozen=True)
-class MaskedAway:
+class MaskedRemoteFederation:
     """What the server knows of labels that sites do not name."""
 
     placeholders: int
@@ -110,13 +110,15 @@ class MaskedAway:
     bytes_up: int
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> MaskedAway:
+    def read(cls, values: Mapping[str, Any]) -> MaskedRemoteFederation:
         """Read it out of an event."""
-        known: MaskedAway = validated(cls, {name: values[name] for name in cls.__annotations__}, "labels_masked")
+        known: MaskedRemoteFederation = validate(
+            cls, {name: values[name] for name in cls.__annotations__}, "labels_masked"
+        )
         return known
 
     def known(self) -> dict[str, np.ndarray | None]:
-        """Tell it as a roster does."""
+        """Tell it as a client info does."""
         labels = np.zeros((len(self.sites), self.placeholders), dtype=bool)
         for row, places in zip(labels, self.holds, strict=True):
             row[list(places)] = True
@@ -128,14 +130,14 @@ class MaskedAway:
 
 
 @dataclass(frozen=True)
-class Away(Federation):
+class RemoteFederation(Federation):
     """Clients that live elsewhere, as far as the server knows them: two blank samples stand for their kind."""
 
-    facts: tuple[Facts, ...] = ()
-    masked: MaskedAway | None = None  # where labels are placeholders
+    facts: tuple[Introduction, ...] = ()
+    masked: MaskedRemoteFederation | None = None  # where labels are placeholders
 
     @classmethod
-    def of(cls, sites: Mapping[str, Facts], masked: MaskedAway | None = None) -> Away:
+    def of(cls, sites: Mapping[str, Introduction], masked: MaskedRemoteFederation | None = None) -> RemoteFederation:
         """Put together what sites said."""
         facts = tuple(sites.values())
         classes = common_classes(sites) or tuple(range(UNKNOWN if masked is None else masked.placeholders))
@@ -186,7 +188,7 @@ class Away(Federation):
         kind = (model.shape, model.dtype, model.scale, model.mean, model.std, self.classes, len(self.facts))
         return sha256(repr(kind).encode()).hexdigest()
 
-    def roster(self, needs: frozenset[str], streams: Streams) -> Roster:
+    def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
         """Tell the server's parts what sites told."""
         sizes, counts = np.array([facts.samples for facts in self.facts]), self.counts
         known: dict[str, np.ndarray | None] = {
@@ -198,7 +200,7 @@ class Away(Federation):
         }
         if self.masked is not None:
             known |= self.masked.known()
-        return Roster(
+        return ClientInfo(
             clients=len(self.facts),
             classes=len(self.classes),
             holders=np.flatnonzero(sizes),
@@ -209,7 +211,7 @@ class Away(Federation):
 
 
 def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:
-    """Give a site's own data with the class indices of the run."""
+    """Return a site's own data with the class indices of the run."""
     index = {label: i for i, label in enumerate(classes)}
     if strange := [label for label in federation.classes if label not in index]:
         raise RequestError(f"this site has labels that the run does not know: {strange[:5]}")

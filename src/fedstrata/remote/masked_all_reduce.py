@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.privacy.frames import JOB, RefusedError, join, opened, split
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.frames import JOB, RefusedError, join, open_frame, split
+from fedstrata.privacy.identity import Identity, KeyDirectory
+from fedstrata.privacy.sums.all_reduce import KEY, Participant
 from fedstrata.privacy.sums.fixed_point import WIDE
-from fedstrata.privacy.sums.meeting import KEY, Attendant
 from fedstrata.privacy.sums.protocol import fields_of, listed, listing
-from fedstrata.remote.protocol import asked, written
+from fedstrata.remote.protocol import build_request, to_json
 
 Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> the replies that came
 Refuse = Callable[[int, RefusedError], None]  # is told of a client whose reply is none
 
 
-def invited(
-    ask: Ask, sites: Sequence[str], members: Sequence[int], roll: Roll, refuse: Refuse
+def invite(
+    ask: Ask, sites: Sequence[str], members: Sequence[int], key_directory: KeyDirectory, refuse: Refuse
 ) -> tuple[list[int], bytes]:
     """Let sites say hello; give those who did, and the invitation that all of them must be shown.
 
@@ -34,9 +34,9 @@ def invited(
     """
     job, hellos = os.urandom(JOB), dict[int, bytes]()
     about = {client: {"client": client, "sites": list(sites), "job": job.hex()} for client in members}
-    for client, hello in ask({client: asked("meet", written(told)) for client, told in about.items()}).items():
+    for client, hello in ask({client: build_request("meet", to_json(told)) for client, told in about.items()}).items():
         try:
-            fields_of(opened(hello, roll, KEY, job, client).fields, 1, 32)
+            fields_of(open_frame(hello, key_directory, KEY, job, client).fields, 1, 32)
             hellos[client] = hello
         except RefusedError as error:
             refuse(client, error)
@@ -51,42 +51,46 @@ def added(brought: Sequence[bytes]) -> np.ndarray:
     return WIDE.numbers(words)
 
 
-def unmasked(total: Tensor, like: torch.dtype) -> Tensor:
+def unmask(total: Tensor, like: torch.dtype) -> Tensor:
     """Read the sum of words that came as tensors."""
     if total.dtype != torch.int64:
         raise RefusedError("a site brings numbers to a meeting without a mask")
     return torch.from_numpy(WIDE.numbers(total.numpy().view(WIDE.dtype))).to(like)
 
 
-class Seat:
+class SiteParticipant:
     """A site's place in a meeting."""
 
-    def __init__(self, me: int, identity: Identity, roll: Roll, job: bytes):
+    def __init__(self, me: int, identity: Identity, key_directory: KeyDirectory, job: bytes):
         self.job, self.present = job, list[int]()
-        self._attendant, self._roll, self._exchanges = Attendant(me, identity, roll, job, os.urandom), roll, 0
+        self._participant, self._key_directory, self._exchanges = (
+            Participant(me, identity, key_directory, job, os.urandom),
+            key_directory,
+            0,
+        )
 
     def hello(self) -> bytes:
-        """Give the own key, signed."""
-        return self._attendant.hello()
+        """Return the own key, signed."""
+        return self._participant.hello()
 
     def join(self, invitation: bytes) -> None:
         """Learn who else is there."""
         job, *hellos = split(invitation)
         if job != self.job or self.present:
             raise RefusedError("an invitation belongs to another meeting than this site was asked to")
-        theirs = listed(tuple(hellos), range(len(self._roll.clients)))
-        self._attendant.meet(theirs)
+        theirs = listed(tuple(hellos), range(len(self._key_directory.clients)))
+        self._participant.meet(theirs)
         self.present = sorted(theirs)
 
     @property
     def keys(self) -> list[bytes]:
         """Everybody who is there, by public key."""
-        return [self._roll.clients[client] for client in self.present]
+        return [self._key_directory.clients[client] for client in self.present]
 
     def masked(self, values: Any) -> np.ndarray:
-        """Give words of flat numbers, under masks with everybody who is there."""
+        """Return words of flat numbers, under masks with everybody who is there."""
         self._exchanges += 1
-        return self._attendant.masked(values, self._exchanges, self.present)
+        return self._participant.masked(values, self._exchanges, self.present)
 
     def masked_tensor(self, values: Tensor) -> Tensor:
         """Do the same for a tensor; words travel as whole numbers of its shape."""

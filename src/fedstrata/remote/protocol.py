@@ -24,14 +24,14 @@ class AbsentError(SiteError):
 FAILURES: dict[bytes, type[FedstrataError]] = {b"absent": AbsentError, b"stateless": StatelessError, FAILED: SiteError}
 
 
-def asked(kind: str, *fields: bytes) -> bytes:
+def build_request(kind: str, *fields: bytes) -> bytes:
     """Write a request."""
     return join([kind.encode(), *fields])
 
 
 def within(run: str, request: bytes) -> bytes:
     """Say which run a request belongs to."""
-    return asked(IN, run.encode(), request)
+    return build_request(IN, run.encode(), request)
 
 
 def read_request(data: bytes) -> tuple[str, tuple[bytes, ...]]:
@@ -40,12 +40,12 @@ def read_request(data: bytes) -> tuple[str, tuple[bytes, ...]]:
     return kind.decode(errors="replace"), tuple(fields)
 
 
-def replied(*fields: bytes) -> bytes:
+def build_reply(*fields: bytes) -> bytes:
     """Write a reply."""
     return join([DONE, *fields])
 
 
-def refused(error: Exception | str) -> bytes:
+def build_refusal(error: Exception | str) -> bytes:
     """Write why there is none."""
     how = next((name for name, kind in FAILURES.items() if isinstance(error, kind)), FAILED)
     return join([how, str(error).encode()])
@@ -61,7 +61,7 @@ def read_reply(data: bytes, fields: int) -> tuple[bytes, ...]:
     return tuple(told)
 
 
-def written(values: Any) -> bytes:
+def to_json(values: Any) -> bytes:
     """Write plain values."""
     return json.dumps(values).encode()
 

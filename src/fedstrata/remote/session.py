@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.config.build import assemble
+from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.plan import Plan
 from fedstrata.data.devices import Devices
@@ -20,16 +20,16 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import Arranged, clustered, encoding_of, noise_of, shy
-from fedstrata.remote.chain import Relay, unsealable
+from fedstrata.privacy.setup import Setup, clustered, encoding_of, hides_label_counts, noise_of
+from fedstrata.remote.chain import SealedChain, unsealable
 from fedstrata.remote.clock import Observed
-from fedstrata.remote.credentials import Papers
+from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.engine import AtSites, Masks
-from fedstrata.remote.evaluator import JudgeAtSites
-from fedstrata.remote.introduction import Away, MaskedAway
-from fedstrata.remote.protocol import asked, written
+from fedstrata.remote.evaluator import SiteEvaluator
+from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.setup import clustered_at, masked_labels_at
-from fedstrata.remote.site_registry import Company, heard, introduced, recorded, replies
+from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
@@ -41,13 +41,13 @@ MASKED = "labels_masked"  # the event that keeps what the server learned of labe
 
 
 @dataclass
-class Elsewhere:
-    """Where visits and evaluation happen: at sites that are in touch through a transport."""
+class SiteClients:
+    """Where client updates and evaluation happen: at sites that are in touch through a transport."""
 
-    company: Company
+    site_registry: SiteRegistry
     experiment: Experiment
     folder: Path
-    papers: Papers | None = None
+    credentials: Credentials | None = None
     resumed: bool = False
     no_stream: str | None = None  # why requests go by messages, where a stream was to carry them
     chained: bool = False  # whether models of a chain pass the server sealed
@@ -55,29 +55,29 @@ class Elsewhere:
 
     # ---- before a run
 
-    def federation(self, known: MaskedAway | None = None) -> Away:
-        """Give what sites have, as far as the method needs to know; `known` is how labels were masked before."""
-        company, federation = self.company, Away.of(self.company.facts, known)
-        plan = assemble(self.experiment, federation)
+    def federation(self, known: MaskedRemoteFederation | None = None) -> RemoteFederation:
+        """Return what sites have, as far as the method needs to know; `known` is how labels were masked before."""
+        site_registry, federation = self.site_registry, RemoteFederation.of(self.site_registry.facts, known)
+        plan = build_plan(self.experiment, federation)
         if not self.resumed:
             refuse(self.experiment, plan, federation)
         self._settle_question(plan, federation)
         if not self.resumed:
             federation = self._told(plan, federation)
-        names = company.names if federation.masked is None else federation.masked.sites
-        company.facts = dict(zip(names, federation.facts, strict=True))
-        company.classes = federation.classes
-        company.welcome = lambda name: self._welcome(name, federation)
+        names = site_registry.names if federation.masked is None else federation.masked.sites
+        site_registry.facts = dict(zip(names, federation.facts, strict=True))
+        site_registry.classes = federation.classes
+        site_registry.welcome = lambda name: self._welcome(name, federation)
         return federation
 
-    def _settle_question(self, plan: Plan, federation: Away) -> None:
+    def _settle_question(self, plan: Plan, federation: RemoteFederation) -> None:
         """Say what sites are asked about their labels: before the run, and whenever their data changed."""
-        company, privacy, needs = self.company, self.experiment.privacy, plan.needs & COUNTED
+        site_registry, privacy, needs = self.site_registry, self.experiment.privacy, plan.needs & COUNTED
         if privacy.labels != "none":
-            company.fixed = "labels were agreed on when the run began"
+            site_registry.fixed = "labels were agreed on when the run began"
             return
         if privacy.clustering != "server" or privacy.histogram_epsilon is not None:
-            company.fixed = "what it told of its labels holds for the whole run"
+            site_registry.fixed = "what it told of its labels holds for the whole run"
         if privacy.clustering != "server":
             needs -= {"counts"}
             if needs:
@@ -87,22 +87,24 @@ class Elsewhere:
                 )
         if needs:
             epsilon = privacy.histogram_epsilon
-            company.question = {"needs": sorted(needs), "classes": federation.classes, "epsilon": epsilon}
+            site_registry.question = {"needs": sorted(needs), "classes": federation.classes, "epsilon": epsilon}
 
-    def _told(self, plan: Plan, federation: Away) -> Away:
+    def _told(self, plan: Plan, federation: RemoteFederation) -> RemoteFederation:
         """Ask sites for what the method needs of their labels."""
-        company = self.company
+        site_registry = self.site_registry
         if self.experiment.privacy.labels != "none":
             known = self._mask_labels(plan)
-            return Away.of({name: company.facts[name] for name in known.sites}, known)
-        if "needs" not in company.question:
+            return RemoteFederation.of({name: site_registry.facts[name] for name in known.sites}, known)
+        if "needs" not in site_registry.question:
             return federation
-        return Away.of(introduced(company.transport, company.names, company.question, company.deadline))
+        return RemoteFederation.of(
+            introduced(site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline)
+        )
 
-    def arrange(self, now: Arranged) -> None:
+    def arrange(self, now: Setup) -> None:
         """Let sites do their part of what comes before the first round."""
         privacy, federation = self.experiment.privacy, now.federation
-        assert isinstance(federation, Away)
+        assert isinstance(federation, RemoteFederation)
         now.notes += self.notes
         if federation.masked is not None:
             now.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
@@ -111,106 +113,124 @@ class Elsewhere:
             now.clusters = noisy.describe()
             now.note("histograms_blurred", epsilon=noisy.spent())
         if privacy.clustering == "masked":
-            assert isinstance(now.plan.select, Flips)
-            papers, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
-            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in now.roster.holders}
+            assert isinstance(now.plan.selector, Flips)
+            credentials, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
+            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in now.client_info.holders}
             classes = len(federation.classes)
-            clustered(now, clustered_at(self._heard, papers, self.company.names, places, now.plan.select, classes))
+            clustered(
+                now,
+                clustered_at(self._heard, credentials, self.site_registry.names, places, now.plan.selector, classes),
+            )
 
     def observed(self, plan: Plan) -> Plan:
-        """Give the plan with time as the clock says it."""
+        """Return the plan with time as the clock says it."""
         system = plan.system
         return replace(plan, system=Observed(**vars(system))) if isinstance(system, Devices) else plan
 
-    def attended(self, roster: Roster, plan: Plan, federation: Away) -> Roster:
-        """Give what is known of sites with who is there, round by round; their data may change on the way."""
-        company, names = self.company, self.company.names
+    def attended(self, client_info: ClientInfo, plan: Plan, federation: RemoteFederation) -> ClientInfo:
+        """Return what is known of sites with who is there, round by round; their data may change on the way."""
+        site_registry, names = self.site_registry, self.site_registry.names
 
-        def now(round: int) -> Roster:
-            there = company.attending(plan.fewest)
-            facts = tuple(company.facts.values())
-            known = replace(federation, facts=facts).roster(plan.needs, plan.streams) if company.changed else roster
+        def now(round: int) -> ClientInfo:
+            there = site_registry.attending(plan.fewest)
+            facts = tuple(site_registry.facts.values())
+            known = (
+                replace(federation, facts=facts).client_info(plan.needs, plan.streams)
+                if site_registry.changed
+                else client_info
+            )
             return replace(known, holders=np.array([i for i in known.holders if names[i] in there], dtype=np.int64))
 
-        return replace(roster, later=now)
+        return replace(client_info, later=now)
 
-    def engine(self, plan: Plan, federation: Away, note: Log) -> AtSites:
+    def engine(self, plan: Plan, federation: RemoteFederation, note: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
-        company, masks, noise = self.company, self._masks(), noise_of(self.experiment.privacy)
+        site_registry, masks, noise = self.site_registry, self._masks(), noise_of(self.experiment.privacy)
         relay = self._relay(plan, note)
         self.chained = relay is not None
-        company.note = note
-        company.write(self.folder)
-        for name, error in company.begin(company.names, company.deadline).items():
+        site_registry.note = note
+        site_registry.write(self.folder)
+        for name, error in site_registry.begin(site_registry.names, site_registry.deadline).items():
             if not self.resumed:
                 raise RequestError(f"site {name}: {error}")
-            note("site_refused", site=name, client=company.names.index(name), why=str(error))
-        note("sites", wall={"sites": company.names})
+            note("site_refused", site=name, client=site_registry.names.index(name), why=str(error))
+        note("sites", wall={"sites": site_registry.names})
         if self.no_stream is not None:
             note("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
-        return AtSites(company, plan, note, masks, noise, relay)
+        return AtSites(site_registry, plan, note, masks, noise, relay)
 
-    def _relay(self, plan: Plan, note: Log) -> Relay | None:
+    def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
         """Let models of a chain pass the server sealed, where that can be."""
         if not plan.driver.chained:
             return None
-        why = "there are no keys; see fedstrata deploy keys" if self.papers is None else unsealable(plan)
-        if self.papers is None or why is not None:
+        why = "there are no keys; see fedstrata deploy keys" if self.credentials is None else unsealable(plan)
+        if self.credentials is None or why is not None:
             note("fallback", what="models from site to site", used="a server that can read them", why=why)
             return None
-        names = self.company.names
-        return Relay(names, self.papers.roll(names), self.company.run, plan, note)
+        names = self.site_registry.names
+        return SealedChain(names, self.credentials.key_directory(names), self.site_registry.run, plan, note)
 
-    def judge(self, classes: int) -> JudgeAtSites:
-        """Give what scores models."""
+    def evaluator(self, classes: int) -> SiteEvaluator:
+        """Return what scores models."""
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        names, papers, roll = self.company.names, self.papers, None
-        if papers is not None and len(names) >= FEWEST and papers.sites.keys() >= set(names):
-            roll = papers.roll(names)
-        return JudgeAtSites(self.company, classes, evaluate.every, voting, shy(self.experiment.privacy), roll)
+        names, credentials, key_directory = self.site_registry.names, self.credentials, None
+        if credentials is not None and len(names) >= FEWEST and credentials.sites.keys() >= set(names):
+            key_directory = credentials.key_directory(names)
+        return SiteEvaluator(
+            self.site_registry,
+            classes,
+            evaluate.every,
+            voting,
+            hides_label_counts(self.experiment.privacy),
+            key_directory,
+        )
 
     # ---- protocols
 
-    def _mask_labels(self, plan: Plan) -> MaskedAway:
+    def _mask_labels(self, plan: Plan) -> MaskedRemoteFederation:
         privacy = self.experiment.privacy
-        papers = self._keys(f'privacy.labels = "{privacy.labels}"')
+        credentials = self._keys(f'privacy.labels = "{privacy.labels}"')
         counts = "counts" in plan.needs and privacy.clustering == "server"
         rng = plan.streams("placeholders")
-        return masked_labels_at(self._heard, papers, self.company.names, self.company.run, counts, rng, self._noted)
+        return masked_labels_at(
+            self._heard, credentials, self.site_registry.names, self.site_registry.run, counts, rng, self._noted
+        )
 
     def _masks(self) -> Masks | None:
         encoding = encoding_of(self.experiment.privacy)
         if encoding is None:
             return None
-        return Masks(self._keys('privacy.aggregate = "masked"'), self.company.names, encoding, self.company.run)
+        return Masks(
+            self._keys('privacy.aggregate = "masked"'), self.site_registry.names, encoding, self.site_registry.run
+        )
 
-    def _keys(self, wish: str) -> Papers:
-        if self.papers is None:
+    def _keys(self, wish: str) -> Credentials:
+        if self.credentials is None:
             raise RequestError(f"{wish} at sites needs keys; see fedstrata deploy keys")
-        return self.papers
+        return self.credentials
 
-    def _place(self, client: int, federation: Away) -> dict[str, Any]:
+    def _place(self, client: int, federation: RemoteFederation) -> dict[str, Any]:
         """Say what a site must know to read its own data as the run does."""
         masked = federation.masked
         labels = {"classes": federation.classes} if masked is None else {"sealed": masked.sealed[client]}
-        return {"run": self.company.run, "client": int(client), "sites": self.company.names, **labels}
+        return {"run": self.site_registry.run, "client": int(client), "sites": self.site_registry.names, **labels}
 
-    def _welcome(self, name: str, federation: Away) -> bytes:
-        """Give what tells a site of the run."""
-        place = self._place(self.company.names.index(name), federation)
-        about = {**place, "speed": self.company.facts[name].speed, "chained": self.chained}
-        return asked("begin", written(about), written(self.experiment.dump()))
+    def _welcome(self, name: str, federation: RemoteFederation) -> bytes:
+        """Return what tells a site of the run."""
+        place = self._place(self.site_registry.names.index(name), federation)
+        about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
+        return build_request("begin", to_json(about), to_json(self.experiment.dump()))
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
         """Ask before the run, and give the replies that are ones; every site without one is an event."""
-        company = self.company
+        site_registry = self.site_registry
 
         def refuse(name: str, error: FedstrataError) -> None:
-            client = company.names.index(name)
+            client = site_registry.names.index(name)
             self._noted("site_refused", round=0, step=0, site=name, client=client, why=str(error))
 
-        return replies(requests, heard(company.transport, requests, fields, company.deadline), refuse)
+        return replies(requests, heard(site_registry.transport, requests, fields, site_registry.deadline), refuse)
 
     def _noted(self, kind: str, **fields: Any) -> None:
         self.notes.append((kind, fields))
@@ -224,7 +244,7 @@ def run_at_sites(
     resumed: bool = False,
     deadline: float | None = None,
     watch: Watch | None = None,
-    papers: Papers | None = None,
+    credentials: Credentials | None = None,
     patience: float = 600.0,
     no_stream: str | None = None,
 ) -> Run:
@@ -238,14 +258,14 @@ def run_at_sites(
         raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
     question = {"named": described.privacy.labels == "none"}
     run, facts = before or (secrets.token_hex(16), introduced(transport, names, question, deadline))
-    company = Company(transport, run, facts, question, deadline, patience)
-    at = Elsewhere(company, described, path, papers, before is not None, no_stream)
+    site_registry = SiteRegistry(transport, run, facts, question, deadline, patience)
+    at = SiteClients(site_registry, described, path, credentials, before is not None, no_stream)
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
-    if len(company.names) < sites:
-        there = ", ".join(company.names)
-        raise RequestError(f"{len(company.names)} sites agreed on labels, and {sites} are wanted: {there}")
+    if len(site_registry.names) < sites:
+        there = ", ".join(site_registry.names)
+        raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
     if resumed:
-        return resume(path, federation=federation, watch=watch, elsewhere=at)
+        return resume(path, federation=federation, watch=watch, remote=at)
     return begin(described, federation, None, path, watch, at)
 
 
@@ -283,9 +303,9 @@ def possible_at_sites(experiment: Experiment) -> None:
             raise RequestError(f"{key} is not possible at real sites: {why}; {instead}")
 
 
-def _masked_before(run: Run) -> MaskedAway | None:
-    """Give what the server learned when labels were masked: it stands in the run's events."""
+def _masked_before(run: Run) -> MaskedRemoteFederation | None:
+    """Return what the server learned when labels were masked: it stands in the run's events."""
     for event in run.events():
         if event["event"] == MASKED:
-            return MaskedAway.read(event)
+            return MaskedRemoteFederation.read(event)
     return None

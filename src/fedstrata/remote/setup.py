@@ -17,32 +17,33 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.clustering import Organiser, PrivateClusters
 from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.privacy.labels.masking import MODES, Note, agreed, fitting
-from fedstrata.privacy.labels.parties import Server
-from fedstrata.remote.credentials import Papers
-from fedstrata.remote.introduction import MaskedAway
-from fedstrata.remote.masked_all_reduce import added, invited
-from fedstrata.remote.protocol import asked, written
+from fedstrata.privacy.labels.parties import LabelServer
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.introduction import MaskedRemoteFederation
+from fedstrata.remote.masked_all_reduce import added, invite
+from fedstrata.remote.protocol import build_request, to_json
 
 MODE = "prf"  # the one mode whose secrets every site can draw for itself
 Ask = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # requests, and fields -> replies that came
 
 
 def masked_labels_at(
-    ask: Ask, papers: Papers, names: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
-) -> MaskedAway:
+    ask: Ask, credentials: Credentials, names: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
+) -> MaskedRemoteFederation:
     """Let sites agree on placeholders; those that fail on the way are left out."""
     fitting(MODE, len(names))
-    mode, roll, up = MODES[MODE], papers.roll(names), 0
+    mode, key_directory, up = MODES[MODE], credentials.key_directory(names), 0
     sealed: dict[int, bytes] = {}
 
-    def begin(members: Sequence[int]) -> Server:
-        return mode.server(papers.identity, roll, members, os.urandom, rng, distributions=tell_counts)
+    def begin(members: Sequence[int]) -> LabelServer:
+        return mode.server(credentials.identity, key_directory, members, os.urandom, rng, distributions=tell_counts)
 
     def carry(step: str, asks: Mapping[int, bytes]) -> dict[int, bytes]:
         nonlocal up
         about = {"run": run, "sites": list(names), "open": tell_counts}
         requests = {
-            names[i]: asked("labels", step.encode(), written({**about, "client": i}), ask) for i, ask in asks.items()
+            names[i]: build_request("labels", step.encode(), to_json({**about, "client": i}), ask)
+            for i, ask in asks.items()
         }
         said = {names.index(name): told for name, told in ask(requests, 2).items()}
         up += sum(len(field) for told in said.values() for field in told)
@@ -51,7 +52,7 @@ def masked_labels_at(
 
     server = agreed(mode, range(len(names)), begin, carry, rng, note)
     there = server.members
-    return MaskedAway(
+    return MaskedRemoteFederation(
         placeholders=len(server.totals),
         sites=tuple(names[i] for i in there),
         holds=tuple(tuple(server.holds[i].tolist()) for i in there),
@@ -63,7 +64,12 @@ def masked_labels_at(
 
 
 def clustered_at(
-    ask: Ask, papers: Papers, names: Sequence[str], places: Mapping[int, Mapping[str, Any]], flips: Flips, labels: int
+    ask: Ask,
+    credentials: Credentials,
+    names: Sequence[str],
+    places: Mapping[int, Mapping[str, Any]],
+    flips: Flips,
+    labels: int,
 ) -> PrivateClusters:
     """Let sites find their clusters by masked sums, all of them; `places` says what each is told of the run."""
 
@@ -76,15 +82,15 @@ def clustered_at(
     def refuse(client: int, error: RefusedError) -> None:
         raise RequestError(f'site {names[client]} cannot take part in privacy.clustering = "masked": {error}')
 
-    members, invitation = invited(everybody, names, sorted(places), papers.roll(names), refuse)
+    members, invitation = invite(everybody, names, sorted(places), credentials.key_directory(names), refuse)
     job = split(invitation)[0]
-    everybody({i: asked("cluster", written(places[i]), invitation) for i in members})
+    everybody({i: build_request("cluster", to_json(places[i]), invitation) for i in members})
 
     def sums(broadcast: bytes) -> np.ndarray:
-        return added(list(everybody(dict.fromkeys(members, asked("centres", b"sum", broadcast))).values()))
+        return added(list(everybody(dict.fromkeys(members, build_request("centres", b"sum", broadcast))).values()))
 
     def tell(broadcast: bytes) -> dict[int, bytes]:
-        return everybody(dict.fromkeys(members, asked("centres", b"tell", broadcast)))
+        return everybody(dict.fromkeys(members, build_request("centres", b"tell", broadcast)))
 
-    organiser = Organiser(papers.identity, papers.roll(names), job, labels, len(members), sums)
+    organiser = Organiser(credentials.identity, credentials.key_directory(names), job, labels, len(members), sums)
     return organiser.clustered(flips.clusters, flips.elbow, tell)

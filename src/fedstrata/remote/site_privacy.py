@@ -28,33 +28,33 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label, Samples
-from fedstrata.privacy.agreement import derived
-from fedstrata.privacy.clustering import Member
+from fedstrata.privacy.agreement import derive
+from fedstrata.privacy.clustering import ClusterMember
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
-from fedstrata.privacy.identity import Roll
-from fedstrata.privacy.labels.encoding import encoded
+from fedstrata.privacy.identity import KeyDirectory
+from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.labels.served import Served
-from fedstrata.remote.credentials import Papers
+from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
-from fedstrata.remote.masked_all_reduce import Seat
+from fedstrata.remote.masked_all_reduce import SiteParticipant
 from fedstrata.remote.protocol import read_values
 
 NONCE = 12  # bytes
 
 
-class Guard:
-    """Keeps a site's secrets; `load` gives its data, and `papers` who is who."""
+class SitePrivacy:
+    """Keeps a site's secrets; `load` gives its data, and `credentials` who is who."""
 
-    def __init__(self, name: str, load: Callable[[], Federation], papers: Papers | None):
-        self.name, self._load, self._papers = name, load, papers
+    def __init__(self, name: str, load: Callable[[], Federation], credentials: Credentials | None):
+        self.name, self._load, self._credentials = name, load, credentials
         # Memories for all runs: sums of different runs could be subtracted as well.
         self._served, self._tested = Served(), Served()
-        self._secret = os.urandom(32) if papers is None else papers.identity.private.private_bytes_raw()
+        self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()
         self._labels: PrfClient | None = None
-        self._seat: Seat | None = None
-        self._member: tuple[Member, Seat] | None = None
+        self._participant: SiteParticipant | None = None
+        self._member: tuple[ClusterMember, SiteParticipant] | None = None
         self.requests: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
             "labels": self._mask_labels,
             "meet": self._meet,
@@ -63,73 +63,73 @@ class Guard:
         }
 
     @property
-    def papers(self) -> Papers:
+    def credentials(self) -> Credentials:
         """The site's keys, without which it takes part in no protocol."""
-        if self._papers is None:
+        if self._credentials is None:
             raise RequestError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
-        return self._papers
+        return self._credentials
 
-    def roll(self, told: Mapping[str, Any]) -> Roll:
-        """Give the roll of a run; it must have this site where it says."""
+    def key_directory(self, told: Mapping[str, Any]) -> KeyDirectory:
+        """Return the roll of a run; it must have this site where it says."""
         names, client = told["sites"], int(told["client"])
         if not 0 <= client < len(names) or names[client] != self.name:
             raise RefusedError(f"site {self.name} is told that it is another one")
-        return self.papers.roll(names)
+        return self.credentials.key_directory(names)
 
     def own(self, told: Mapping[str, Any]) -> Federation:
-        """Give the site's data with the class indices of a run."""
+        """Return the site's data with the class indices of a run."""
         if "sealed" not in told:
             return aligned(self._load(), told["classes"])
         return _placed(self._load(), *self._opened(bytes.fromhex(told["sealed"]), told["run"]))
 
     def counts(self, federation: Federation, epsilon: float | None) -> np.ndarray:
-        """Give label counts as they may be told."""
+        """Return label counts as they may be told."""
         counts: np.ndarray = federation.counts[0]
         if epsilon is None:
             return counts
         noisy, data = NoisyHistograms(epsilon), self._load().fingerprint
 
         def noise(label: Label) -> np.ndarray:  # each label's own: in whatever order, it is told with the same
-            key = derived(self._secret, encoded(label), b"histogram|%a|%a" % (epsilon, data), 16)
+            key = derive(self._secret, encode(label), b"histogram|%a|%a" % (epsilon, data), 16)
             rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
             return noisy.noise((1,), rng)
 
         return noisy.tellable(counts + np.concatenate([noise(label) for label in federation.classes]))
 
     def by_label(self, invitation: bytes, sites: int, figures: np.ndarray) -> bytes:
-        """Give figures of test samples under masks, for a sum over all sites of a run; else nothing.
+        """Return figures of test samples under masks, for a sum over all sites of a run; else nothing.
 
         How often a label is tested is the same in every round: two sums must not differ by a few sites.
         """
-        seat = self.seat(invitation)
+        participant = self.participant(invitation)
         try:
-            if len(seat.present) < sites:
+            if len(participant.present) < sites:
                 raise RefusedError("some sites are missing")
-            self._tested.sent(seat.keys)
+            self._tested.sent(participant.keys)
         except RefusedError:
             return b""
-        return seat.masked(figures).tobytes()
+        return participant.masked(figures).tobytes()
 
-    def seat(self, invitation: bytes) -> Seat:
+    def participant(self, invitation: bytes) -> SiteParticipant:
         """Sit down in the meeting that this site said hello to."""
-        if self._seat is None:
+        if self._participant is None:
             raise RefusedError(f"site {self.name} was asked to no meeting")
-        seat, self._seat = self._seat, None
-        seat.join(invitation)
-        return seat
+        participant, self._participant = self._participant, None
+        participant.join(invitation)
+        return participant
 
     # ---- requests
 
     def _mask_labels(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes, bytes]:
         told = read_values(about)
         if step.decode() == PrfClient.steps[0]:
-            federation, roll = self._load(), self.roll(told)
+            federation, key_directory = self._load(), self.key_directory(told)
             held = {label: int(n) for label, n in zip(federation.classes, federation.counts[0], strict=True) if n}
             try:
                 self._labels = PrfClient(
                     int(told["client"]),
-                    self.papers.identity,
-                    roll,
+                    self.credentials.identity,
+                    key_directory,
                     held,
                     os.urandom,
                     open_counts=bool(told["open"]),
@@ -146,23 +146,28 @@ class Guard:
 
     def _meet(self, about: bytes) -> tuple[bytes]:
         told = read_values(about)
-        self._seat = Seat(int(told["client"]), self.papers.identity, self.roll(told), bytes.fromhex(told["job"]))
-        return (self._seat.hello(),)
+        self._participant = SiteParticipant(
+            int(told["client"]), self.credentials.identity, self.key_directory(told), bytes.fromhex(told["job"])
+        )
+        return (self._participant.hello(),)
 
     def _cluster(self, about: bytes, invitation: bytes) -> tuple[bytes]:
         told = read_values(about)
-        seat, counts = self.seat(invitation), self.counts(self.own(told), told["epsilon"])
+        participant, counts = self.participant(invitation), self.counts(self.own(told), told["epsilon"])
         me, shares = int(told["client"]), counts / counts.sum()
-        self._member = Member(me, shares, self.papers.identity, self.roll(told), seat.job), seat
+        self._member = (
+            ClusterMember(me, shares, self.credentials.identity, self.key_directory(told), participant.job),
+            participant,
+        )
         return (b"",)
 
     def _centres(self, what: bytes, asked: bytes) -> tuple[bytes]:
         if self._member is None:
             raise RefusedError(f"site {self.name} is not being clustered")
-        member, seat = self._member
+        member, participant = self._member
         if what == b"tell":
             return (member.cluster(asked),)
-        return (seat.masked(member.contribution(asked)).tobytes(),)
+        return (participant.masked(member.contribution(asked)).tobytes(),)
 
     # ---- the map of placeholders, in the server's keeping
 
@@ -182,11 +187,11 @@ class Guard:
 
     @property
     def _seal_key(self) -> bytes:
-        return derived(self._secret, b"", b"fedstrata label map")
+        return derive(self._secret, b"", b"fedstrata label map")
 
 
 def _placed(federation: Federation, own: Mapping[Label, int], placeholders: int) -> Federation:
-    """Give data with placeholders for labels; test samples whose label the site never trains on have none."""
+    """Return data with placeholders for labels; test samples whose label the site never trains on have none."""
     codes = torch.tensor([own.get(label, -1) for label in federation.classes])
 
     def coded(samples: Samples) -> Samples:

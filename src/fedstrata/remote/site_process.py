@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.federation import Federation
-from fedstrata.remote.credentials import Papers
+from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.joining import with_stream
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.site_socket import serve
@@ -30,9 +30,9 @@ def main(path: str) -> None:
         return source(table["data"], int(table.get("seed", 0)), part)
 
     load()  # what is wrong with it should be said now
-    papers = None if config.get("keys") is None else Papers.load(Path(config["keys"]))
+    credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]))
     memory = None if config.get("memory") is None else Path(config["memory"])
-    serve(with_stream(Host(config["site"], load, papers, memory).answer), Path(config["socket"]))
+    serve(with_stream(Host(config["site"], load, credentials, memory).answer), Path(config["socket"]))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.data.reading import Label
-from fedstrata.remote.introduction import Facts, common_classes
-from fedstrata.remote.protocol import AbsentError, SiteError, asked, read_reply, read_values, within, written
+from fedstrata.remote.introduction import Introduction, common_classes
+from fedstrata.remote.protocol import AbsentError, SiteError, build_request, read_reply, read_values, to_json, within
 from fedstrata.remote.transport import Failure, Transport
 
 Note = Callable[..., None]
@@ -26,12 +26,12 @@ FILE = "sites.json"  # in the run folder
 
 
 @dataclass
-class Company:
+class SiteRegistry:
     """Everybody who takes part in a run; client i is the i-th site."""
 
     transport: Transport
     run: str  # no other run is called that
-    facts: dict[str, Facts]
+    facts: dict[str, Introduction]
     question: Mapping[str, Any]  # what sites are asked about their data
     deadline: float | None = None  # seconds for an exchange
     patience: float = 600.0  # seconds in which enough sites must be there at all
@@ -74,7 +74,7 @@ class Company:
         return wrong
 
     def attending(self, least: int) -> set[str]:
-        """Give the sites that are there now; wait for so many of them."""
+        """Return the sites that are there now; wait for so many of them."""
         until, told = monotonic() + self.patience, False
         while len(there := {*self.transport.names()} & {*self.facts}) < min(least, len(self.facts)):
             if not told:
@@ -128,9 +128,9 @@ class Company:
 
 def introduced(
     transport: Transport, names: Sequence[str], question: Mapping[str, Any], deadline: float | None
-) -> dict[str, Facts]:
+) -> dict[str, Introduction]:
     """Ask sites what they have, as far as the method needs to know."""
-    request = asked("introduce", written(question))
+    request = build_request("introduce", to_json(question))
     said = heard(transport, dict.fromkeys(names, request), 1, deadline)
     facts = {}
     for name in names:
@@ -140,7 +140,7 @@ def introduced(
         values = read_values(told[0])
         if values.pop("site", None) != name:
             raise RequestError(f"site {name} introduces itself by another name")
-        facts[name] = Facts.read(values, name)
+        facts[name] = Introduction.read(values, name)
     return facts
 
 
@@ -164,7 +164,7 @@ def heard(
 def replies(
     names: Iterable[str], said: Mapping[str, Said], refuse: Callable[[str, FedstrataError], None]
 ) -> dict[str, tuple[bytes, ...]]:
-    """Give what those who were asked replied; who is silent, or says why not, is told of."""
+    """Return what those who were asked replied; who is silent, or says why not, is told of."""
     given = {}
     for name in names:
         told = said.get(name, SiteError("it did not answer in time"))
@@ -175,15 +175,15 @@ def replies(
     return given
 
 
-def recorded(folder: Path) -> tuple[str, dict[str, Facts]] | None:
-    """Give who took part in a run, as its folder has it; None where it never began."""
+def recorded(folder: Path) -> tuple[str, dict[str, Introduction]] | None:
+    """Return who took part in a run, as its folder has it; None where it never began."""
     if not (folder / FILE).exists():
         return None
     table = json.loads((folder / FILE).read_text())
-    return table["run"], {name: Facts.read(values, name) for name, values in table["sites"].items()}
+    return table["run"], {name: Introduction.read(values, name) for name, values in table["sites"].items()}
 
 
 def _clock(seconds: float | None) -> Callable[[], float | None]:
-    """Give how much is left of some time, from now on."""
+    """Return how much is left of some time, from now on."""
     began = monotonic()
     return lambda: None if seconds is None else max(seconds - (monotonic() - began), 0.0)

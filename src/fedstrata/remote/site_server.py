@@ -1,6 +1,6 @@
 """A site: its data, its model replica and its state. Everything it does is a request in and a reply out.
 
-A visit that meets others on its way (synchronised norms) replies early with what it brings, and goes on when the
+A client update that meets others on its way (synchronised norms) replies early with what it brings, and goes on when the
 answer comes; so whoever carries the messages needs to know nothing of that.
 """
 
@@ -21,38 +21,38 @@ from torch import Tensor
 
 from fedstrata.client.network import Network
 from fedstrata.client.site_client import Site, Versions
-from fedstrata.client.trainer import Lane
-from fedstrata.config.build import assemble
+from fedstrata.client.trainer import Trainer
+from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.batch_norm import By, Meeting
+from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.flat_model import Space
+from fedstrata.core.fast_replace import fast_replace
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.plan import Plan
-from fedstrata.core.records import revised
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report, unpack_task
 from fedstrata.data.federation import Federation
 from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.identity import Roll
-from fedstrata.privacy.noise import Noise
+from fedstrata.privacy.identity import KeyDirectory
+from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protected_engine import NOT_TOLD, parted
-from fedstrata.privacy.setup import encoding_of, noise_of, shy
+from fedstrata.privacy.setup import encoding_of, hides_label_counts, noise_of
 from fedstrata.privacy.sums.fixed_point import Encoding
-from fedstrata.privacy.sums.member import Member
-from fedstrata.privacy.sums.protocol import Task as Sum
-from fedstrata.privacy.sums.secure_sum import acted
-from fedstrata.remote.chain_site import Hops
-from fedstrata.remote.client_state import Memory
-from fedstrata.remote.credentials import Papers
-from fedstrata.remote.introduction import Facts, aligned
-from fedstrata.remote.masked_all_reduce import Seat
-from fedstrata.remote.protocol import IN, AbsentError, read_request, read_values, refused, replied, written
-from fedstrata.remote.site_privacy import Guard
+from fedstrata.privacy.sums.member import SumMember
+from fedstrata.privacy.sums.protocol import SumTask as Sum
+from fedstrata.privacy.sums.secure_sum import act
+from fedstrata.remote.chain_site import ChainSite
+from fedstrata.remote.client_state import StateOnDisk
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.introduction import Introduction, aligned
+from fedstrata.remote.masked_all_reduce import SiteParticipant
+from fedstrata.remote.protocol import IN, AbsentError, build_refusal, build_reply, read_request, read_values, to_json
+from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.server.evaluator import answers
 
-COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the roster that are made of label counts
+COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the client info that are made of label counts
 MET, REPORT = b"meet", b"report"
 
 
@@ -65,30 +65,34 @@ class Session:
     site: Site
     federation: Federation  # its own data, with the run's class indices
     network: Network
-    space: Space
+    space: ParameterSpace
     everybody: int  # sites that take part
-    shy: bool = False  # whether it tells nothing by label
-    noise: Noise | None = None  # on what leaves it
+    hides_label_counts: bool = False  # whether it tells nothing by label
+    noise: UpdateNoise | None = None  # on what leaves it
     encoding: Encoding | None = None  # of what leaves it, where updates are masked
-    roll: Roll | None = None  # the same
+    key_directory: KeyDirectory | None = None  # the same
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
-    member: Member | None = None
-    hops: Hops | None = None  # where a chain's models pass the server sealed
+    member: SumMember | None = None
+    hops: ChainSite | None = None  # where a chain's models pass the server sealed
 
 
 class Host:
     """Answers for one site.
 
-    `load` gives its data, a federation of one client; `papers` say who is who; in `folder` it remembers its state.
+    `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state.
     """
 
     def __init__(
-        self, name: str, load: Callable[[], Federation], papers: Papers | None = None, folder: Path | None = None
+        self,
+        name: str,
+        load: Callable[[], Federation],
+        credentials: Credentials | None = None,
+        folder: Path | None = None,
     ):
         self.name, self._load, self._folder = name, load, folder
-        self._guard = Guard(name, load, papers)
+        self._guard = SitePrivacy(name, load, credentials)
         self._session: Session | None = None
-        self._visit: Visit | None = None  # under way: it waits for others
+        self._running: RunningTask | None = None  # under way: it waits for others
         self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
         self._do: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
             "introduce": self._introduce,
@@ -118,12 +122,12 @@ class Host:
                     kind, fields = read_request(inner)
                 if kind not in self._do:
                     raise RefusedError(f"there is no request {kind!r}")
-                return replied(*self._do[kind](*fields))
+                return build_reply(*self._do[kind](*fields))
         except FedstrataError as error:
-            return refused(error)
+            return build_refusal(error)
         except Exception as error:
             logging.getLogger(__name__).exception("a request failed")
-            return refused(f"{type(error).__name__} (the site's own log says where)")
+            return build_refusal(f"{type(error).__name__} (the site's own log says where)")
 
     # ---- requests
 
@@ -132,45 +136,49 @@ class Host:
         federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
         counted = bool(set(told.get("needs", [])) & COUNTED)
         counts = self._guard.counts(federation, told.get("epsilon")) if counted else None
-        facts = Facts.of(federation, bool(told.get("named", True)), counts)
-        return (written({"site": self.name, **facts.dump()}),)
+        facts = Introduction.of(federation, bool(told.get("named", True)), counts)
+        return (to_json({"site": self.name, **facts.dump()}),)
 
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
         present = self._load().fingerprint
         if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
-            return (written({"data": present}),)
+            return (to_json({"data": present}),)
         federation = self._guard.own(told)
         experiment = Experiment.of(read_values(text))
-        privacy, plan = experiment.privacy, assemble(experiment, federation)
+        privacy, plan = experiment.privacy, build_plan(experiment, federation)
         own = federation.client(0)
         rows = torch.from_numpy(own.rows)
         here = replace(own, id=int(told["client"]), rows=np.arange(own.samples), speed=float(told["speed"]))
         x, y = federation.train.x[rows], federation.train.y[rows]
-        lane = Lane(plan.local, x, y, max(own.samples, 1), fastest=here.speed)
+        trainer = Trainer(plan.local, x, y, max(own.samples, 1), fastest=here.speed)
         module = plan.local.build().to(plan.local.dtype)
         network = Network(module, plan.local.head, plan.local.half).eval()
         self._session = Session(
             told["run"],
             here.id,
-            Site(here, lane, Versions() if self._folder is None else Memory(self._folder, told["run"], present)),
+            Site(
+                here, trainer, Versions() if self._folder is None else StateOnDisk(self._folder, told["run"], present)
+            ),
             federation,
             network,
-            Space.of(module, plan.local.head),
+            ParameterSpace.of(module, plan.local.head),
             len(told["sites"]),
-            shy(privacy),
+            hides_label_counts(privacy),
             noise_of(privacy),
             encoding_of(privacy),
-            self._guard.roll(told) if privacy.aggregate == "masked" else None,
+            self._guard.key_directory(told) if privacy.aggregate == "masked" else None,
             hops=self._hops(told, plan) if told.get("chained") else None,
         )
         untested = len(self._load().test_split[0]) - len(federation.test_split[0])
-        return (written({"data": present, "untested": untested}),)
+        return (to_json({"data": present, "untested": untested}),)
 
-    def _hops(self, told: Mapping[str, Any], plan: Plan) -> Hops:
-        """Give this site's part in a chain whose models the server cannot read."""
-        run, roll = str(told["run"]), self._guard.roll(told)
-        return Hops(Letterbox(int(told["client"]), self._guard.papers.identity, roll, run), run, plan)
+    def _hops(self, told: Mapping[str, Any], plan: Plan) -> ChainSite:
+        """Return this site's part in a chain whose models the server cannot read."""
+        run, key_directory = str(told["run"]), self._guard.key_directory(told)
+        return ChainSite(
+            Letterbox(int(told["client"]), self._guard.credentials.identity, key_directory, run), run, plan
+        )
 
     def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
@@ -178,47 +186,47 @@ class Host:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
             raise RefusedError("clients meet by samples or by clients")
-        if by and session.roll is not None and not invitation:
+        if by and session.key_directory is not None and not invitation:
             raise RefusedError("this site meets others under masks only")
-        if self._visit is not None:  # it still waits for others
-            self._visit.end()
-        seat = self._guard.seat(invitation) if invitation else None
-        self._visit = Visit(session.site, data, cast(By, by.decode()) if by else None, seat)
-        return self._said(self._visit)
+        if self._running is not None:  # it still waits for others
+            self._running.end()
+        participant = self._guard.participant(invitation) if invitation else None
+        self._running = RunningTask(session.site, data, cast(By, by.decode()) if by else None, participant)
+        return self._said(self._running)
 
     def _trained(self, data: bytes) -> tuple[bytes, bytes]:
         return self._task(data, b"")
 
     def _met(self, data: bytes) -> tuple[bytes, bytes]:
-        if self._visit is None:
+        if self._running is None:
             raise RefusedError(f"site {self.name} is not waiting for anybody")
         header, tensors = unpack(data)
-        return self._said(self._visit, (tensors["average"], float(header["count"])))
+        return self._said(self._running, (tensors["average"], float(header["count"])))
 
-    def _said(self, visit: Visit, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
-        """Let a visit go on until it meets others again, or is over."""
-        self._visit = None
-        what, data = visit.next(met)
-        self._visit = visit if what == MET else None
+    def _said(self, context: RunningTask, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
+        """Let a client update go on until it meets others again, or is over."""
+        self._running = None
+        what, data = context.next(met)
+        self._running = context if what == MET else None
         return self._leaving(what, data)
 
     def _leaving(self, what: bytes, data: bytes) -> tuple[bytes, bytes]:
         """Clip and noise an update, and keep it here where only sums may leave; its report goes out without it."""
         session = self._at_work()
         noise = session.noise
-        if what != REPORT or (session.roll is None and noise is None):
+        if what != REPORT or (session.key_directory is None and noise is None):
             return what, data
         report = unpack_report(data)
-        summed = dict(sorted(report.summed.items()))
-        flat = [t.detach().double().numpy().reshape(-1) for t in summed.values()]
+        aggregated = dict(sorted(report.aggregated.items()))
+        flat = [t.detach().double().numpy().reshape(-1) for t in aggregated.values()]
         leaving = np.concatenate(flat) if flat else None
         if noise is not None and leaving is not None:
             unit = 0.0 if session.encoding is None else session.encoding.unit
             leaving = noise.leaving(leaving, unit, unpredictable)
-            summed = parted(leaving, summed)
-            told: dict[str, Any] = {"loss": NOT_TOLD, "drift": NOT_TOLD, "meta": {}} if noise.local else {}
-            report = revised(report, summed=summed, **told)
-        if session.roll is None:
+            aggregated = parted(leaving, aggregated)
+            told: dict[str, Any] = {"loss": NOT_TOLD, "update_norm": NOT_TOLD, "metrics": {}} if noise.local else {}
+            report = fast_replace(report, aggregated=aggregated, **told)
+        if session.key_directory is None:
             return what, pack_report(report)
         session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
@@ -226,7 +234,7 @@ class Host:
     def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
         """Take a step of a secure sum over what was trained last: once."""
         session = self._at_work()
-        if session.roll is None or session.encoding is None or session.leaving is None:
+        if session.key_directory is None or session.encoding is None or session.leaving is None:
             raise RefusedError(f"site {self.name} has nothing to sum")
         if step == b"advertise":
             if session.member is not None:
@@ -234,11 +242,13 @@ class Host:
             told = read_values(about)
             members = tuple(int(member) for member in told["members"])
             job = bytes.fromhex(told["job"])
-            task = Sum(job, members, len(session.leaving), session.roll.digest, session.encoding)
-            session.member = Member(task, session.client, self._guard.papers.identity, session.roll, os.urandom)
+            task = Sum(job, members, len(session.leaving), session.key_directory.digest, session.encoding)
+            session.member = SumMember(
+                task, session.client, self._guard.credentials.identity, session.key_directory, os.urandom
+            )
         if session.member is None:
             raise RefusedError("a secure sum begins with its keys")
-        return (acted(session.member, step.decode(), message, session.leaving),)
+        return (act(session.member, step.decode(), message, session.leaving),)
 
     def _evaluate(self, data: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
@@ -249,17 +259,17 @@ class Host:
         test = replace(federation.test, x=federation.test.x[own], y=federation.test.y[own], groups=None)
         with one_thread():
             none = np.zeros(0), np.zeros(0)
-            hits, losses = answers(session.network, session.site.lane.local, test) if len(own) else none
+            hits, losses = answers(session.network, session.site.trainer.local, test) if len(own) else none
         labels, classes = test.y.numpy(), len(federation.classes)
         right = np.bincount(labels, weights=hits.astype(np.float64), minlength=classes)
         tested = np.bincount(labels, minlength=classes)
         by_label = np.concatenate([right, tested])
-        if session.shy:  # label by label only in a sum over all sites
+        if session.hides_label_counts:  # label by label only in a sum over all sites
             right, tested = right.sum(keepdims=True), tested.sum(keepdims=True)
-        told = written({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
+        told = to_json({"right": right.tolist(), "tested": tested.tolist(), "loss": float(losses.sum())})
         return told, self._guard.by_label(invitation, session.everybody, by_label) if invitation else b""
 
-    def _chained(self) -> Hops:
+    def _chained(self) -> ChainSite:
         hops = self._at_work().hops
         if hops is None:
             raise RefusedError(f"site {self.name} takes part in no chain of sealed models")
@@ -271,19 +281,19 @@ class Host:
         return self._session
 
 
-class Visit:
+class RunningTask:
     """A task; where norms meet, in a thread of its own: it can stop in the middle and wait for the other sites."""
 
-    def __init__(self, site: Site, task: bytes, by: By | None, seat: Seat | None = None):
-        self._seat = seat  # where what it brings must be masked
+    def __init__(self, site: Site, task: bytes, by: By | None, participant: SiteParticipant | None = None):
+        self._participant = participant  # where what it brings must be masked
         self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
         self._back: queue.Queue[tuple[Tensor, float] | None] = queue.Queue()
-        meeting = None if by is None else Meeting(by, self._exchange)
+        all_reduce = None if by is None else AllReduce(by, self._exchange)
         self._thread: threading.Thread | None = None
-        if meeting is None or not site.lane.space.normed:
-            self._run(site, task, meeting)
+        if all_reduce is None or not site.trainer.space.normed:
+            self._run(site, task, all_reduce)
         else:
-            self._thread = threading.Thread(target=self._run, args=(site, task, meeting), daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(site, task, all_reduce), daemon=True)
             self._thread.start()
 
     def next(self, met: tuple[Tensor, float] | None = None) -> tuple[bytes, bytes]:
@@ -301,15 +311,15 @@ class Visit:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, site: Site, task: bytes, meeting: Meeting | None) -> None:
+    def _run(self, site: Site, task: bytes, all_reduce: AllReduce | None) -> None:
         try:
             with one_thread():
-                self._out.put((REPORT, site.answer(task, meeting)))
+                self._out.put((REPORT, site.answer(task, all_reduce)))
         except BaseException as error:  # it belongs to whoever asked
             self._out.put(error)
 
     def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
-        brought = values if self._seat is None else self._seat.masked_tensor(values)
+        brought = values if self._participant is None else self._participant.masked_tensor(values)
         self._out.put((MET, pack({"what": what, "count": count}, {"values": brought})))
         if (met := self._back.get()) is None:
             raise RefusedError("the meeting is over")

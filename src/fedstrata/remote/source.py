@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
@@ -18,7 +18,7 @@ from fedstrata.data.reading import Samples
 
 
 def only(federation: Federation, client: int) -> Federation:
-    """Give one client's data as a federation of its own."""
+    """Return one client's data as a federation of its own."""
     if not 0 <= client < len(federation):
         raise RequestError(f"there is no part {client}; parts go from 0 to {len(federation) - 1}")
 
@@ -42,5 +42,5 @@ def only(federation: Federation, client: int) -> Federation:
 def source(data: Mapping[str, Any], seed: int, part: tuple[int, int] | None = None) -> Federation:
     """Load what a site has; `part` is (i, n): the i-th of n clients among which a named set is dealt out."""
     table = dict(data) | ({"clients": part[1]} if part else {"clients": 1, "partition": "iid"})
-    federation = federation_of(Experiment.of({"data": table, "train": {"seed": seed}}))
+    federation = build_federation(Experiment.of({"data": table, "train": {"seed": seed}}))
     return only(federation, part[0] if part else 0)

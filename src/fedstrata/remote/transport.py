@@ -26,7 +26,7 @@ class Transport(Protocol):
     """The way to the sites."""
 
     def names(self) -> list[str]:
-        """Give the sites that are there now, sorted by name."""
+        """Return the sites that are there now, sorted by name."""
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None

@@ -39,7 +39,7 @@ def document(title: str, body: Iterable[str], shown: Iterable[Shown]) -> str:
 
 
 def heading(title: str, said: str, sections: Iterable[tuple[str, str]], controls: str = "") -> Iterator[str]:
-    """Give the top of a page: what it is about in one line, ways to its sections, and controls of the figures."""
+    """Return the top of a page: what it is about in one line, ways to its sections, and controls of the figures."""
     links = "".join(f'<a href="#{key}">{escape(name)}</a>' for key, name in sections)
     yield '<a class="skip" href="#main">Skip to the content</a>'
     yield f'<header><h1>{escape(title)}</h1><p class="outcome">{escape(said)}</p>'
@@ -47,8 +47,8 @@ def heading(title: str, said: str, sections: Iterable[tuple[str, str]], controls
     yield '<button type="button" id="theme">Dark colours</button></div></header>'
 
 
-def framed(shown: Shown) -> Iterator[str]:
-    """Give the frame of a figure: its heading, how to read it, where it is drawn, buttons that save it."""
+def frame(shown: Shown) -> Iterator[str]:
+    """Return the frame of a figure: its heading, how to read it, where it is drawn, buttons that save it."""
     name, title = escape(shown.name), escape(shown.title)
     yield f'<figure id="figure-{name}"><h3>{title}</h3><figcaption>{escape(shown.said)}</figcaption>'
     height = int(shown.figure.layout.height or 340)
@@ -62,18 +62,18 @@ def framed(shown: Shown) -> Iterator[str]:
 
 
 def figure_of(shown: Shown) -> dict[str, Any]:
-    """Give a figure as a page needs it: the title is a heading there, and colours are the reader's."""
+    """Return a figure as a page needs it: the title is a heading there, and colours are the reader's."""
     drawn = json.loads(shown.figure.to_json(validate=False, engine="json"))  # arrays are packed, NaN becomes null
     layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title", "margin")}
     return {"data": drawn["data"], "layout": layout}
 
 
 def look() -> dict[str, Any]:
-    """Give what a page needs to draw any figure."""
+    """Return what a page needs to draw any figure."""
     templates = {name: template(name == "dark").to_plotly_json() for name in ("light", "dark")}
     return {"templates": templates, "axes": AXES}
 
 
 def embedded(value: Any) -> str:
-    """Give JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element it stands in."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -10,29 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
-from fedstrata.report.run_data import Trail
+from fedstrata.report.run_data import RunData
 
 
 @dataclass
-class Gathered:
+class GatheredRuns:
     """Runs to show together, and what a reader must know before comparing them."""
 
-    trails: list[Trail] = field(default_factory=list)
+    runs_data: list[RunData] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)  # of comparisons: one a method
     remarks: list[str] = field(default_factory=list)  # what a reader of the rows should not miss
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def firsts(self) -> list[Trail]:
+    def firsts(self) -> list[RunData]:
         """One run of each group."""
-        return list({trail.group: trail for trail in reversed(self.trails)}.values())[::-1]
+        return list({run_data.group: run_data for run_data in reversed(self.runs_data)}.values())[::-1]
 
 
-def gather(paths: Sequence[str | Path]) -> Gathered:
+def gather(paths: Sequence[str | Path]) -> GatheredRuns:
     """Read run folders and folders of comparisons."""
     if not paths:
         raise RequestError("name at least one run folder")
-    found, seen = Gathered(), set()
+    found, seen = GatheredRuns(), set()
     for path in map(Path, paths):
         if path.resolve() in seen:
             raise RequestError(f"{path} is named twice")
@@ -40,7 +40,7 @@ def gather(paths: Sequence[str | Path]) -> Gathered:
         if not path.is_dir():
             raise RequestError(f"{path} is not a folder; name a run folder, such as runs/fedavg-1")
         if (path / "experiment.toml").exists():
-            found.trails.append(Trail.read(path))
+            found.runs_data.append(RunData.read(path))
         elif cells := list(_cells(path)):
             of = f"{path.resolve().name}/" if len(paths) > 1 else ""  # methods of two comparisons are not the same
             rows, remarks = _compared(path)
@@ -48,16 +48,18 @@ def gather(paths: Sequence[str | Path]) -> Gathered:
             found.rows += [{**row, "method": f"{of}{row['method']}"} for row in rows]
             order = [row["method"] for row in rows]
             cells.sort(key=lambda cell: order.index(cell[0]) if cell[0] in order else len(order))
-            found.trails += [Trail.read(run, f"{of}{method}, {run.name}", f"{of}{method}") for method, run in cells]
+            found.runs_data += [
+                RunData.read(run, f"{of}{method}, {run.name}", f"{of}{method}") for method, run in cells
+            ]
         else:
             raise RequestError(f"{path} is not a run folder: it has no experiment.toml, and no runs below it")
-    _name_apart(found.trails)
-    found.warnings = list(_warnings(found.trails))
+    _name_apart(found.runs_data)
+    found.warnings = list(_warnings(found.runs_data))
     return found
 
 
 def _cells(path: Path) -> Iterator[tuple[str, Path]]:
-    """Give the runs of a comparison, finished or not: they lie in METHOD/seed-N."""
+    """Return the runs of a comparison, finished or not: they lie in METHOD/seed-N."""
     for experiment in sorted(path.glob("*/*/experiment.toml"), key=lambda p: (p.parts[-3], len(p.parts[-2]), p.parts)):
         if (experiment.parent / "events.jsonl").exists():
             yield experiment.parts[-3], experiment.parent
@@ -76,44 +78,46 @@ def _compared(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         raise RequestError(f"{told} cannot be read: {error!r}") from None
 
 
-def _name_apart(trails: Sequence[Trail]) -> None:
+def _name_apart(runs_data: Sequence[RunData]) -> None:
     """Runs of one name are told apart by their folders."""
-    same = Counter(trail.name for trail in trails)
-    for trail in trails:
-        if same[trail.name] > 1:
-            apart = trail.path.name if "seed-" not in trail.path.name else str(trail.path)
-            alone = trail.group == trail.name
-            trail.name = f"{trail.name} ({apart})"
-            trail.group = trail.name if alone else trail.group
+    same = Counter(run_data.name for run_data in runs_data)
+    for run_data in runs_data:
+        if same[run_data.name] > 1:
+            apart = run_data.path.name if "seed-" not in run_data.path.name else str(run_data.path)
+            alone = run_data.group == run_data.name
+            run_data.name = f"{run_data.name} ({apart})"
+            run_data.group = run_data.name if alone else run_data.group
 
 
-def _warnings(trails: Sequence[Trail]) -> Iterator[str]:
-    for trail in trails:
-        finished = bool(trail.summary)  # which may find that it is damaged
-        yield from (f"{trail.name}: {said}" for said in trail.warnings)
+def _warnings(runs_data: Sequence[RunData]) -> Iterator[str]:
+    for run_data in runs_data:
+        finished = bool(run_data.summary)  # which may find that it is damaged
+        yield from (f"{run_data.name}: {said}" for said in run_data.warnings)
         if not finished:
-            planned = trail.asked("train", "rounds")
-            yield f"{trail.name} is not finished: {len(trail)} of {planned} rounds are there"
-    yield from unlike(trails)
+            planned = run_data.asked("train", "rounds")
+            yield f"{run_data.name} is not finished: {len(run_data)} of {planned} rounds are there"
+    yield from unlike(runs_data)
 
 
-def unlike(trails: Sequence[Trail]) -> Iterator[str]:
+def unlike(runs_data: Sequence[RunData]) -> Iterator[str]:
     """Say what forbids to compare these runs."""
     by_seed: dict[Any, dict[Any, str]] = {}
-    for trail in trails:
-        by_seed.setdefault(trail.asked("train", "seed"), {}).setdefault(trail.start.get("fingerprint"), trail.name)
-    data = {json.dumps(trail.asked("data"), sort_keys=True, default=str): trail.name for trail in trails}
+    for run_data in runs_data:
+        by_seed.setdefault(run_data.asked("train", "seed"), {}).setdefault(
+            run_data.start.get("fingerprint"), run_data.name
+        )
+    data = {json.dumps(run_data.asked("data"), sort_keys=True, default=str): run_data.name for run_data in runs_data}
     clash = next((list(own.values()) for own in by_seed.values() if len(own) > 1), None)
     if len(data) > 1 or clash:
         one, other, *_ = clash or data.values()
         yield f"{one} and {other} were trained on different data: their figures cannot be compared"
-    elif len(by_seed) > 1 and len({trail.group for trail in trails}) > 1 and not _paired(trails):
+    elif len(by_seed) > 1 and len({run_data.group for run_data in runs_data}) > 1 and not _paired(runs_data):
         yield "these runs have different seeds, and so different partitions and draws: they are not paired"
 
 
-def _paired(trails: Sequence[Trail]) -> bool:
+def _paired(runs_data: Sequence[RunData]) -> bool:
     """Say whether every group has the same seeds."""
     seeds: dict[str, set[Any]] = {}
-    for trail in trails:
-        seeds.setdefault(trail.group, set()).add(trail.asked("train", "seed"))
+    for run_data in runs_data:
+        seeds.setdefault(run_data.group, set()).add(run_data.asked("train", "seed"))
     return len({frozenset(own) for own in seeds.values()}) == 1

@@ -49,12 +49,12 @@ def cut(table: Table) -> str:
 
 
 def folded(title: str, content: str) -> str:
-    """Give what opens on a click."""
+    """Return what opens on a click."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = ()) -> Iterator[str]:
-    """Give the tables of a comparison: what came out, with intervals and tests; then what it cost, where that differs.
+    """Return the tables of a comparison: what came out, with intervals and tests; then what it cost, where that differs.
 
     What a stage brings is its row's difference to the first, turned round: only one of the two is shown.
     """
@@ -108,7 +108,7 @@ def _mean(name: str, row: dict[str, Any]) -> str:
 
 
 def _shared(name: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Give what all rows have in common, unless it is nothing."""
+    """Return what all rows have in common, unless it is nothing."""
     return _mean(name, rows[0]) if (rows[0].get(name) or {}).get("mean") else ""
 
 

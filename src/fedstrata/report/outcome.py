@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 
 from fedstrata.report.figures.labels import last_recall
-from fedstrata.report.gather import Gathered
-from fedstrata.report.run_data import Trail
+from fedstrata.report.gather import GatheredRuns
+from fedstrata.report.run_data import RunData
 
 
-def outcome(gathered: Gathered) -> str:
+def outcome(gathered: GatheredRuns) -> str:
     """Say what came out."""
-    if len(gathered.trails) == 1:
-        return _of_run(gathered.trails[0])
+    if len(gathered.runs_data) == 1:
+        return _of_run(gathered.runs_data[0])
     if len(gathered.rows) > 1:
         return _of_comparison(gathered.rows)
-    scored = [(float(a[-1]), trail) for trail in gathered.trails if len(a := _scores(trail))]
+    scored = [(float(a[-1]), run_data) for run_data in gathered.runs_data if len(a := _scores(run_data))]
     if not scored:
-        return f"{len(gathered.trails)} runs, none of which has been scored yet."
+        return f"{len(gathered.runs_data)} runs, none of which has been scored yet."
     (best, first), *rest = sorted(scored, key=lambda own: -own[0])
-    others = ", ".join(f"{trail.name} {share(a)}" for a, trail in rest[:3])
-    return f"Of {len(gathered.trails)} runs, {first.name} is the most accurate: {share(best)}" + (
+    others = ", ".join(f"{run_data.name} {share(a)}" for a, run_data in rest[:3])
+    return f"Of {len(gathered.runs_data)} runs, {first.name} is the most accurate: {share(best)}" + (
         f"; then {others}{' and others' if len(rest) > 3 else ''}." if others else "."
     )
 
@@ -32,21 +32,25 @@ def share(value: float | None) -> str:
     return "unknown" if value is None or np.isnan(value) else f"{100 * value:.1f} %"
 
 
-def _of_run(trail: Trail) -> str:
-    planned = trail.asked("train", "rounds")
-    after = f"after {len(trail)} rounds" if trail.summary else f"after {len(trail)} of {planned} rounds, not finished"
-    if not len(scores := _scores(trail)):
-        return f"{trail.name} has not been scored {after}."
-    said = [f"{trail.name} recognises {share(scores[-1])} of the test samples {after}"]
-    worst = trail.column("worst10")
+def _of_run(run_data: RunData) -> str:
+    planned = run_data.asked("train", "rounds")
+    after = (
+        f"after {len(run_data)} rounds"
+        if run_data.summary
+        else f"after {len(run_data)} of {planned} rounds, not finished"
+    )
+    if not len(scores := _scores(run_data)):
+        return f"{run_data.name} has not been scored {after}."
+    said = [f"{run_data.name} recognises {share(scores[-1])} of the test samples {after}"]
+    worst = run_data.column("worst10")
     worst = worst[~np.isnan(worst)]
     if len(worst):
         said.append(f"{share(worst[-1])} for the tenth of clients that it serves worst")
-    recall = last_recall(trail)
+    recall = last_recall(run_data)
     if len(recall) and not np.isnan(recall).all():
         weakest = int(np.nanargmin(recall))
-        rare = ", a rare one" if trail.rare[weakest] else ""
-        said.append(f"its weakest label is {trail.classes[weakest]}{rare}, with {share(recall[weakest])}")
+        rare = ", a rare one" if run_data.rare[weakest] else ""
+        said.append(f"its weakest label is {run_data.classes[weakest]}{rare}, with {share(recall[weakest])}")
     return "; ".join(said) + "."
 
 
@@ -63,8 +67,8 @@ def _of_comparison(rows: list[dict[str, Any]]) -> str:
     return said + (" Their intervals overlap." if lowest <= highest else "")
 
 
-def _scores(trail: Trail) -> np.ndarray:
-    accuracy = trail.column("accuracy")
+def _scores(run_data: RunData) -> np.ndarray:
+    accuracy = run_data.column("accuracy")
     known: np.ndarray = accuracy[~np.isnan(accuracy)]
     return known
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedstrata import __version__
 from fedstrata.core.errors import RequestError
-from fedstrata.core.events import FAULTS, Fault, fault_of
+from fedstrata.core.events import FAULTS, Fault, describe_fault
 from fedstrata.runs.folder import Run
 
 TABLES = ("recall", "labels", "client_accuracy", "client_deciles")  # a round has a list of each
@@ -26,19 +26,19 @@ TRAINS = ("train", "gradient")  # kinds of steps that teach the model
 SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
 
 
-class Visits(NamedTuple):
-    """Every visit of which a run wrote down who it was; all columns are in the same order."""
+class ClientUpdates(NamedTuple):
+    """Every client update of which a run wrote down who it was; all columns are in the same order."""
 
     round: np.ndarray
     client: np.ndarray
     arrived: np.ndarray  # whether the report counted
-    drift: np.ndarray  # NaN where it is not told
+    update_norm: np.ndarray  # NaN where it is not told
     cut: np.ndarray  # FedBSS: the loss at which samples are cut
     biased: np.ndarray  # share of samples beyond it
 
 
 @dataclass
-class Trail:
+class RunData:
     """A run, as far as it has come. Runs of one `group` are the same method with other seeds."""
 
     path: Path
@@ -58,10 +58,10 @@ class Trail:
     _lines: int = 0
     _before: bytes = b""
     _rounds: list[dict[str, Any]] = field(default_factory=list)
-    _visits: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    _client_updates: list[tuple[np.ndarray, ...]] = field(default_factory=list)
 
     @classmethod
-    def read(cls, path: str | Path, name: str = "", group: str = "") -> Trail:
+    def read(cls, path: str | Path, name: str = "", group: str = "") -> RunData:
         """Read a run folder; a folder that is none is refused."""
         path = Run.open(Path(path)).path
         try:
@@ -70,11 +70,11 @@ class Trail:
             raise RequestError(f"{path}/experiment.toml cannot be read: {error}") from None
         told = experiment.get("method")
         method = str(told.get("name")) if isinstance(told, dict) else path.name
-        trail = cls(path, name or method, group or name or method, experiment)
-        trail.refresh()
-        if trail._lines and not trail.start and not trail._rounds:
+        run_data = cls(path, name or method, group or name or method, experiment)
+        run_data.refresh()
+        if run_data._lines and not run_data.start and not run_data._rounds:
             raise RequestError(f"{path} is not a run folder: its events.jsonl tells of no run")
-        return trail
+        return run_data
 
     def refresh(self) -> bool:
         """Read what was written since; say whether there was anything."""
@@ -91,12 +91,12 @@ class Trail:
             self._take(line)
         self._offset += len(new)
         self._before = (self._before + new)[-SEEN:]
-        for name in ("visits", "recall", "client_accuracy", "labels", "rounds"):
+        for name in ("client_updates", "recall", "client_accuracy", "labels", "rounds"):
             self.__dict__.pop(name, None)
         return bool(new)
 
     def _forget(self) -> None:
-        fresh = Trail(self.path, self.name, self.group, self.experiment)
+        fresh = RunData(self.path, self.name, self.group, self.experiment)
         self.__dict__ = fresh.__dict__
 
     def _take(self, line: bytes) -> None:
@@ -112,7 +112,7 @@ class Trail:
 
     def _apply(self, kind: str, event: dict[str, Any]) -> None:
         if kind == "round":
-            self._visits += _visits(int(event["round"]), event.pop("steps", ()))
+            self._client_updates += _client_updates(int(event["round"]), event.pop("steps", ()))
             event |= {name: np.array(event[name], dtype=np.float32) for name in TABLES if event.get(name)}
             self._rounds.append(event)
         elif kind == "start":
@@ -133,7 +133,7 @@ class Trail:
             self.exposures.append(event)
         elif kind in FAULTS:
             now = self._rounds[-1]["round"] + 1 if self._rounds else None  # for those that do not tell their round
-            self.faults.append(fault_of({"round": now, **event}))
+            self.faults.append(describe_fault({"round": now, **event}))
 
     # ---- what the run is -----------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Trail:
     @property
     def clients(self) -> int:
         """How many there are."""
-        most = int(self.visits.client.max(initial=-1)) + 1
+        most = int(self.client_updates.client.max(initial=-1)) + 1
         return int(self.start.get("clients", most))
 
     @property
@@ -190,7 +190,7 @@ class Trail:
         return np.array([e["round"] for e in self._rounds], dtype=np.int64)
 
     def column(self, name: str) -> np.ndarray:
-        """Give a figure by round, NaN where it was not taken."""
+        """Return a figure by round, NaN where it was not taken."""
         return np.array([_number(e.get(name)) for e in self._rounds], dtype=np.float64)
 
     @property
@@ -222,23 +222,23 @@ class Trail:
         return (told if told.size else self._table("client_deciles")) / 1000
 
     @cached_property
-    def visits(self) -> Visits:
-        """All visits."""
-        if not self._visits:
+    def client_updates(self) -> ClientUpdates:
+        """All client updates."""
+        if not self._client_updates:
             none = np.zeros(0)
-            return Visits(none.astype(int), none.astype(int), none.astype(bool), none, none, none)
-        return Visits(*map(np.concatenate, zip(*self._visits, strict=True)))
+            return ClientUpdates(none.astype(int), none.astype(int), none.astype(bool), none, none, none)
+        return ClientUpdates(*map(np.concatenate, zip(*self._client_updates, strict=True)))
 
     def participation(self) -> np.ndarray:
         """How often each client's report counted in each round, [N, rounds]."""
-        visits, first = self.visits, int(self.rounds[0]) if len(self) else 1
+        client_updates, first = self.client_updates, int(self.rounds[0]) if len(self) else 1
         times = np.zeros((self.clients, int(self.rounds[-1]) - first + 1 if len(self) else 0), dtype=np.int32)
-        there = visits.arrived & (visits.client < len(times))
-        np.add.at(times, (visits.client[there], visits.round[there] - first), 1)
+        there = client_updates.arrived & (client_updates.client < len(times))
+        np.add.at(times, (client_updates.client[there], client_updates.round[there] - first), 1)
         return times
 
     def _table(self, name: str) -> np.ndarray:
-        """Give a list of numbers by round; rounds without it are NaN."""
+        """Return a list of numbers by round; rounds without it are NaN."""
         width = max((len(e[name]) for e in self._rounds if name in e), default=0)
         table = np.full((len(self._rounds), width), np.nan)
         for at, event in enumerate(self._rounds):
@@ -256,22 +256,22 @@ def newer(version: object) -> bool:
     return parts(str(version)) > parts(__version__)
 
 
-def _visits(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:
+def _client_updates(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:
     found: list[tuple[np.ndarray, ...]] = []
     for step in steps:
         if step["kind"] not in TRAINS:
             continue
         here, missing = step["clients"], step.get("missing", ())
         size = len(here) + len(missing)
-        drift, cut, biased = np.full((3, size), np.nan)
-        told = step.get("drift", {})
-        drift[: len(here)] = np.array([told.get(str(c)) for c in here], dtype=np.float64)
-        if meta := step.get("meta"):
-            own = [meta.get(str(c), {}) for c in here]
+        update_norm, cut, biased = np.full((3, size), np.nan)
+        told = step.get("update_norm", {})
+        update_norm[: len(here)] = np.array([told.get(str(c)) for c in here], dtype=np.float64)
+        if metrics := step.get("metrics"):
+            own = [metrics.get(str(c), {}) for c in here]
             cut[: len(here)] = np.array([m.get("cut") for m in own], dtype=np.float64)
             biased[: len(here)] = np.array([m.get("biased") for m in own], dtype=np.float64)
         clients = np.array([*here, *missing], dtype=np.int64)
-        found.append((np.full(size, round), clients, np.arange(size) < len(here), drift, cut, biased))
+        found.append((np.full(size, round), clients, np.arange(size) < len(here), update_norm, cut, biased))
     return found
 
 

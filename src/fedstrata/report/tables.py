@@ -12,8 +12,8 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.report.figures.clients import MANY
 from fedstrata.report.figures.labels import last_recall
-from fedstrata.report.gather import Gathered
-from fedstrata.report.run_data import Trail
+from fedstrata.report.gather import GatheredRuns
+from fedstrata.report.run_data import RunData
 
 OUTCOME = ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time")
 BY_ROUND = (
@@ -21,7 +21,7 @@ BY_ROUND = (
     "loss_test",
     "loss_train",
     "label_divergence",
-    "drift",
+    "update_norm",
     "jain",
     *OUTCOME[3:],
 )
@@ -35,64 +35,73 @@ class Table(NamedTuple):
     rows: list[list[Any]]
 
 
-def runs(trails: Sequence[Trail]) -> Table:
-    """Give a row a run: what it came to, or where it is."""
+def runs(runs_data: Sequence[RunData]) -> Table:
+    """Return a row a run: what it came to, or where it is."""
     rows = []
-    for trail in trails:
-        summary = trail.summary
-        told = {key: summary.get(key, _last(trail.column(key))) for key in OUTCOME}
+    for run_data in runs_data:
+        summary = run_data.summary
+        told = {key: summary.get(key, _last(run_data.column(key))) for key in OUTCOME}
         state = summary.get("stopped", "not finished")
-        rows.append([trail.name, trail.asked("train", "seed"), len(trail), *told.values(), state, str(trail.path)])
+        rows.append(
+            [run_data.name, run_data.asked("train", "seed"), len(run_data), *told.values(), state, str(run_data.path)]
+        )
     return Table("runs", ["run", "seed", "rounds", *OUTCOME, "state", "folder"], rows)
 
 
-def rounds(trail: Trail) -> Table:
-    """Give a row a round."""
-    columns = [trail.column(name) for name in BY_ROUND]
-    rows = [[trail.name, int(r), *map(_known, own)] for r, *own in zip(trail.rounds, *columns, strict=True)]
+def rounds(run_data: RunData) -> Table:
+    """Return a row a round."""
+    columns = [run_data.column(name) for name in BY_ROUND]
+    rows = [[run_data.name, int(r), *map(_known, own)] for r, *own in zip(run_data.rounds, *columns, strict=True)]
     return Table("rounds", ["run", "round", *BY_ROUND], rows)
 
 
-def labels(trail: Trail) -> Table:
-    """Give a row a label: its share of the training samples, and what became of it."""
-    last = last_recall(trail)
-    best = np.nanmax(np.vstack([trail.recall, np.full((1, trail.recall.shape[1]), -1.0)]), axis=0)
+def labels(run_data: RunData) -> Table:
+    """Return a row a label: its share of the training samples, and what became of it."""
+    last = last_recall(run_data)
+    best = np.nanmax(np.vstack([run_data.recall, np.full((1, run_data.recall.shape[1]), -1.0)]), axis=0)
     rows = []
-    for at, label in enumerate(trail.classes):
-        share = None if trail.mix is None else float(trail.mix[at])
+    for at, label in enumerate(run_data.classes):
+        share = None if run_data.mix is None else float(run_data.mix[at])
         recalls = (float(last[at]), float(best[at])) if at < len(last) else (None, None)
-        rows.append([trail.name, label, share, bool(trail.rare[at]), *map(_known, recalls)])
+        rows.append([run_data.name, label, share, bool(run_data.rare[at]), *map(_known, recalls)])
     return Table("labels", ["run", "label", "share", "rare", "last_recall", "best_recall"], rows)
 
 
-def clients(trail: Trail) -> Table:
-    """Give a row a client, those served worst first."""
-    visits, many = trail.visits, trail.clients if trail.clients <= MANY else 0
-    here, lost = (visits.client[visits.arrived & (visits.client < many)], visits.client[~visits.arrived])
+def clients(run_data: RunData) -> Table:
+    """Return a row a client, those served worst first."""
+    client_updates, many = run_data.client_updates, run_data.clients if run_data.clients <= MANY else 0
+    here, lost = (
+        client_updates.client[client_updates.arrived & (client_updates.client < many)],
+        client_updates.client[~client_updates.arrived],
+    )
     took, missed = np.bincount(here, minlength=many), np.bincount(lost[lost < many], minlength=many)
-    drift = np.bincount(here, np.nan_to_num(visits.drift[visits.arrived & (visits.client < many)]), many)
-    own = trail.client_accuracy
-    known = own[~np.isnan(own).all(1)] if own.shape[1] == trail.clients and own.size else own[:0]
+    update_norm = np.bincount(
+        here, np.nan_to_num(client_updates.update_norm[client_updates.arrived & (client_updates.client < many)]), many
+    )
+    own = run_data.client_accuracy
+    known = own[~np.isnan(own).all(1)] if own.shape[1] == run_data.clients and own.size else own[:0]
     accuracy = known[-1] if len(known) else np.full(many, np.nan)
     rows = []
     for client in np.argsort(accuracy, kind="stable")[:many].tolist():
-        held = None if trail.counts is None else int(trail.counts[client].sum())
-        kinds = None if trail.counts is None else int((trail.counts[client] > 0).sum())
-        mean = drift[client] / took[client] if took[client] and drift[client] else np.nan
+        held = None if run_data.counts is None else int(run_data.counts[client].sum())
+        kinds = None if run_data.counts is None else int((run_data.counts[client] > 0).sum())
+        mean = update_norm[client] / took[client] if took[client] and update_norm[client] else np.nan
         numbers = [int(took[client]), int(missed[client]), _known(accuracy[client]), _known(mean)]
-        rows.append([trail.name, client, held, kinds, *numbers])
+        rows.append([run_data.name, client, held, kinds, *numbers])
     columns = ["run", "client", "samples", "labels", "took_part", "lost_reports", "last_accuracy", "mean_drift"]
     return Table("clients", columns, rows)
 
 
-def faults(trail: Trail) -> Table:
-    """Give a row a fault."""
-    rows: list[list[Any]] = [[trail.name, f.round, f.kind, f.why, " ".join(map(str, f.clients))] for f in trail.faults]
+def faults(run_data: RunData) -> Table:
+    """Return a row a fault."""
+    rows: list[list[Any]] = [
+        [run_data.name, f.round, f.kind, f.why, " ".join(map(str, f.clients))] for f in run_data.faults
+    ]
     return Table("faults", ["run", "round", "kind", "why", "clients"], rows)
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:
-    """Give a row a method: mean and interval of every figure, and p of those that are tested."""
+    """Return a row a method: mean and interval of every figure, and p of those that are tested."""
     columns: dict[str, list[Any]] = {"method": [row["method"] for row in rows], "seeds": [r.get("seeds") for r in rows]}
     for name in figures_of(rows):
         told = [row.get(name) or {} for row in rows]
@@ -109,10 +118,10 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, dict) and "mean" in v))
 
 
-def write_csv(folder: Path, gathered: Gathered) -> list[Path]:
+def write_csv(folder: Path, gathered: GatheredRuns) -> list[Path]:
     """Write every table that has rows into a folder."""
-    trails = gathered.trails
-    of_all = [runs(trails), *(_joined(map(each, trails)) for each in (rounds, labels, clients, faults))]
+    runs_data = gathered.runs_data
+    of_all = [runs(runs_data), *(_joined(map(each, runs_data)) for each in (rounds, labels, clients, faults))]
     if gathered.rows:
         of_all.append(comparison(gathered.rows))
     written = []

@@ -31,7 +31,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Tag, Tensors
 from fedstrata.plots import RunPlots
 
-Keeps = Mapping[int, tuple[Tag, Tensors]]
+ClientStates = Mapping[int, tuple[Tag, Tensors]]
 
 
 class Run(RunPlots):
@@ -162,7 +162,7 @@ class Run(RunPlots):
         return summary
 
     def curve(self, metric: str) -> list[float]:
-        """Give a metric by evaluated round, such as "accuracy"."""
+        """Return a metric by evaluated round, such as "accuracy"."""
         rounds = [e for e in self.events() if e["event"] == "round"]
         if rounds and not any(metric in e for e in rounds):
             raise RequestError(f"no round has a {metric}; there are {', '.join(sorted(rounds[-1]))}")
@@ -185,7 +185,7 @@ class Checkpoints:
         self.path = path
         self._clients: dict[int, tuple[Tag, dict[str, str]]] = {}
 
-    def write(self, round: int, state: Any, keeps: Keeps, about: Mapping[str, Any]) -> None:
+    def write(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> None:
         """Write a checkpoint; the old one stays valid until this one is safe."""
         arrays: dict[str, Tensor] = {}
         server_tree = tree.flatten(state, arrays)
@@ -193,7 +193,7 @@ class Checkpoints:
             self.path.mkdir(exist_ok=True)
             server = self._put(f"{round:06d}.safetensors", save({k: v.clone() for k, v in arrays.items()}))
             clients = dict(self._clients)
-            for client, (tag, tensors) in keeps.items():
+            for client, (tag, tensors) in client_states.items():
                 if client not in clients or clients[client][0] != tag:
                     name = f"client-{client}-{tag[0]}-{tag[1]}.safetensors"
                     clients[client] = (
@@ -218,14 +218,14 @@ class Checkpoints:
                 with suppress(FileNotFoundError):
                     path.unlink()
 
-    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, Keeps]:
+    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, ClientStates]:
         """Read a checkpoint into a state shaped like `like`."""
         state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
         self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
-        return state, self.keeps()
+        return state, self.client_states()
 
-    def keeps(self) -> Keeps:
-        """Give the clients' state as the newest checkpoint holds it; each client's is read when it is asked for."""
+    def client_states(self) -> ClientStates:
+        """Return the clients' state as the newest checkpoint holds it; each client's is read when it is asked for."""
         return _Stored(self, self._clients)
 
     def client(self, entry: Mapping[str, str]) -> Tensors:

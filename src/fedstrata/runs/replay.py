@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Place, Space
+from fedstrata.core.flat_model import ParameterSpace, Segment
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
@@ -31,7 +31,7 @@ class Record:
 
     counts: np.ndarray  # label counts [N, C]
     losses: np.ndarray  # [R, N]
-    latencies: np.ndarray | None = None  # seconds of a visit [N] or [R, N]; None: all take one second
+    latencies: np.ndarray | None = None  # seconds of a client update [N] or [R, N]; None: all take one second
     updates: np.ndarray | None = None  # of the last layer [N, D], its bias last, for selectors that look at updates
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # what else clients report, by name, [R, N]
 
@@ -45,12 +45,12 @@ class Record:
             raise RequestError(f"updates must be [clients, numbers]; {clients} clients")
 
     def loss(self, round: int) -> np.ndarray:
-        """Give every client's loss in a round."""
+        """Return every client's loss in a round."""
         row: np.ndarray = self.losses[min(round, len(self.losses) - 1)]
         return row
 
     def latency(self, round: int) -> np.ndarray:
-        """Give every client's seconds in a round."""
+        """Return every client's seconds in a round."""
         if self.latencies is None:
             return np.ones(len(self.counts))
         rows = np.atleast_2d(self.latencies)
@@ -86,19 +86,21 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
         "totals": record.counts.sum(0),
         "speeds": 1.0 / np.maximum(record.latency(0), 1e-12),
     }
-    roster = Roster(len(sizes), record.counts.shape[1], holders, streams("tiebreak").permutation(len(sizes)), known)
+    client_info = ClientInfo(
+        len(sizes), record.counts.shape[1], holders, streams("tiebreak").permutation(len(sizes)), known
+    )
     events: list[dict[str, Any]] = []
     numbers = 0 if record.updates is None else record.updates.shape[1]
     bias = max(numbers - record.counts.shape[1], 0)
-    layer = Place("update", (numbers,), 0)
-    space = Space((layer,), (), slice(0, numbers), slice(0, bias), slice(bias, numbers))
+    layer = Segment("update", (numbers,), 0)
+    space = ParameterSpace((layer,), (), slice(0, numbers), slice(0, bias), slice(bias, numbers))
 
     def view_of(round: int) -> View:
         def note(kind: str, **fields: Any) -> None:
             events.append({"event": kind, **fields})
 
         rng = partial(streams, round=round)
-        return View(round, rounds, min(k, len(holders)), holders, roster, space, rng, note)
+        return View(round, rounds, min(k, len(holders)), holders, client_info, space, rng, note)
 
     state, participation = selector.init(view_of(0)), np.zeros(len(sizes))
     mix = record.counts.sum(0) / max(record.counts.sum(), 1)
@@ -149,7 +151,7 @@ def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[
 
 
 def _reports(selector: Selector, record: Record, round: int, clients: Sequence[int]) -> list[Report]:
-    """Give what clients would report; Oort's utility is that of samples which all have the recorded loss."""
+    """Return what clients would report; Oort's utility is that of samples which all have the recorded loss."""
     loss, latency, sizes = record.loss(round), record.latency(round), record.counts.sum(1)
     numbers = {"probed_loss": loss, "utility": sizes * loss}
     numbers |= {name: table[min(round, len(table) - 1)] for name, table in record.numbers.items()}
@@ -163,10 +165,10 @@ def _reports(selector: Selector, record: Record, round: int, clients: Sequence[i
             samples=int(sizes[c]),
             steps=1,
             loss=float(loss[c]),
-            meta={name: float(row[c]) for name, row in numbers.items()},
+            metrics={name: float(row[c]) for name, row in numbers.items()},
             seconds=float(latency[c]),
-            summed=update(c, "update"),
-            shown=update(c, "HeadUpdate/head"),
+            aggregated=update(c, "update"),
+            open_tensors=update(c, "HeadUpdate/head"),
         )
         for c in clients
     ]

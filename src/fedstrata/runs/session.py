@@ -16,21 +16,21 @@ import numpy as np
 from torch import nn
 
 from fedstrata import __version__
-from fedstrata.config.build import assemble, initial_model
+from fedstrata.config.build import build_plan, initial_model
 from fedstrata.config.experiment import Experiment, Privacy
 from fedstrata.core import registry
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.threads import one_thread
-from fedstrata.data.devices import equipped
+from fedstrata.data.devices import equip_clients
 from fedstrata.data.federation import Federation
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import Arranged, accountant, arranged, guarded
+from fedstrata.privacy.setup import Setup, accountant, protect_engine, set_up
 from fedstrata.privacy.statement import statement
-from fedstrata.runs.folder import Keeps, Run
-from fedstrata.server.evaluator import Judge, ProxyLoss
-from fedstrata.server.loop import State, run, scored
+from fedstrata.runs.folder import ClientStates, Run
+from fedstrata.server.evaluator import Evaluator, ProxyLoss
+from fedstrata.server.loop import State, model_to_evaluate, run
 from fedstrata.server.metrics import CLIENTS_LISTED, first_round
 from fedstrata.server.stopping import Stopping
 
@@ -42,26 +42,26 @@ REVEALING = {  # what an event tells of the clients' data
 Watch = Callable[[Mapping[str, Any]], None]
 
 
-class Elsewhere(Protocol):
+class RemoteClients(Protocol):
     """Where clients live, if not here."""
 
-    def arrange(self, now: Arranged) -> None:
+    def arrange(self, now: Setup) -> None:
         """Do with them what comes before the first round."""
 
     def observed(self, plan: Plan) -> Plan:
-        """Give the plan with time as the clock says it."""
+        """Return the plan with time as the clock says it."""
 
-    def attended(self, roster: Roster, plan: Plan, federation: Any) -> Roster:
-        """Give what is known of them with who is there."""
+    def attended(self, client_info: ClientInfo, plan: Plan, federation: Any) -> ClientInfo:
+        """Return what is known of them with who is there."""
 
     def engine(self, plan: Plan, federation: Any, note: Callable[..., None]) -> Any:
-        """Give what carries tasks to them."""
+        """Return what carries tasks to them."""
 
-    def judge(self, classes: int) -> Callable[..., Any]:
-        """Give what scores models at their places."""
+    def evaluator(self, classes: int) -> Callable[..., Any]:
+        """Return what scores models at their places."""
 
 
-class Work:
+class Session:
     """One experiment on one federation, ready to run."""
 
     def __init__(
@@ -69,24 +69,24 @@ class Work:
         experiment: Experiment,
         federation: Federation,
         model: nn.Module | None,
-        elsewhere: Elsewhere | None = None,
+        remote: RemoteClients | None = None,
     ):
-        self._elsewhere = elsewhere
+        self._remote = remote
         self.experiment, self.model = experiment, model
         self.federation = federation = with_devices(experiment, federation)
-        arrange = None if elsewhere is None else elsewhere.arrange
-        self.private = private = arranged(experiment, assemble(experiment, federation, model), federation, arrange)
+        arrange = None if remote is None else remote.arrange
+        self.private = private = set_up(experiment, build_plan(experiment, federation, model), federation, arrange)
         self.plan: Plan = private.plan
-        roster = private.roster
-        if elsewhere is not None:
-            self.plan, roster = elsewhere.observed(self.plan), elsewhere.attended(roster, self.plan, federation)
-        self.accountant = accountant(experiment, self.plan, roster)
+        client_info = private.client_info
+        if remote is not None:
+            self.plan, client_info = remote.observed(self.plan), remote.attended(client_info, self.plan, federation)
+        self.accountant = accountant(experiment, self.plan, client_info)
         self.stopping = Stopping(**experiment.train.stop.model_dump(), last=last_round(experiment, self.accountant))
         if self.stopping.last is not None:  # so that methods that plan ahead know it
             self.plan = replace(self.plan, rounds=min(self.plan.rounds, self.stopping.last[0]))
         if "proxy" in self.plan.needs and federation.proxy is not None:
-            roster = replace(roster, proxy=ProxyLoss(self.plan.local, federation.proxy))
-        self.roster = roster
+            client_info = replace(client_info, proxy=ProxyLoss(self.plan.local, federation.proxy))
+        self.client_info = client_info
 
     @property
     def identity(self) -> dict[str, str]:
@@ -95,15 +95,20 @@ class Work:
         layout = repr((self.plan.local.build(), space.params, space.buffers))
         return {"data": self.federation.identity, "model": sha256(layout.encode()).hexdigest()}
 
-    def fresh(self, note: Callable[..., None] = lambda *_, **__: None, init: bool = True) -> State:
-        """Give the state before the first round; without `init`, one that only has the right shape."""
+    def initial_state(self, note: Callable[..., None] = lambda *_, **__: None, init: bool = True) -> State:
+        """Return the state before the first round; without `init`, one that only has the right shape."""
         model = initial_model(self.plan, self.experiment.model.init if init else None)
-        return State.first(self.plan, self.plan.view(self.roster, 0, note), model)
+        return State.first(self.plan, self.plan.view(self.client_info, 0, note), model)
 
-    def go_on(
-        self, folder: Run, state: State, watch: Watch | None, seconds: float = 0.0, keeps: Keeps | None = None
+    def run(
+        self,
+        folder: Run,
+        state: State,
+        watch: Watch | None,
+        seconds: float = 0.0,
+        client_states: ClientStates | None = None,
     ) -> Run:
-        """Play the rounds that are left, and write the result. `keeps` is client state from a checkpoint."""
+        """Play the rounds that are left, and write the result. `client_states` is client state from a checkpoint."""
         train, began = self.experiment.train, time.perf_counter() - seconds
         identity = self.identity
 
@@ -120,32 +125,32 @@ class Work:
             tell({"event": kind, **fields})
 
         def save(state: State) -> None:
-            state.ledger.secure()
+            state.participation_log.secure()
             about = {
                 "experiment": self.experiment.dump(),
                 "identity": identity,
                 "events": folder.sync_events(),
                 "seconds": time.perf_counter() - began,
             }
-            folder.checkpoints.write(state.round, state, engine.keeps(), about)
+            folder.checkpoints.write(state.round, state, engine.client_states(), about)
             if self.experiment.engine.client_state == "disk":
-                engine.restore(folder.checkpoints.keeps())  # from here on it lies in the checkpoint's files
+                engine.restore(folder.checkpoints.client_states())  # from here on it lies in the checkpoint's files
 
         name, at = self.experiment.method.name, str(folder.path)
         tell({"event": "begin", "method": name, "rounds": train.rounds, "round": state.round, "run_dir": at})
-        if keeps is None:
+        if client_states is None:
             self._introduce(log)
         engine = self._engine(log)
-        if self._elsewhere is None:  # sites guard what leaves them themselves
-            engine = guarded(self.experiment, self.plan, engine, len(self.federation), log)
+        if self._remote is None:  # sites guard what leaves them themselves
+            engine = protect_engine(self.experiment, self.plan, engine, len(self.federation), log)
         try:
-            if keeps is None:
+            if client_states is None:
                 save(state)
             else:
-                engine.restore(keeps)
-            roster = self.roster if engine.joins else self.roster.behind_messages()
+                engine.restore(client_states)
+            client_info = self.client_info if engine.can_fuse else self.client_info.without_ground_truth()
             with one_thread():
-                run(self.plan, roster, engine, state, self._judge(engine.device), self.stopping, log, save)
+                run(self.plan, client_info, engine, state, self._evaluator(engine.device), self.stopping, log, save)
         finally:
             engine.close()
             self.private.close()
@@ -153,30 +158,32 @@ class Work:
         return folder
 
     def _engine(self, log: Callable[..., None]) -> Any:
-        if self._elsewhere is not None:
-            return self._elsewhere.engine(self.plan, self.federation, log)
+        if self._remote is not None:
+            return self._remote.engine(self.plan, self.federation, log)
         choice, train = self.experiment.engine, self.experiment.train
         place = registry.build("engines", choice.kind, choice.place, "engine")
-        visits = train.rounds * min(per_round(train.clients_per_round, len(self.federation)), len(self.federation))
+        client_updates = train.rounds * min(
+            per_round(train.clients_per_round, len(self.federation)), len(self.federation)
+        )
         if self.plan.driver.together:
-            visits = 0
-        return place.start(self.plan.local, self.private.federation, visits, log)
+            client_updates = 0
+        return place.start(self.plan.local, self.private.federation, client_updates, log)
 
-    def _judge(self, device: str) -> Callable[..., Any]:
-        if self.private.judge is not None:
-            return self.private.judge
-        if self._elsewhere is not None:
-            return self._elsewhere.judge(len(self.federation.classes))
+    def _evaluator(self, device: str) -> Callable[..., Any]:
+        if self.private.evaluator is not None:
+            return self.private.evaluator
+        if self._remote is not None:
+            return self._remote.evaluator(len(self.federation.classes))
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        return Judge(self.plan.local, self.private.federation, evaluate.every, evaluate.clients, voting, device)
+        return Evaluator(self.plan.local, self.private.federation, evaluate.every, evaluate.clients, voting, device)
 
     def _statement(self, rounds: int) -> dict[str, Any]:
-        known, accountant = self.roster._known, self.accountant
+        known, accountant = self.client_info._known, self.accountant
         told = frozenset(name for name, value in known.items() if value is not None)
         guarantee = None if accountant is None else accountant.describe()
         epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
-        here = self._elsewhere is None
+        here = self._remote is None
         return statement(self.experiment, self.plan, told, self.private.clusters, guarantee, epsilon, here)
 
     @property
@@ -199,28 +206,28 @@ class Work:
             **self._mix(),
             wall=_versions(),
         )
-        listed = len(federation) <= CLIENTS_LISTED and (self._elsewhere is None or "counts" in plan.needs)
+        listed = len(federation) <= CLIENTS_LISTED and (self._remote is None or "counts" in plan.needs)
         if listed and not self._secretive:
             log("clients", counts=federation.counts.tolist())
         for note in federation.notes:
             log("fallback", what="data.partition", why=note)
         for kind, fields in self.private.notes:
             log(kind, **fields)
-        if self.roster.setup_bytes:
-            log("setup", told=sorted(plan.needs), bytes_up=self.roster.setup_bytes)
+        if self.client_info.setup_bytes:
+            log("setup", told=sorted(plan.needs), bytes_up=self.client_info.setup_bytes)
         asked = per_round(plan.clients_per_round, len(federation))
-        if asked > len(self.roster.holders):
+        if asked > len(self.client_info.holders):
             log(
                 "fallback",
                 what="train.clients_per_round",
-                used=len(self.roster.holders),
+                used=len(self.client_info.holders),
                 why="fewer clients hold data",
             )
 
     def _mix(self) -> dict[str, Any]:
         """Tell each label's share of all samples, where that is known here and no secret."""
-        world = self.roster.world if self._elsewhere is None else None
-        return {} if world is None or self._secretive else {"mix": world.mix.tolist()}
+        ground_truth = self.client_info.ground_truth if self._remote is None else None
+        return {} if ground_truth is None or self._secretive else {"mix": ground_truth.mix.tolist()}
 
     def _conclude(self, folder: Run, state: State, seconds: float) -> None:
         rounds = [e for e in folder.events() if e["event"] == "round"]
@@ -242,7 +249,7 @@ class Work:
             "jain": last["jain"],
             "best_accuracy": max(curve),
             "last10_accuracy": float(np.mean(curve[-10:])),
-            "bytes_setup": self.roster.setup_bytes,
+            "bytes_setup": self.client_info.setup_bytes,
             "bytes_evaluate": sum(event.get("bytes_evaluate", 0) for event in rounds),
             "precision": self.experiment.engine.precision,
             "stopped": state.stopped or "all rounds played",
@@ -263,27 +270,29 @@ class Work:
             classes = [f"placeholder {i}" for i in range(len(classes))]
         about = {"classes": tuple(classes), "method": self.experiment.method.name}
         module = self.plan.local.build().to(self.plan.local.dtype)
-        module.load_state_dict(self.plan.space.named(scored(self.plan, state)), strict=False)
+        module.load_state_dict(self.plan.space.named(model_to_evaluate(self.plan, state)), strict=False)
         folder.write_result({k: v.clone() for k, v in module.state_dict().items()}, about, summary)
 
 
-def checked(experiment: Experiment, federation: Federation, model: nn.Module | None) -> tuple[Federation, Plan]:
-    """Give the plan and the federation with its devices; refuse what does not fit, before anything is computed."""
+def check_experiment(
+    experiment: Experiment, federation: Federation, model: nn.Module | None
+) -> tuple[Federation, Plan]:
+    """Return the plan and the federation with its devices; refuse what does not fit, before anything is computed."""
     federation = with_devices(experiment, federation)
-    plan = assemble(experiment, federation, model)
+    plan = build_plan(experiment, federation, model)
     refuse(experiment, plan, federation)
-    last_round(experiment, accountant(experiment, plan, federation.roster(plan.needs, plan.streams)))
+    last_round(experiment, accountant(experiment, plan, federation.client_info(plan.needs, plan.streams)))
     return federation, plan
 
 
 def with_devices(experiment: Experiment, federation: Federation) -> Federation:
-    """Give clients the devices that the experiment describes."""
+    """Return clients the devices that the experiment describes."""
     speed, bandwidth = experiment.system.speed, experiment.system.bandwidth
-    return equipped(federation, speed.kind, speed.sigma, bandwidth.mean, bandwidth.sigma, experiment.train.seed)
+    return equip_clients(federation, speed.kind, speed.sigma, bandwidth.mean, bandwidth.sigma, experiment.train.seed)
 
 
 def last_round(experiment: Experiment, accountant: Any) -> tuple[int, str] | None:
-    """Give the last round that a privacy budget allows, and what to say then."""
+    """Return the last round that a privacy budget allows, and what to say then."""
     dp = experiment.privacy.dp
     if dp is None or dp.budget is None:
         return None

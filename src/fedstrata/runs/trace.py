@@ -1,8 +1,8 @@
 """Follow single samples through a run that ranks them: how often each was on the biased side, and was its label wrong?
 
-With `method.sample = { kind = "bias-aware", follow = true }` the events name the biased samples of every visit, as
+With `method.sampler = { kind = "bias-aware", follow = true }` the events name the biased samples of every client update, as
 positions inside what the client held in that round. Here they become rows of the training data again, wherever data
-drift or stream. What is drawn over rounds (cut, share of biased samples, drift) needs no `follow`: see `visits`.
+drift or stream. What is drawn over rounds (cut, share of biased samples, drift) needs no `follow`: see `client_updates`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.data.devices import equipped
+from fedstrata.data.devices import equip_clients
 from fedstrata.data.federation import Federation
 from fedstrata.runs.folder import Run
 
 
-class Visited(NamedTuple):
-    """A visit whose report counted: how far the model moved and, where samples were ranked, where they were cut."""
+class ClientUpdate(NamedTuple):
+    """A client update whose report counted: how far the model moved and, where samples were ranked, where they were cut."""
 
     round: int  # counted from 1
     client: int
-    drift: float
+    update_norm: float
     cut: float | None = None  # the loss up to which samples are unbiased; None: nothing was ranked
     biased: float | None = None  # share of the client's samples
     positions: tuple[int, ...] | None = None  # of the biased ones; None: the run does not follow them
@@ -64,47 +64,49 @@ class Followed:
     rounds: list[Sides]  # those in which samples were ranked
 
 
-def visits(run: Run) -> list[Visited]:
-    """Give every visit of which a run wrote down the drift: cut, share of biased samples and drift by client."""
+def client_updates(run: Run) -> list[ClientUpdate]:
+    """Return every client update of which a run wrote down the drift: cut, share of biased samples and drift by client."""
     seen = []
     for event in (e for e in run.events() if e["event"] == "round"):
         for step in event["steps"]:
-            for client, drift in step.get("drift", {}).items():
-                told = step.get("meta", {}).get(client, {})
+            for client, update_norm in step.get("update_norm", {}).items():
+                told = step.get("metrics", {}).get(client, {})
                 where = tuple(told["biased_samples"]) if "biased_samples" in told else None
-                seen.append(Visited(event["round"], int(client), drift, told.get("cut"), told.get("biased"), where))
+                seen.append(
+                    ClientUpdate(event["round"], int(client), update_norm, told.get("cut"), told.get("biased"), where)
+                )
     return seen
 
 
 def follow(run: Run, federation: Federation | None = None) -> Followed:
     """Say what became of every sample; data that came from Python are passed again, with their `true_labels`."""
     federation = _trained_on(run, federation)
-    ranked_in = [v for v in visits(run) if v.positions is not None]
+    ranked_in = [v for v in client_updates(run) if v.positions is not None]
     if not ranked_in:
-        raise RequestError(f"{run.path} names no ranked samples; train it with method.sample.follow = true (fedbss)")
+        raise RequestError(f"{run.path} names no ranked samples; train it with method.sampler.follow = true (fedbss)")
     split, samples = federation.train_split, len(federation.labels)
     true = federation.labels if federation.true_labels is None else federation.true_labels
     wrong = federation.labels != true
     ranked, biased = np.zeros((2, samples), dtype=np.int64)
     rounds: dict[int, Sides] = {}
-    for visit in ranked_in:
-        here = federation.at(visit.round - 1).train_split[visit.client]
-        beyond = here[list(visit.positions or ())]
+    for context in ranked_in:
+        here = federation.at(context.round - 1).train_split[context.client]
+        beyond = here[list(context.positions or ())]
         ranked[here] += 1
         biased[beyond] += 1
-        before = rounds.get(visit.round, Sides(visit.round, 0, 0, 0, 0))
+        before = rounds.get(context.round, Sides(context.round, 0, 0, 0, 0))
         new = len(here), int(wrong[here].sum()), len(beyond), int(wrong[beyond].sum())
-        rounds[visit.round] = Sides(visit.round, *(a + b for a, b in zip(before[1:], new, strict=True)))
+        rounds[context.round] = Sides(context.round, *(a + b for a, b in zip(before[1:], new, strict=True)))
     rows, owners = split.rows, np.repeat(np.arange(len(split)), split.sizes)
     return Followed(rows, owners, wrong[rows], ranked[rows], biased[rows], list(rounds.values()))
 
 
 def _trained_on(run: Run, federation: Federation | None) -> Federation:
-    """Give the data that a run was trained with, and no others."""
+    """Return the data that a run was trained with, and no others."""
     experiment = Experiment.of(run.path / "experiment.toml")
     system = experiment.system
     drawn = system.speed.kind, system.speed.sigma, system.bandwidth.mean, system.bandwidth.sigma
-    federation = equipped(federation or federation_of(experiment), *drawn, experiment.train.seed)
+    federation = equip_clients(federation or build_federation(experiment), *drawn, experiment.train.seed)
     if [federation.fingerprint] != [e["fingerprint"] for e in run.events() if e["event"] == "start"]:
         raise RequestError(f"the data given are not those that {run.path} was trained with")
     return federation

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import GIVEN, Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.runs.folder import Run
-from fedstrata.runs.session import Elsewhere, Watch, Work
+from fedstrata.runs.session import RemoteClients, Session, Watch
 
 
 def train(
@@ -43,21 +43,21 @@ def train(
     watch
         Called with every event as it happens.
     """
-    checked = described(experiment, method, overrides, federation, model)
+    checked = describe_experiment(experiment, method, overrides, federation, model)
     if out == "":
         raise RequestError("out is empty; name a folder, or leave it out")
     path = None if out is None else Path(out)
-    return begin(checked, federation or federation_of(checked), model, path, watch)
+    return begin(checked, federation or build_federation(checked), model, path, watch)
 
 
-def described(
+def describe_experiment(
     experiment: Mapping[str, Any] | str | Path | Experiment | None,
     method: str | None,
     overrides: Mapping[str, Any] | None,
     federation: Federation | None,
     model: nn.Module | None,
 ) -> Experiment:
-    """Give the checked experiment; data and model from Python are described by what identifies them."""
+    """Return the checked experiment; data and model from Python are described by what identifies them."""
     if model is not None and not isinstance(model, nn.Module):
         raise RequestError(f"model must be a torch module, not {model!r}")
     if federation is not None and not isinstance(federation, Federation):
@@ -85,13 +85,13 @@ def begin(
     model: nn.Module | None,
     path: Path | None,
     watch: Watch | None,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteClients | None = None,
 ) -> Run:
     """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
-    work = Work(experiment, federation, model, elsewhere)
+    work = Session(experiment, federation, model, remote)
     path = path or Run.claim(Path("runs"), experiment.method.name)
     with Run.create(path, experiment.to_toml()).locked() as folder:
-        return work.go_on(folder, work.fresh(folder.log), watch)
+        return work.run(folder, work.initial_state(folder.log), watch)
 
 
 def resume(
@@ -100,7 +100,7 @@ def resume(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     watch: Watch | None = None,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteClients | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU)."""
     with Run.open(Path(path)).locked() as folder:
@@ -115,22 +115,22 @@ def resume(
             return folder
         if model is not None and experiment.model.name != GIVEN:
             raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
-        work = Work(experiment, federation or federation_of(experiment), model, elsewhere)
+        work = Session(experiment, federation or build_federation(experiment), model, remote)
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
             folder.cut_events(0)
-            return work.go_on(folder, work.fresh(folder.log), watch)
+            return work.run(folder, work.initial_state(folder.log), watch)
         for what, identity in work.identity.items():
             if manifest["identity"][what] != identity:
                 raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
-        state, keeps = folder.checkpoints.read(manifest, like=work.fresh(init=False))
+        state, client_states = folder.checkpoints.read(manifest, like=work.initial_state(init=False))
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
-        return work.go_on(folder, state, watch, manifest["seconds"], keeps)
+        return work.run(folder, state, watch, manifest["seconds"], client_states)
 
 
 def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
     """Leave out where a run is executed: that may change on the way."""
-    engine = {k: v for k, v in experiment["engine"].items() if k not in ("lanes", "device", "client_state")}
+    engine = {k: v for k, v in experiment["engine"].items() if k not in ("workers", "device", "client_state")}
     return {**experiment, "engine": engine}
 
 

@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.client.network import Network
 from fedstrata.client.probe import CHUNK
-from fedstrata.core.client_parts import Local
+from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.server_parts import Scores, View
 from fedstrata.core.threads import spare, threads
 from fedstrata.data.federation import Federation
@@ -22,10 +22,10 @@ from fedstrata.server.metrics import accuracy, balanced, recalls, worst
 
 
 @dataclass
-class Judge:
+class Evaluator:
     """Scores models on the global test set, by label, by group and by client."""
 
-    local: Local
+    local: ClientPlan
     federation: Federation
     every: int = 1
     clients: int = 1000  # most clients that enter the per-client metrics
@@ -38,7 +38,7 @@ class Judge:
         if not len(self.federation.test):
             raise RequestError("there are no test samples: hold some out, or give a test set")
         module = self.local.build().to(self.device, self.local.dtype)
-        self._space = Space.of(module, self.local.head)
+        self._space = ParameterSpace.of(module, self.local.head)
         self._network = Network(module, self.local.head, self.local.half).eval()
         tested = np.flatnonzero(self.federation.test_split.sizes)
         rng = self.local.streams("evaluate")
@@ -46,16 +46,16 @@ class Judge:
         self._test = replace(test, x=test.x.to(self.device), y=test.y.to(self.device))
         self._asked = np.sort(rng.choice(tested, min(self.clients, len(tested)), replace=False))
 
-    def __call__(self, model: Model, view: View) -> Scores:
+    def __call__(self, model: FlatModel, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         last = view.round + 1 == view.rounds
         return self.score(model, view.round) if last or (view.round + 1) % self.every == 0 else Scores()
 
-    def score(self, model: Model, round: int = 0) -> Scores:
+    def score(self, model: FlatModel, round: int = 0) -> Scores:
         """Score a model, on what clients hold in a round."""
         test, split = self.federation.test, self.federation.at(round).test_split
         self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
-        with threads(spare()):  # no lane is at work
+        with threads(spare()):  # no worker is at work
             hits, losses = answers(self._network, self.local, self._test)
         recall = recalls(hits, test.y.numpy(), len(self.federation.classes))
         if (codes := self.federation.codes) is not None:
@@ -81,30 +81,30 @@ class Judge:
 class ProxyLoss:
     """A model's mean loss on samples that the server holds."""
 
-    local: Local
+    local: ClientPlan
     samples: Samples
     _network: Network = field(init=False)
 
     def __post_init__(self) -> None:
         module = self.local.build().to(self.local.dtype)
         self._space, self._network = (
-            Space.of(module, self.local.head),
+            ParameterSpace.of(module, self.local.head),
             Network(module, self.local.head, self.local.half).eval(),
         )
 
-    def __call__(self, model: Model) -> float:
+    def __call__(self, model: FlatModel) -> float:
         """Score a model."""
         self._space.bind(self._network.module, model.params, model.buffers)
         return float(answers(self._network, self.local, self.samples)[1].mean())
 
 
-def answers(network: Network, local: Local, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-    """Give which samples a network gets right, and its loss on each."""
+def answers(network: Network, local: ClientPlan, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+    """Return which samples a network gets right, and its loss on each."""
     hits, losses = [], []
     with torch.no_grad():
         for start in range(0, len(samples), CHUNK):
             x, y = local.inputs(samples.x[start : start + CHUNK], local.dtype), samples.y[start : start + CHUNK]
-            logits = network(network.laid_out(x))[1]
+            logits = network(network.to_preferred_layout(x))[1]
             hits.append(logits.argmax(1) == y)
             losses.append(cross_entropy(logits, y, reduction="none"))
     return torch.cat(hits).cpu().numpy(), torch.cat(losses).double().cpu().numpy()

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import UnsummableError
-from fedstrata.core.flat_model import Model
-from fedstrata.core.messages import Report, Sums, Task, prefixed, tensor_bytes
+from fedstrata.core.flat_model import FlatModel
+from fedstrata.core.messages import Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Engine, Outcome, Scores, Step, Steps, View
-from fedstrata.core.traffic import Traffic, cost_of
+from fedstrata.core.traffic import Traffic, count_cost
 from fedstrata.server.metrics import by_client, round_figures
-from fedstrata.server.participation import Ledger
+from fedstrata.server.participation import ParticipationLog
 from fedstrata.server.stopping import Progress, Stopping
 
 
@@ -30,12 +30,12 @@ from fedstrata.server.stopping import Progress, Stopping
 class State:
     """The server, whole: with the engine's client state, this is the checkpoint. No generator state exists."""
 
-    model: Model
+    model: FlatModel
     driver: Any  # what `init` of each part made
-    select: Any
-    combine: Any
-    servers: dict[str, Any]
-    ledger: Ledger  # who took part
+    selector: Any
+    combiner: Any
+    server_steps: dict[str, Any]
+    participation_log: ParticipationLog  # who took part
     round: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     clock: float = 0.0  # virtual seconds
@@ -43,41 +43,41 @@ class State:
     stopped: str | None = None
 
     @classmethod
-    def first(cls, plan: Plan, view: View, model: Model) -> State:
-        """Give the state before the first round."""
-        servers = {name: part.init(view, model) for name, part in plan.servers.items()}
-        parts = plan.driver.init(view), plan.select.init(view), plan.combine.init(view)
-        return cls(model, *parts, servers, Ledger.of(view.roster.clients))
+    def first(cls, plan: Plan, view: View, model: FlatModel) -> State:
+        """Return the state before the first round."""
+        server_steps = {name: part.init(view, model) for name, part in plan.server_steps.items()}
+        parts = plan.driver.init(view), plan.selector.init(view), plan.combiner.init(view)
+        return cls(model, *parts, server_steps, ParticipationLog.of(view.client_info.clients))
 
     @property
     def participation(self) -> np.ndarray:
         """How often each client took part."""
-        return self.ledger.participation
+        return self.participation_log.participation
 
 
 def run(
     plan: Plan,
-    roster: Roster,
+    client_info: ClientInfo,
     engine: Engine,
     state: State,
-    judge: Callable[[Model, View], Scores],
+    evaluator: Callable[[FlatModel, View], Scores],
     stopping: Stopping,
     log: Callable[..., None],
     save: Callable[[State], None],
 ) -> None:
     """Play rounds until the last one or until a reason to stop; log and save after each."""
     while state.round < plan.rounds and state.stopped is None:
-        view = plan.view(roster, state.round, log, state.clock)
-        if len(view.eligible) < view.needed < roster.clients:
+        view = plan.view(client_info, state.round, log, state.clock)
+        if len(view.eligible) < view.needed < client_info.clients:
             log("fewer_clients", round=view.round + 1, wanted=view.needed, there=len(view.eligible))
         outcomes = play_round(plan, state, view, engine)
         state.round += 1
         spent = stopping.spent(state.round, state.traffic, state.clock)
-        scores = judge(scored(plan, state), view if spent is None else replace(view, rounds=state.round))
-        plan.select.feedback(state.select, view, outcomes, scores)
+        scores = evaluator(model_to_evaluate(plan, state), view if spent is None else replace(view, rounds=state.round))
+        plan.selector.feedback(state.selector, view, outcomes, scores)
         state.stopped = spent or stopping.reason(state.progress, scores.figures)
-        figures = {**scores.figures, **by_client(scores.clients, roster.clients)}
-        figures |= {**round_figures(outcomes, state.ledger.jain, view), **vars(state.traffic)}
+        figures = {**scores.figures, **by_client(scores.clients, client_info.clients)}
+        figures |= {**round_figures(outcomes, state.participation_log.jain, view), **vars(state.traffic)}
         log("round", round=state.round, **figures, time=state.clock)
         save(state)
 
@@ -89,7 +89,7 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
         return []
     outcomes: list[Outcome] = []
     turns: Counter[str] = Counter()
-    steps = plan.driver.round(state.driver, view, lambda: plan.select.select(state.select, view))
+    steps = plan.driver.round(state.driver, view, lambda: plan.selector.select(state.selector, view))
     while (step := _next(steps, outcomes)) is not None:
         outcomes.append(play(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
         turns[step.kind] += 1
@@ -113,33 +113,35 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
             accepted=accepted,
             durable=durable,
         )
-        for ask, (accepted, durable) in zip(step.asks, state.ledger.tags([a.client for a in step.asks]), strict=True)
+        for ask, (accepted, durable) in zip(
+            step.asks, state.participation_log.tags([a.client for a in step.asks]), strict=True
+        )
     ]
-    size = tensor_bytes(down if step.joint is None else outgoing(plan, state, replace(step, joint=None)))
+    size = tensor_bytes(down if step.fused is None else outgoing(plan, state, replace(step, fused=None)))
     reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
     lost = plan.system.lost(view, turn, step, reports)
     state.clock += (took := plan.system.took(view, step, size, reports, lost))
     arrived = _arrived(view, at, step, reports, lost)
-    gathered = Gathered(engine, step, arrived, plan.combine.individual)
+    gathered = ArrivedReports(engine, step, arrived, plan.combiner.individual)
 
     if step.combine and arrived:
         try:
-            sums = plan.combine.combine(state.combine, view, state.model, gathered)
+            sums = plan.combiner.combine(state.combiner, view, state.model, gathered)
             state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
         except UnsummableError as error:  # under masks, a sum over too few is not formed
             view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
             arrived = []
-    if step.combine and not arrived and step.joint is None:
+    if step.combine and not arrived and step.fused is None:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
 
     here = [r.client for r in arrived]
-    whole = engine.each() if plan.select.individual else {}
-    seen = [replace(r, summed=whole[r.client].summed) if whole else r for r in arrived]
+    whole = engine.each() if plan.selector.individual else {}
+    seen = [replace(r, aggregated=whole[r.client].aggregated) if whole else r for r in arrived]
     engine.settle(here, (view.round, at))
-    state.ledger.accept(here, (view.round, at))
+    state.participation_log.accept(here, (view.round, at))
     if step.combine:
-        state.ledger.count(here, step.visits(here))
-    cost = cost_of(step, size, tasks, [r for r in reports if r.client not in lost], engine.beside())
+        state.participation_log.count(here, step.count_updates(here))
+    cost = count_cost(step, size, tasks, [r for r in reports if r.client not in lost], engine.overhead_bytes())
     state.traffic.add(cost)
     there = set(here)
     missing = tuple(a.client for a in step.asks if a.client not in there)
@@ -147,34 +149,34 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
 
 
 def outgoing(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
-    """Give what every client of a step receives: the model and, where it will make a new one, what server parts add."""
-    down = state.model.wire(buffers=step.buffers or step.joint is not None) if step.model else {}
-    for name, part in plan.servers.items() if step.model and step.combine else ():
-        extra = part.broadcast if step.joint is None else part.lend
-        down |= prefixed(extra(state.servers[name]), name)
+    """Return what every client of a step receives: the model and, where it will make a new one, what server parts add."""
+    down = state.model.wire(buffers=step.buffers or step.fused is not None) if step.model else {}
+    for name, part in plan.server_steps.items() if step.model and step.combine else ():
+        extra = part.broadcast if step.fused is None else part.lend
+        down |= add_prefix(extra(state.server_steps[name]), name)
     return down
 
 
-def server_step(plan: Plan, state: State, view: View, sums: Sums) -> Model:
+def server_step(plan: Plan, state: State, view: View, sums: Sums) -> FlatModel:
     """Propose model + combined update, and let each server part change the proposal in turn."""
     model = state.model
     buffers = model.buffers + sums.mean("buffers") if "buffers" in sums.total else model.buffers
-    proposal = Model(model.params + sums.total["update"], buffers)
-    for name, part in plan.servers.items():
-        proposal = part.step(state.servers[name], view, model, proposal, sums.scoped(name))
+    proposal = FlatModel(model.params + sums.total["update"], buffers)
+    for name, part in plan.server_steps.items():
+        proposal = part.step(state.server_steps[name], view, model, proposal, sums.scope(name))
     return proposal
 
 
-def scored(plan: Plan, state: State) -> Model:
-    """Give the model to evaluate."""
+def model_to_evaluate(plan: Plan, state: State) -> FlatModel:
+    """Return the model to evaluate."""
     model = state.model
-    for name, part in plan.servers.items():
-        model = part.scored(state.servers[name], model)
+    for name, part in plan.server_steps.items():
+        model = part.model_to_evaluate(state.server_steps[name], model)
     return model
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ArrivedReports:
     """The reports of a step, as a combiner may use them."""
 
     engine: Engine
@@ -195,12 +197,12 @@ class Gathered:
         return np.array([asked[r.client] for r in self.reports], dtype=np.float64)  # None becomes NaN
 
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
-        """Give the weighted sum, one weight a report."""
+        """Return the weighted sum, one weight a report."""
         clients = [r.client for r in self.reports]
         return self.engine.collect(dict(zip(clients, map(float, weights), strict=True)))
 
     def each(self) -> Sequence[Report]:
-        """Give whole reports."""
+        """Return whole reports."""
         if not self.individual:
             raise RuntimeError("a combiner that looks at single updates must say so: individual = True")
         whole = self.engine.each()
@@ -212,7 +214,7 @@ def _arrived(view: View, at: int, step: Step, reports: Sequence[Report], lost: s
     silent = {a.client for a in step.asks} - {r.client for r in reports}
     broken = {r.client for r in reports if not r.finite} - lost
     for why, clients in (("no answer", silent), ("late", lost), ("not finite", broken)):
-        if clients and step.joint is None:
+        if clients and step.fused is None:
             view.note("dropped", round=view.round + 1, step=at, clients=sorted(clients), why=why)
     return [r for r in reports if r.client not in lost | broken]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.core.client_info import World
+from fedstrata.core.client_info import GroundTruth
 from fedstrata.core.messages import WHOLE
 from fedstrata.core.server_parts import Outcome, View
 
@@ -45,12 +45,12 @@ def jain(counts: np.ndarray) -> float:
 
 
 def fairness(total: float, squares: float, clients: int) -> float:
-    """Give the same from the sum of the counts and that of their squares."""
+    """Return the same from the sum of the counts and that of their squares."""
     return float(total) ** 2 / (clients * float(squares)) if squares else 1.0
 
 
 def first_round(curve: Sequence[float], target: float, sustained: int = 1) -> int | None:
-    """Give the first round, counted from 1, that begins `sustained` rounds at or above the target; None if none."""
+    """Return the first round, counted from 1, that begins `sustained` rounds at or above the target; None if none."""
     good = [value >= target for value in curve]
     return next((i + 1 for i in range(len(good) - sustained + 1) if all(good[i : i + sustained])), None)
 
@@ -81,28 +81,28 @@ def by_client(accuracies: Mapping[int, float], clients: int) -> dict[str, Any]:
 def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = None) -> dict[str, Any]:
     """Sum a round's steps up: who trained, how it went for them; and how fair the run has been so far, by Jain."""
     trained = [r for o in outcomes if o.step.combine for r in o.reports]
-    world = None if view is None else view.roster.world
+    ground_truth = None if view is None else view.client_info.ground_truth
     clients = sorted({r.client for r in trained})
     asked = sorted({a.client for o in outcomes if o.step.combine for a in o.step.asks})
     whole = [r for o in outcomes if o.step.combine and o.step.part == WHOLE for r in o.reports]  # not one step of many
     return {
-        **({} if world is None else _divergences(world, clients, asked)),
+        **({} if ground_truth is None else _divergences(ground_truth, clients, asked)),
         "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
-        "drift": _mean([float(r.drift) for r in whole]),
+        "update_norm": _mean([float(r.update_norm) for r in whole]),
         "jain": jain,
         "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }
 
 
-def _divergences(world: World, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, Any]:
+def _divergences(ground_truth: GroundTruth, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, Any]:
     """Say which labels those hold whose reports counted, and how far these, and all selected, are from those of all."""
-    counts = world.counts(arrived)
-    own: dict[str, Any] = {"label_divergence": label_divergence(counts, world.mix)}
+    counts = ground_truth.counts(arrived)
+    own: dict[str, Any] = {"label_divergence": label_divergence(counts, ground_truth.mix)}
     if len(counts) <= CLIENTS_LISTED:
         own["labels"] = counts.astype(int).tolist()
     if arrived == selected:
         return own
-    return own | {"label_divergence_selected": label_divergence(world.counts(selected), world.mix)}
+    return own | {"label_divergence_selected": label_divergence(ground_truth.counts(selected), ground_truth.mix)}
 
 
 def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -110,10 +110,14 @@ def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         {
             "kind": o.step.kind,
             "clients": [r.client for r in o.reports],
-            **({"times": len(o.step.joint.sizes)} if o.step.joint is not None else {}),
+            **({"times": len(o.step.fused.sizes)} if o.step.fused is not None else {}),
             **({"missing": list(o.missing)} if o.missing else {}),
-            **({"drift": {str(r.client): float(r.drift) for r in o.reports}} if o.step.combine else {}),
-            **({"meta": {str(r.client): dict(r.meta) for r in o.reports}} if any(r.meta for r in o.reports) else {}),
+            **({"update_norm": {str(r.client): float(r.update_norm) for r in o.reports}} if o.step.combine else {}),
+            **(
+                {"metrics": {str(r.client): dict(r.metrics) for r in o.reports}}
+                if any(r.metrics for r in o.reports)
+                else {}
+            ),
         }
         for o in outcomes
     ]

@@ -12,20 +12,20 @@ from fedstrata.server.metrics import fairness
 
 
 @dataclass
-class Ledger:
-    """One line for each client whose report was ever accepted, in order of id; with running sums of the visits."""
+class ParticipationLog:
+    """One line for each client whose report was ever accepted, in order of id; with running sums of the client updates."""
 
     clients: int  # all there are
     ids: np.ndarray
-    visits: np.ndarray  # those that made a model
+    client_updates: np.ndarray  # those that made a model
     accepted: np.ndarray  # [lines, 2]: round and step of the last report that counted
     durable: np.ndarray  # the same as of the last checkpoint; -1 for none
     total: int = 0
     squares: int = 0
 
     @classmethod
-    def of(cls, clients: int) -> Ledger:
-        """Give a ledger without a line."""
+    def of(cls, clients: int) -> ParticipationLog:
+        """Return a participation log without a line."""
         none = np.zeros(0, dtype=np.int64)
         return cls(clients, none, none, none.reshape(0, 2), none.reshape(0, 2))
 
@@ -35,28 +35,28 @@ class Ledger:
         if not known.all():
             new = np.sort(np.array(clients, dtype=np.int64)[~known])
             at = np.searchsorted(self.ids, new)
-            self.ids, self.visits = np.insert(self.ids, at, new), np.insert(self.visits, at, 0)
+            self.ids, self.client_updates = np.insert(self.ids, at, new), np.insert(self.client_updates, at, 0)
             self.accepted, self.durable = (np.insert(tags, at, -1, axis=0) for tags in (self.accepted, self.durable))
             lines, _ = self._find(clients)
         self.accepted[lines] = tag
 
-    def count(self, clients: Sequence[int], visits: Sequence[int]) -> None:
-        """Add visits of clients whose reports were accepted."""
-        lines, more = self._find(clients)[0], np.array(visits, dtype=np.int64)
-        before = self.visits[lines]
-        self.visits[lines] = before + more
+    def count(self, clients: Sequence[int], client_updates: Sequence[int]) -> None:
+        """Add client updates of clients whose reports were accepted."""
+        lines, more = self._find(clients)[0], np.array(client_updates, dtype=np.int64)
+        before = self.client_updates[lines]
+        self.client_updates[lines] = before + more
         self.total += int(more.sum())
         self.squares += int((more * (2 * before + more)).sum())
 
     def tags(self, clients: Sequence[int]) -> list[tuple[Tag | None, Tag | None]]:
-        """Give each one's last report that counted, and the one that the last checkpoint relies on."""
+        """Return each one's last report that counted, and the one that the last checkpoint relies on."""
         lines, known = self._find(clients)
         tags = np.full((len(clients), 4), -1)
         tags[known] = np.hstack([self.accepted[lines[known]], self.durable[lines[known]]])
         return [(_tag(a, b), _tag(c, d)) for a, b, c, d in tags.tolist()]
 
     def _find(self, clients: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Give where clients stand, or would stand, and whether they do."""
+        """Return where clients stand, or would stand, and whether they do."""
         own = np.array(clients, dtype=np.int64)
         lines = np.searchsorted(self.ids, own)
         known = lines < len(self.ids)
@@ -71,7 +71,7 @@ class Ledger:
     def participation(self) -> np.ndarray:
         """How often each client took part, [N]."""
         whole = np.zeros(self.clients, dtype=np.int64)
-        whole[self.ids] = self.visits
+        whole[self.ids] = self.client_updates
         return whole
 
     @property

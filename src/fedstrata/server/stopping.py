@@ -41,7 +41,7 @@ class Stopping:
         return None
 
     def budgets(self, traffic: Traffic, clock: float) -> dict[str, tuple[float, float]]:
-        """Give what was used of each budget that is set, and the budget."""
+        """Return what was used of each budget that is set, and the budget."""
         used = {"bytes": traffic.total_bytes, "client_updates": traffic.client_updates, "time": clock}
         return {name: (used[name], budget) for name in used if (budget := getattr(self, name)) is not None}
 

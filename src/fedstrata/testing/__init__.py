@@ -11,11 +11,11 @@ from fedstrata.testing.conformance import (
     check_server,
 )
 from fedstrata.testing.local_part import check_local_part
-from fedstrata.testing.sites import Sites
-from fedstrata.testing.worlds import tiny_federation
+from fedstrata.testing.sites import WireEngine
+from fedstrata.testing.tiny import tiny_federation
 
 __all__ = [
-    "Sites",
+    "WireEngine",
     "check_combiner",
     "check_driver",
     "check_local_part",

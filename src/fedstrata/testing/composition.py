@@ -15,8 +15,8 @@ import torch
 
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
-from fedstrata.server.loop import scored
-from fedstrata.testing.worlds import play, work_of
+from fedstrata.server.loop import model_to_evaluate
+from fedstrata.testing.tiny import play, session_of
 
 STAGES = {  # as in an experiment -> in the registry
     "schedule": "schedules",
@@ -25,7 +25,7 @@ STAGES = {  # as in an experiment -> in the registry
     "sample": "samplers",
     "correct": "corrections",
     "combine": "combiners",
-    "server": "servers",
+    "server": "server_steps",
     "optimizer": "optimizers",
 }
 BESIDE: tuple[Mapping[str, str], ...] = (  # what else a plan may be made of
@@ -37,7 +37,7 @@ Choice = Mapping[str, str]  # a part by stage
 
 
 def pairs() -> Iterator[Choice]:
-    """Give every pair of parts of two stages, and of two corrections."""
+    """Return every pair of parts of two stages, and of two corrections."""
     for one, other in combinations(STAGES, 2):
         for a, b in product(sorted(registry.names(STAGES[one])), sorted(registry.names(STAGES[other]))):
             yield {one: a, other: b}
@@ -46,7 +46,7 @@ def pairs() -> Iterator[Choice]:
 
 
 def whole(stages: Iterable[str]) -> Iterator[Choice]:
-    """Give every combination of parts of some stages."""
+    """Return every combination of parts of some stages."""
     names = {stage: sorted(registry.names(STAGES[stage])) for stage in stages}
     for kinds in product(*names.values()):
         yield dict(zip(names, kinds, strict=True))
@@ -68,11 +68,11 @@ def attempt(choice: Choice, rounds: int = 2) -> str | None:
 def refused(choice: Choice, rounds: int) -> str | None:
     """Say why a plan is refused; None if it runs and gives a finite model."""
     try:
-        work = work_of(overrides(choice))
+        work = session_of(overrides(choice))
         state, _ = play(work, rounds)
     except RequestError as error:
         return str(error)
-    for model in (state.model, scored(work.plan, state)):
+    for model in (state.model, model_to_evaluate(work.plan, state)):
         assert torch.isfinite(model.params).all(), f"{dict(choice)} gave a model that is not finite"
     return None
 
@@ -91,11 +91,11 @@ def overrides(choice: Choice) -> dict[str, Any]:
     """Write a combination as an experiment would."""
     asked: dict[str, Any] = {f"method.{stage}": {"kind": choice[stage]} for stage in PLAIN if stage in choice}
     corrections = [{"kind": choice[place]} for place in ("correct", "also") if place in choice]
-    asked |= {"method.correct": corrections} if corrections else {}
+    asked |= {"method.corrections": corrections} if corrections else {}
     asked |= {"train.optimizer": {"kind": choice["optimizer"]}} if "optimizer" in choice else {}
     if "combine" in choice or "server" in choice:
         server = {"kind": choice.get("server", "sgd")}
-        asked["method.combine"] = {"kind": choice.get("combine", "size"), "server": server}
+        asked["method.combiner"] = {"kind": choice.get("combine", "size"), "server": server}
     return asked
 
 
@@ -120,6 +120,6 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def named(choice: Choice) -> tuple[str, str]:
-    """Give the two names of a pair."""
+    """Return the two names of a pair."""
     one, other = (f"{'correct' if stage == 'also' else stage} `{kind}`" for stage, kind in choice.items())
     return one, other

@@ -17,42 +17,42 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Combiner, Driver, LabelSchedule, Selector, ServerPart
+from fedstrata.core.server_parts import Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.data.partitions.base import Labelled, Partition
 from fedstrata.models.architecture import Architecture
-from fedstrata.runs.session import Work
-from fedstrata.testing.sites import Sites
-from fedstrata.testing.worlds import alike, play, same, work_of
+from fedstrata.runs.session import Session
+from fedstrata.testing.sites import WireEngine
+from fedstrata.testing.tiny import alike, play, same, session_of
 
 
 def check_selector(selector: Selector) -> None:
     """Check that a selector is fair play: unique eligible ids, deterministic, resumable, robust to missing replies."""
     check_part(selector)
-    overrides = {"method.select": selector}
+    overrides = {"method.selector": selector}
     work = check_run(overrides)
     for stragglers in (0.0, 0.5):
-        _, rounds = play(work_of(overrides | {"system.stragglers.rate": stragglers}))
+        _, rounds = play(session_of(overrides | {"system.stragglers.rate": stragglers}))
         for outcomes in rounds:
             trained = [o for o in outcomes if o.step.combine and o.step.asks]
             assert trained, "no client was selected although some are eligible"
             for outcome in trained:
                 ids = [a.client for a in outcome.step.asks]
                 assert len(set(ids)) == len(ids), f"a client was selected twice: {ids}"
-                assert set(ids) <= set(work.roster.holders.tolist()), f"not all of {ids} are eligible"
-    _, rounds = play(work_of(overrides | {"train.clients_per_round": "all"}))
+                assert set(ids) <= set(work.client_info.holders.tolist()), f"not all of {ids} are eligible"
+    _, rounds = play(session_of(overrides | {"train.clients_per_round": "all"}))
     assert all(len(o.step.asks) <= 6 for outcomes in rounds for o in outcomes), "more clients selected than there are"
 
 
-def check_driver(driver: Driver, schedule: str | LabelSchedule = "none") -> None:
+def check_driver(driver: Driver, schedule: str | Schedule = "none") -> None:
     """Check that a driver's rounds end, are deterministic and resumable, and survive missing replies."""
     check_part(driver)
     overrides = {"method.driver": driver, "method.schedule": schedule}
     check_run(overrides)
-    state, _ = play(work_of(overrides | {"system.stragglers.rate": 1.0}))
+    state, _ = play(session_of(overrides | {"system.stragglers.rate": 1.0}))
     assert torch.isfinite(state.model.params).all()
 
 
-def check_schedule(schedule: LabelSchedule) -> None:
+def check_schedule(schedule: Schedule) -> None:
     """Check that a schedule can be followed, and that playing many steps as one changes neither model nor account."""
     check_part(schedule)
     if schedule.sampler is None:
@@ -60,8 +60,8 @@ def check_schedule(schedule: LabelSchedule) -> None:
     for driver in ("chain", "sync"):
         overrides = {"method.driver": driver, "method.schedule": schedule}
         check_driver(make("drivers", {"kind": driver}, "method.driver"), schedule)
-        single, _ = play(work_of({**overrides, "engine.execution": "messages"}))
-        as_one, _ = play(work_of({**overrides, "engine.execution": "fused"}))
+        single, _ = play(session_of({**overrides, "engine.execution": "messages"}))
+        as_one, _ = play(session_of({**overrides, "engine.execution": "fused"}))
         gap = float((single.model.params - as_one.model.params).abs().max())
         assert gap < 1e-9, f"played as one, the model is off by {gap:.2g}"
         assert single.traffic == as_one.traffic, f"by messages {single.traffic}, played as one {as_one.traffic}"
@@ -71,13 +71,13 @@ def check_schedule(schedule: LabelSchedule) -> None:
 def check_sampler(sampler: Sampler) -> None:
     """Check that a sampler's orders are in range and within its width, and that it is deterministic."""
     check_part(sampler)
-    work = work_of({"method.sample": sampler})
+    work = session_of({"method.sampler": sampler})
 
     @dataclasses.dataclass(frozen=True)
     class Watched(type(sampler)):  # type: ignore[misc]
-        def plan(self, visit: Any) -> Any:
-            order, samples = super().plan(visit), visit.client.samples
-            width = sampler.width(work.plan.local.batch_size, samples, visit.client.speed)
+        def plan(self, context: Any) -> Any:
+            order, samples = super().plan(context), context.client.samples
+            width = sampler.width(work.plan.local.batch_size, samples, context.client.speed)
             assert order.batch_size >= 1, f"batch size {order.batch_size}"
             for epoch in order.epochs:
                 assert len(epoch) == 0 or (epoch.min() >= 0 and epoch.max() < samples), "a position is out of range"
@@ -87,24 +87,24 @@ def check_sampler(sampler: Sampler) -> None:
     local = dataclasses.replace(work.plan.local, sampler=Watched(**vars(sampler)))
     work.plan = dataclasses.replace(work.plan, local=local)
     play(work)
-    check_run({"method.sample": sampler})
+    check_run({"method.sampler": sampler})
 
 
 def check_combiner(combiner: Combiner) -> None:
     """Check that equal updates combine to that update, and that a run is deterministic and resumable."""
     check_part(combiner)
-    work = check_run({"method.combine": combiner})
-    state = work.fresh()
-    view = work.plan.view(work.roster, 0, lambda *_, **__: None)
+    work = check_run({"method.combiner": combiner})
+    state = work.initial_state()
+    view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
     sums = combiner.combine(combiner.init(view), view, state.model, _Equal(work.plan.space.P))
     gap = float((sums.total["update"] - 1).abs().max())
     assert gap < 1e-9, f"three clients sent the same update, the combination is off by {gap:.2g}"
 
 
-def check_server(server: ServerPart) -> None:
+def check_server(server: ServerStep) -> None:
     """Check a server step: deterministic, resumable, and norm statistics are only averaged."""
     check_part(server)
-    check_run({"method.combine": {"kind": "size", "server": server}})
+    check_run({"method.combiner": {"kind": "size", "server": server}})
 
 
 def check_partition(partition: Partition) -> None:
@@ -150,18 +150,18 @@ def check_part(part: Part) -> None:
     assert part == type(part)(**{f.name: getattr(part, f.name) for f in dataclasses.fields(part)})
 
 
-def check_run(overrides: Mapping[str, Any]) -> Work:
+def check_run(overrides: Mapping[str, Any]) -> Session:
     """Run twice, with a cut in the middle, behind bytes, and with lost reports."""
     overrides = {"engine.execution": "messages", **overrides}  # what plays steps as one differs in the last bit
-    whole, outcomes = play(work_of(overrides))
+    whole, outcomes = play(session_of(overrides))
     assert torch.isfinite(whole.model.params).all(), "the model is not finite"
-    assert alike(outcomes, play(work_of(overrides))[1]), "the same run twice gave different outcomes"
-    assert same(whole, play(work_of(overrides), cut=2)[0]), "a resumed run differs from the whole one"
-    behind_bytes, _ = play(work_of(overrides), engine=lambda work: Sites(work.plan.local, work.federation))
+    assert alike(outcomes, play(session_of(overrides))[1]), "the same run twice gave different outcomes"
+    assert same(whole, play(session_of(overrides), cut=2)[0]), "a resumed run differs from the whole one"
+    behind_bytes, _ = play(session_of(overrides), engine=lambda work: WireEngine(work.plan.local, work.federation))
     assert same(whole, behind_bytes), "a run behind bytes differs: something is shared that no message carries"
     lossy = {**overrides, "system.stragglers.rate": 0.5}
-    assert same(play(work_of(lossy))[0], play(work_of(lossy), cut=2)[0]), "a resumed run with stragglers differs"
-    return work_of(overrides)
+    assert same(play(session_of(lossy))[0], play(session_of(lossy), cut=2)[0]), "a resumed run with stragglers differs"
+    return session_of(overrides)
 
 
 class _Ones(defaultdict[str, float]):
@@ -185,4 +185,4 @@ class _Equal:
 
     def each(self) -> list[Report]:
         ones = torch.ones(self._size, dtype=torch.float64)
-        return [dataclasses.replace(r, summed={"update": ones}) for r in self.reports]
+        return [dataclasses.replace(r, aggregated={"update": ones}) for r in self.reports]

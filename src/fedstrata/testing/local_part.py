@@ -8,13 +8,13 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedstrata.client.trainer import Lane
-from fedstrata.core.client_parts import Client, Local, LocalPart, Optimizer
-from fedstrata.core.messages import Report, Task, Tensors, prefixed
-from fedstrata.core.server_parts import ServerPart
-from fedstrata.runs.session import Work
+from fedstrata.client.trainer import Trainer
+from fedstrata.core.client_parts import Client, ClientPlan, LocalPart, Optimizer
+from fedstrata.core.messages import Report, Task, Tensors, add_prefix
+from fedstrata.core.server_parts import ServerStep
+from fedstrata.runs.session import Session
 from fedstrata.testing.conformance import check_part, check_run
-from fedstrata.testing.worlds import work_of
+from fedstrata.testing.tiny import session_of
 
 # Operations whose result lies on the host, or whose output's shape depends on data.
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "bincount")
@@ -23,14 +23,14 @@ HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_no
 def check_local_part(part: LocalPart, optimizer: bool = False) -> None:
     """Check a correction or meter, or a local optimizer; raises AssertionError with what is wrong."""
     check_part(part)
-    work = work_of()
+    work = session_of()
     plain = work.plan.local
     local = replace(plain, optimizer=cast(Optimizer, part)) if optimizer else replace(plain, parts={"checked": part})
     _check_trace(work, local)
     _check_declared(work, local, "optimizer" if optimizer else "checked", part)
     _check_forgetful(work, local)
     _check_padding(work, local)
-    check_run({"train.optimizer": part} if optimizer else {"method.correct": [part]})
+    check_run({"train.optimizer": part} if optimizer else {"method.corrections": [part]})
 
 
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -52,25 +52,27 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _lane(work: Work, local: Local, pad: bool) -> Lane:
+def _trainer(work: Session, local: ClientPlan, pad: bool) -> Trainer:
     train = work.federation.train
-    return Lane(local, train.x, train.y, int(work.federation.train_split.sizes.max()), pad=pad)
+    return Trainer(local, train.x, train.y, int(work.federation.train_split.sizes.max()), pad=pad)
 
 
-def _visit(lane: Lane, work: Work, client: int, keep: Tensors | None = None) -> tuple[Report, Tensors]:
-    state = work.fresh()
+def _run_task(
+    trainer: Trainer, work: Session, client: int, client_state: Tensors | None = None
+) -> tuple[Report, Tensors]:
+    state = work.initial_state()
     down = state.model.wire()
-    for name, part in lane.local.chain.items():
-        if isinstance(part, ServerPart):
-            view = work.plan.view(work.roster, 0, lambda *_, **__: None)
-            down |= prefixed(part.broadcast(part.init(view, state.model)), name)
+    for name, part in trainer.local.chain.items():
+        if isinstance(part, ServerStep):
+            view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
+            down |= add_prefix(part.broadcast(part.init(view, state.model)), name)
     own: Client = work.federation.client(client)
-    return lane.visit(own, Task(client, 0, 0, down=down), keep or {})
+    return trainer.run_task(own, Task(client, 0, 0, down=down), client_state or {})
 
 
-def _check_trace(work: Work, local: Local) -> None:
-    lane, traces = _lane(work, local, pad=True), dict[int, list[Any]]()
-    step, places = lane.step, set()
+def _check_trace(work: Session, local: ClientPlan) -> None:
+    trainer, traces = _trainer(work, local, pad=True), dict[int, list[Any]]()
+    step, places = trainer.step, set()
 
     def traced(width: int) -> None:
         with Trace() as trace:
@@ -79,15 +81,15 @@ def _check_trace(work: Work, local: Local) -> None:
         traces.setdefault(width, []).append(trace.operations)
         places.add(
             (
-                lane.buf.w.data_ptr(),
-                lane.buf.g.data_ptr(),
-                *(t.data_ptr() for o in lane.own.values() for t in o.values()),
+                trainer.buf.w.data_ptr(),
+                trainer.buf.g.data_ptr(),
+                *(t.data_ptr() for o in trainer.own.values() for t in o.values()),
             )
         )
 
-    lane.step = traced  # type: ignore[method-assign]
+    trainer.step = traced  # type: ignore[method-assign]
     for client in (1, 0, 5):  # of different sizes: full batches and tails
-        _visit(lane, work, client)
+        _run_task(trainer, work, client)
     for width, same in traces.items():
         different = sum(operations != same[0] for operations in same)
         said = f"{different} of {len(same)} of width {width} differ"
@@ -95,40 +97,49 @@ def _check_trace(work: Work, local: Local) -> None:
     assert len(places) == 1, "the local step moved its buffers; write into them instead"
 
 
-def _check_declared(work: Work, local: Local, name: str, part: LocalPart) -> None:
-    lane = _lane(work, local, pad=False)
-    report, keep = _visit(lane, work, 1)
-    sent = {k.split("/")[1]: tuple(t.shape) for k, t in report.summed.items() if k.startswith(f"{name}/")}
-    declared = {k: s.shape for k, s in part.up(lane.space).items()}
+def _check_declared(work: Session, local: ClientPlan, name: str, part: LocalPart) -> None:
+    trainer = _trainer(work, local, pad=False)
+    report, client_state = _run_task(trainer, work, 1)
+    sent = {k.split("/")[1]: tuple(t.shape) for k, t in report.aggregated.items() if k.startswith(f"{name}/")}
+    declared = {k: s.shape for k, s in part.declare_aggregated(trainer.space).items()}
     assert sent == declared, f"`finish` sent {sent}, but `up` declares {declared}"
-    kept = {k.split("/")[1]: tuple(t.shape) for k, t in keep.items() if k.startswith(f"{name}/")}
-    declared = {k: s.shape for k, s in part.keep(lane.space).items()}
-    assert kept == declared, f"`finish` kept {kept}, but `keep` declares {declared}"
-    buffers = {t.data_ptr() for o in lane.own.values() for t in o.values() if t.numel()}
-    for key, tensor in {**report.summed, **keep}.items():
-        assert tensor.data_ptr() not in buffers, f"{key} is the lane's own buffer; the next client will overwrite it"
+    kept = {k.split("/")[1]: tuple(t.shape) for k, t in client_state.items() if k.startswith(f"{name}/")}
+    declared = {k: s.shape for k, s in part.declare_client_state(trainer.space).items()}
+    assert kept == declared, f"`finish` kept {kept}, but `client_state` declares {declared}"
+    buffers = {t.data_ptr() for o in trainer.own.values() for t in o.values() if t.numel()}
+    for key, tensor in {**report.aggregated, **client_state}.items():
+        assert tensor.data_ptr() not in buffers, f"{key} is the trainer's own buffer; the next client will overwrite it"
 
 
-def _check_forgetful(work: Work, local: Local) -> None:
-    """Nothing of one client may reach the next through the lane."""
-    lane = _lane(work, local, pad=False)
-    _visit(lane, work, 4)
-    used = _told(*_visit(lane, work, 1))
-    for name, value in _told(*_visit(_lane(work, local, pad=False), work, 1)).items():
+def _check_forgetful(work: Session, local: ClientPlan) -> None:
+    """Nothing of one client may reach the next through the trainer."""
+    trainer = _trainer(work, local, pad=False)
+    _run_task(trainer, work, 4)
+    used = _told(*_run_task(trainer, work, 1))
+    for name, value in _told(*_run_task(_trainer(work, local, pad=False), work, 1)).items():
         assert torch.equal(value, used[name]), f"{name} depends on the client before; clear slots in `fill`"
 
 
-def _check_padding(work: Work, local: Local) -> None:
+def _check_padding(work: Session, local: ClientPlan) -> None:
     """A padded tail must count for nothing."""
     for client in (0, 1):
-        padded = _told(*_visit(_lane(work, local, pad=True), work, client))
-        for name, value in _told(*_visit(_lane(work, local, pad=False), work, client)).items():
+        padded = _told(*_run_task(_trainer(work, local, pad=True), work, client))
+        for name, value in _told(*_run_task(_trainer(work, local, pad=False), work, client)).items():
             gap = float((value - padded[name]).abs().max()) if value.numel() else 0.0
             assert gap < 1e-9, f"padding changed {name} by {gap:.2g}; respect `batch.weight`"
 
 
-def _told(report: Report, keep: Tensors) -> dict[str, torch.Tensor]:
-    """Give everything a visit gives back, as tensors."""
+def _told(report: Report, client_state: Tensors) -> dict[str, torch.Tensor]:
+    """Return everything a client update gives back, as tensors."""
     read = report.read()
-    numbers = {"loss": read.loss, "drift": read.drift, **{k: v for k, v in read.meta.items() if not isinstance(v, str)}}
-    return {**read.summed, **read.shown, **keep, **{k: torch.tensor(v).double() for k, v in numbers.items()}}
+    numbers = {
+        "loss": read.loss,
+        "update_norm": read.update_norm,
+        **{k: v for k, v in read.metrics.items() if not isinstance(v, str)},
+    }
+    return {
+        **read.aggregated,
+        **read.open_tensors,
+        **client_state,
+        **{k: torch.tensor(v).double() for k, v in numbers.items()},
+    }

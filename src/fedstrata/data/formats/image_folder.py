@@ -34,7 +34,7 @@ def read_folder(*parts: list[Picture], size: int | None = None) -> list[np.ndarr
 
 
 def _channels(found: list[Picture]) -> int:
-    """Give 1 if all images are grey, otherwise 3. Files are read whole, but no image is decoded."""
+    """Return 1 if all images are grey, otherwise 3. Files are read whole, but no image is decoded."""
     for picture in found:
         try:
             with Image.open(io.BytesIO(picture.files.read(picture.name))) as image:

@@ -36,7 +36,7 @@ class Picture:
     group: str | None = None
 
     def folder(self, above: int = 1) -> str:
-        """Give the name of the folder the image lies in, or of one further up; empty where there is none."""
+        """Return the name of the folder the image lies in, or of one further up; empty where there is none."""
         parts = self.name.split("/")
         return parts[-1 - above] if len(parts) > above else ""
 

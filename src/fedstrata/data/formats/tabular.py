@@ -93,7 +93,7 @@ def _plain(column: np.ndarray) -> np.ndarray:
 
 
 def _chosen(columns: Sequence[str], label: str, client: str | None, path: Path) -> list[str]:
-    """Give the columns that are features."""
+    """Return the columns that are features."""
     if twice := [name for name, count in Counter(columns).items() if count > 1]:
         raise RequestError(f"{path} has {_some(twice)} more than once; every column needs a name of its own")
     for option, name in (("label", label), ("client", client)):

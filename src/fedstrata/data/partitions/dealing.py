@@ -46,14 +46,14 @@ def named(names: np.ndarray, most: int = 50) -> str:
     return ", ".join(map(str, names[:most].tolist())) + more
 
 
-def shuffled(kinds: np.ndarray, rng: Rng) -> np.ndarray:
+def shuffle(kinds: np.ndarray, rng: Rng) -> np.ndarray:
     """Put samples in order by kind, shuffled inside each; those of kind -1 are left out."""
     order = np.argsort(kinds, kind="stable")[int((kinds < 0).sum()) :]
     ends = np.cumsum(np.bincount(kinds[order]))[:-1]
     return np.concatenate([order[:0], *(rng.permutation(rows) for rows in np.split(order, ends))])
 
 
-def interleaved(kinds: np.ndarray, labels: np.ndarray, rng: Rng) -> np.ndarray:
+def interleave(kinds: np.ndarray, labels: np.ndarray, rng: Rng) -> np.ndarray:
     """Put samples in order by kind, so that inside each every stretch has nearly the kind's mix of labels.
 
     The samples of a label are spread evenly over 0..1 from a random start. A stretch holds of each label its share,
@@ -67,7 +67,7 @@ def interleaved(kinds: np.ndarray, labels: np.ndarray, rng: Rng) -> np.ndarray:
     return order[np.lexsort((place, kinds[order]))]
 
 
-def dealt(order: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+def deal_out(order: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     """Cut samples that are in order by kind, [kinds, clients] counts in all; give each client's."""
     kinds, clients = counts.shape
     owner = np.repeat(np.tile(np.arange(clients), kinds), counts.ravel())
@@ -88,7 +88,7 @@ def evenly(sizes: np.ndarray, owns: np.ndarray) -> np.ndarray:
     return np.asarray((owns * (share + (owns.cumsum(0) <= extra))).T)
 
 
-def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
+def apportion(weights: np.ndarray, total: int) -> np.ndarray:
     """Round shares of a total to whole numbers that add up to it: the largest fractions are rounded up."""
     exact = weights / weights.sum() * total
     whole: np.ndarray = np.floor(exact + 1e-9).astype(np.int64)
@@ -104,12 +104,12 @@ def cut(shares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.diff(np.maximum.accumulate(ends, axis=1), axis=1, prepend=0)
 
 
-def dealt_alike(counts: np.ndarray, labels: np.ndarray, rng: Rng) -> tuple[list[np.ndarray], Sequence[str]]:
+def deal_alike(counts: np.ndarray, labels: np.ndarray, rng: Rng) -> tuple[list[np.ndarray], Sequence[str]]:
     """Deal test samples out in proportion to what clients hold of each label in training, [classes, clients]."""
     held = counts.sum(1)
     known = np.where(held[labels] > 0, labels, -1)
     sizes = np.bincount(known[known >= 0], minlength=len(counts))
-    parts = dealt(shuffled(known, rng), cut(counts / np.maximum(held, 1)[:, None], sizes))
+    parts = deal_out(shuffle(known, rng), cut(counts / np.maximum(held, 1)[:, None], sizes))
     if len(lost := np.unique(labels[known < 0])):
         number = int((known < 0).sum())
         return parts, [f"{number} test samples belong to no client: nobody trains on labels {lost.tolist()}"]

@@ -21,7 +21,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count, Natural, Positive
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import by_owner, classes_of, cut, dealt, domains_of, interleaved, shuffled
+from fedstrata.data.partitions.dealing import by_owner, classes_of, cut, deal_out, domains_of, interleave, shuffle
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class DirichletClass(Partition):
     def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
         """Draw shares until everybody has enough, then cut."""
         counts, notes = self._counts(train.labels, test.labels, classes_of(train, test), clients, rng)
-        return Deal(dealt(shuffled(train.labels, rng), counts[0]), dealt(shuffled(test.labels, rng), counts[1]), notes)
+        return Deal(
+            deal_out(shuffle(train.labels, rng), counts[0]), deal_out(shuffle(test.labels, rng), counts[1]), notes
+        )
 
     def _counts(
         self, kinds: np.ndarray, test_kinds: np.ndarray, number: int, clients: int, rng: Rng
@@ -67,8 +69,8 @@ class DirichletDomain(DirichletClass):
         """Draw shares of domains until everybody has enough, then cut each across its labels."""
         names, kinds, test_kinds, left_out = domains_of(train, test)
         counts, notes = self._counts(kinds, test_kinds, len(names), clients, rng)
-        order, test_order = interleaved(kinds, train.labels, rng), interleaved(test_kinds, test.labels, rng)
-        return Deal(dealt(order, counts[0]), dealt(test_order, counts[1]), [*notes, *left_out])
+        order, test_order = interleave(kinds, train.labels, rng), interleave(test_kinds, test.labels, rng)
+        return Deal(deal_out(order, counts[0]), deal_out(test_order, counts[1]), [*notes, *left_out])
 
 
 def refuse_too_few(min_size: int, clients: int, samples: int) -> None:

@@ -17,7 +17,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count, NonNegative, Positive
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import apportioned, classes_of, dealt, dealt_alike, shuffled
+from fedstrata.data.partitions.dealing import apportion, classes_of, deal_alike, deal_out, shuffle
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class DirichletClient(Partition):
             left -= counts[:, client]
         counts[:, -1] = left
         notes = [f"{left.sum()} samples are left over: use_all = true deals them out too"] if left.any() else []
-        parts = dealt(shuffled(train.labels, rng), counts)[:-1]
-        test_parts, left_out = dealt_alike(counts[:, :-1], test.labels, rng)
+        parts = deal_out(shuffle(train.labels, rng), counts)[:-1]
+        test_parts, left_out = deal_alike(counts[:, :-1], test.labels, rng)
         return Deal(parts, test_parts, [*notes, *left_out])
 
     def _sizes(self, clients: int, samples: int) -> np.ndarray:
-        """Give the number of samples each client takes."""
+        """Return the number of samples each client takes."""
         if isinstance(self.sizes, tuple):
             sizes = np.array(self.sizes, dtype=np.int64)
             if len(sizes) != clients:
@@ -64,10 +64,10 @@ class DirichletClient(Partition):
                 f"data.partition.sizes = {said} for {clients} clients needs {sizes.sum()} samples, "
                 f"but there are {samples}; lower sizes or clients"
             )
-        return apportioned(sizes, samples) if self.use_all else sizes
+        return apportion(sizes, samples) if self.use_all else sizes
 
     def _prior(self, pools: np.ndarray) -> np.ndarray:
-        """Give the expected mix of labels; a class without training samples has no part in it."""
+        """Return the expected mix of labels; a class without training samples has no part in it."""
         if isinstance(self.prior, tuple):
             if len(self.prior) != len(pools):
                 raise RequestError(

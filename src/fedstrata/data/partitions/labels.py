@@ -16,7 +16,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import classes_of, dealt, domains_of, evenly, interleaved, named, shuffled
+from fedstrata.data.partitions.dealing import classes_of, deal_out, domains_of, evenly, interleave, named, shuffle
 
 Unowned = Literal["error", "drop", "round-robin"]
 
@@ -46,7 +46,7 @@ class LabelsPerClient(Partition):
         notes = [f"labels {lost.tolist()} were left out: no client drew them"] if lost.size else []
         kinds, counts = _among_owners(train.labels, owns)
         test_kinds, test_counts = _among_owners(test.labels, owns)
-        return Deal(dealt(shuffled(kinds, rng), counts), dealt(shuffled(test_kinds, rng), test_counts), notes)
+        return Deal(deal_out(shuffle(kinds, rng), counts), deal_out(shuffle(test_kinds, rng), test_counts), notes)
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class DomainsPerClient(Partition):
             notes.append(f"domains {named(lost)} were left out: no client drew them")
         kinds, counts = _among_owners(kinds, owns)
         test_kinds, test_counts = _among_owners(test_kinds, owns)
-        order, test_order = interleaved(kinds, train.labels, rng), interleaved(test_kinds, test.labels, rng)
-        return Deal(dealt(order, counts), dealt(test_order, test_counts), notes)
+        order, test_order = interleave(kinds, train.labels, rng), interleave(test_kinds, test.labels, rng)
+        return Deal(deal_out(order, counts), deal_out(test_order, test_counts), notes)
 
 
 def _owners(kinds: int, each: int, clients: int, unowned: Unowned, rng: Rng) -> np.ndarray:
@@ -97,6 +97,6 @@ def _owners(kinds: int, each: int, clients: int, unowned: Unowned, rng: Rng) -> 
 
 
 def _among_owners(kinds: np.ndarray, owns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the kind of each sample, -1 where nobody owns it, and how many of each kind clients get, [kinds, N]."""
+    """Return the kind of each sample, -1 where nobody owns it, and how many of each kind clients get, [kinds, N]."""
     owned = np.where((kinds >= 0) & (owns.sum(0) > 0)[kinds], kinds, -1)
     return owned, evenly(np.bincount(owned[owned >= 0], minlength=owns.shape[1]), owns)

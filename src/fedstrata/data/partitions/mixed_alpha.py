@@ -17,7 +17,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count, Positive
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import classes_of, dealt, shuffled
+from fedstrata.data.partitions.dealing import classes_of, deal_out, shuffle
 from fedstrata.data.partitions.dirichlet import draw_shares, drawn
 
 
@@ -55,7 +55,7 @@ class MixedAlpha(Partition):
             counts.append(list(tables))
             notes += [f"alpha {alpha:g}: {note}" for note in said]
         in_train, in_test = (np.concatenate(tables, axis=1) for tables in zip(*counts, strict=True))
-        return Deal(dealt(shuffled(train.labels, rng), in_train), dealt(shuffled(test.labels, rng), in_test), notes)
+        return Deal(deal_out(shuffle(train.labels, rng), in_train), deal_out(shuffle(test.labels, rng), in_test), notes)
 
 
 def _slices(sizes: np.ndarray, groups: int) -> np.ndarray:

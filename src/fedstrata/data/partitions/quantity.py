@@ -15,7 +15,7 @@ import numpy as np
 from fedstrata.core.options import Count, Natural, Positive
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import dealt
+from fedstrata.data.partitions.dealing import deal_out
 from fedstrata.data.partitions.dirichlet import draw_shares, drawn, refuse_too_few
 
 
@@ -39,4 +39,4 @@ class Quantity(Partition):
             self.max_tries,
         )
         shuffled, test_shuffled = rng.permutation(len(train)), rng.permutation(len(test))
-        return Deal(dealt(shuffled, counts[0]), dealt(test_shuffled, counts[1]), notes)
+        return Deal(deal_out(shuffled, counts[0]), deal_out(test_shuffled, counts[1]), notes)

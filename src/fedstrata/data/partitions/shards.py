@@ -15,7 +15,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count
 from fedstrata.core.rng import Rng
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
-from fedstrata.data.partitions.dealing import by_owner, classes_of, dealt_alike, shuffled
+from fedstrata.data.partitions.dealing import by_owner, classes_of, deal_alike, shuffle
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Shards(Partition):
                 f"data.partition.shards = {self.shards} for {clients} clients needs {number} samples, "
                 f"but there are {len(train)}; lower shards or clients"
             )
-        order = shuffled(train.labels, rng)
+        order = shuffle(train.labels, rng)
         holder = rng.permutation(np.repeat(np.arange(clients), self.shards))
         rest = np.full(over, holder[-1] if self.remainder == "append" else -1)
         owner = np.concatenate([np.repeat(holder, size), rest])
         held = np.flatnonzero(owner >= 0)
         classes = classes_of(train, test)
         counts = np.bincount(train.labels[order[held]] * clients + owner[held], minlength=classes * clients)
-        test_parts, notes = dealt_alike(counts.reshape(classes, clients), test.labels, rng)
+        test_parts, notes = deal_alike(counts.reshape(classes, clients), test.labels, rng)
         if over and self.remainder == "drop":
             notes = [f"{over} samples were left out: {number} shards of {size} do without them", *notes]
         return Deal(by_owner(order, owner, clients), test_parts, notes)

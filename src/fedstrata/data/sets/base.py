@@ -39,5 +39,5 @@ class DataSet(Part):
     licence: ClassVar[str] = ""
 
     def load(self) -> Arrays:
-        """Give the samples."""
+        """Return the samples."""
         raise NotImplementedError

@@ -82,7 +82,7 @@ class Cifar100(Published):
         return self.name if self.labels == "fine" else f"{self.name}-{self.labels}"
 
     def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
-        """Give the published counts: all classes of a kind are equal."""
+        """Return the published counts: all classes of a kind are equal."""
         classes = 100 if self.labels == "fine" else 20
         return dict.fromkeys(range(classes), 50_000 // classes), dict.fromkeys(range(classes), 10_000 // classes)
 

@@ -19,7 +19,7 @@ from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.published import Published, Source
-from fedstrata.data.scaling import standardised
+from fedstrata.data.scaling import standardise
 from fedstrata.data.sets.base import Arrays
 
 NUMERIC, WILDERNESS, SOILS = 10, 4, 40
@@ -47,7 +47,7 @@ class Covtype(Published):
         return self.name if self.classes == "all" else f"{self.name}-two"
 
     def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
-        """Give the published counts as the fixed split cuts them."""
+        """Return the published counts as the fixed split cuts them."""
         test = {label: round(HELD_OUT * count) for label, count in ROWS.items() if self._wants(label)}
         return {label: ROWS[label] - held for label, held in test.items()}, test
 
@@ -71,7 +71,7 @@ class Covtype(Published):
         groups = _soil_types(x, files)
         train, test = hold_out(np.arange(len(y)), y, HELD_OUT, Streams(0)(self.name))
         columns = np.arange(x.shape[1]) < NUMERIC
-        fitted, applied = standardised(x[train], x[test], columns)
+        fitted, applied = standardise(x[train], x[test], columns)
         return Arrays(fitted, y[train], applied, y[test], groups[train], groups[test])
 
     def _wants(self, label: int) -> bool:
@@ -79,7 +79,7 @@ class Covtype(Published):
 
 
 def _soil_types(x: np.ndarray, files: Files) -> np.ndarray:
-    """Give the soil type of every row, 1 to 40."""
+    """Return the soil type of every row, 1 to 40."""
     soils = x[:, NUMERIC + WILDERNESS :]
     if not (soils.sum(1) == 1).all():
         raise DamagedError(f"{files.path}: row {int((soils.sum(1) != 1).argmax())} does not have one soil type")

@@ -48,7 +48,7 @@ class DigitsDg(Published):
         return (*DOMAINS, "usps") if self.usps else DOMAINS
 
     def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
-        """Give the published counts: every class and domain has the same."""
+        """Return the published counts: every class and domain has the same."""
         return dict.fromkeys(range(10), 480 * len(self.domains)), dict.fromkeys(range(10), 120 * len(self.domains))
 
     def decode(self, files: Files) -> Arrays | None:

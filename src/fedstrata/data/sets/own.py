@@ -28,7 +28,7 @@ from fedstrata.data.formats.images import Picture
 from fedstrata.data.formats.tabular import MISSING, read_csv, read_parquet
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.reading import read_labels
-from fedstrata.data.scaling import brightness, standardised
+from fedstrata.data.scaling import brightness, standardise
 from fedstrata.data.sets.base import Arrays, DataSet
 
 TEST = 0.2
@@ -36,17 +36,17 @@ KEY = "own-"  # before the name, in the data folder: no import hides a data set 
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """Samples as they were found, not yet looked at; images of a folder not even read."""
 
     x: np.ndarray | list[Picture]
     y: np.ndarray
     client: np.ndarray | None = None
 
-    def at(self, rows: np.ndarray) -> Part:
-        """Give some of the samples."""
+    def at(self, rows: np.ndarray) -> FilePart:
+        """Return some of the samples."""
         x = [self.x[row] for row in rows.tolist()] if isinstance(self.x, list) else self.x[rows]
-        return Part(x, self.y[rows], None if self.client is None else self.client[rows])
+        return FilePart(x, self.y[rows], None if self.client is None else self.client[rows])
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class Own(DataSet):
         if x.shape[1:] != test_x.shape[1:]:
             raise RequestError(f"{path}: training samples have shape {x.shape[1:]}, test samples {test_x.shape[1:]}")
         if table:
-            x, test_x = standardised(x, test_x)
+            x, test_x = standardise(x, test_x)
         normal: Any = brightness(x) if x.dtype == np.uint8 else (None, None)
         return Arrays(x, y, test_x, test_y, train.client, test.client, *normal)
 
-    def _split(self, path: Path, table: bool) -> tuple[Part, Part]:
-        """Give training and test samples; labels and clients are checked."""
+    def _split(self, path: Path, table: bool) -> tuple[FilePart, FilePart]:
+        """Return training and test samples; labels and clients are checked."""
         train, test = self._parts(path)
         if isinstance(train.x, np.ndarray):  # before rows are chosen, so that a bad one is found where it stands
             train = replace(train, x=_samples(train.x, path, exact=table))
@@ -120,16 +120,16 @@ class Own(DataSet):
             test = replace(test, y=_labels(test.y, path), client=_test_clients(test.client, train.client, path))
         return train, test
 
-    def _parts(self, path: Path) -> tuple[Part, Part | None]:
+    def _parts(self, path: Path) -> tuple[FilePart, FilePart | None]:
         if path.is_dir():
             train, test = list_folder(path)
-            return Part(*train), None if test is None else Part(*test)
+            return FilePart(*train), None if test is None else FilePart(*test)
         if path.suffix == ".npz":
             return _read_npz(path)
         if path.suffix in (".parquet", ".pq"):
-            return Part(*read_parquet(path, self.label or "label", self.client)), None
+            return FilePart(*read_parquet(path, self.label or "label", self.client)), None
         if path.suffix in (".csv", ".tsv", ".txt"):
-            return Part(*read_csv(path, self.label or "label", self.client)), None
+            return FilePart(*read_csv(path, self.label or "label", self.client)), None
         raise RequestError(f"{path} is not of a known kind; allowed: .npz, .csv, .tsv, .parquet, or a folder of images")
 
     def _nowhere(self) -> RequestError:
@@ -155,7 +155,7 @@ def keep(name: str, own: Own) -> Path:
     return store.put(KEY + name, own.read(), about)
 
 
-def _read_npz(path: Path) -> tuple[Part, Part | None]:
+def _read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:  # numpy leaves broken ones open
             arrays = {key: archive[key] for key in archive.files}
@@ -167,8 +167,8 @@ def _read_npz(path: Path) -> tuple[Part, Part | None]:
     if ("test_x" in arrays) != ("test_y" in arrays):
         raise RequestError(f"{path} needs test_x and test_y, or neither")
     client, test_client = (arrays.get(f"{p}client", arrays.get(f"{p}groups")) for p in ("", "test_"))
-    train = Part(arrays["x"], arrays["y"], client)
-    test = Part(arrays["test_x"], arrays["test_y"], test_client) if "test_x" in arrays else None
+    train = FilePart(arrays["x"], arrays["y"], client)
+    test = FilePart(arrays["test_x"], arrays["test_y"], test_client) if "test_x" in arrays else None
     for prefix, named in (("", client), ("test_", test_client)):
         found = [a for a in (arrays.get(f"{prefix}x"), arrays.get(f"{prefix}y"), named) if a is not None]
         lengths = {len(a) if a.ndim else 0 for a in found}

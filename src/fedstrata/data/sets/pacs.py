@@ -49,7 +49,7 @@ class Pacs(Published):
         return f"{self.name}-{self.size}"
 
     def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
-        """Give the published counts as the fixed split cuts them."""
+        """Return the published counts as the fixed split cuts them."""
         held = {c: sum(round(HELD_OUT * images[i]) for images in IMAGES.values()) for i, c in enumerate(CLASSES)}
         return {c: sum(images[i] for images in IMAGES.values()) - held[c] for i, c in enumerate(CLASSES)}, held
 

@@ -23,7 +23,7 @@ from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.published import Published, Source
-from fedstrata.data.scaling import standardised
+from fedstrata.data.scaling import standardise
 from fedstrata.data.sets.base import Arrays
 
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_gyro", "total_acc", "body_acc") for axis in "xyz"]  # the pack: first six
@@ -54,7 +54,7 @@ class UciHar(Published):
         return self.name + form + ("" if self.test == "official" else f"-{self.test}")
 
     def expected(self) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
-        """Give the published counts; of both sets together where they are split anew."""
+        """Return the published counts; of both sets together where they are split anew."""
         if self.test == "official":
             return self.counts, self.test_counts
         return {label: count + self.test_counts[label] for label, count in self.counts.items()}, {}
@@ -81,7 +81,7 @@ class UciHar(Published):
             parts = [(x[rows], y[rows], subjects[rows]) for rows in split]
         (x, y, subjects), (test_x, test_y, test_subjects) = parts
         if self.form == "signals":
-            x, test_x = standardised(x, test_x, axes=(0, 2))
+            x, test_x = standardise(x, test_x, axes=(0, 2))
         return Arrays(x, y, test_x, test_y, subjects, test_subjects)
 
     def check(self, arrays: Arrays, path: Path) -> bool:

@@ -1,1 +1,1 @@
-"""The engine on this machine: lanes in this process, or one process a lane."""
+"""The engine on this machine: workers in this process, or one process a worker."""

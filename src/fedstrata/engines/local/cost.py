@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.client_parts import Local
+from fedstrata.core.client_parts import ClientPlan
 from fedstrata.data.federation import Federation
 
 SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
@@ -17,19 +17,19 @@ PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions
 
 @dataclass(frozen=True)
 class Guess:
-    """What a run costs, from the model's multiplications, the mean client and the number of visits."""
+    """What a run costs, from the model's multiplications, the mean client and the number of client updates."""
 
     products: int  # of a sample's forward pass
     seconds: float  # of the whole run on one core
 
     @classmethod
-    def of(cls, local: Local, federation: Federation, visits: int) -> Guess:
+    def of(cls, local: ClientPlan, federation: Federation, client_updates: int) -> Guess:
         """Guess."""
         samples = len(federation.train_split.rows) / len(federation)
         steps = local.epochs * samples / local.batch_size
         products = products_a_sample(local.build().to(local.dtype), local.inputs(federation.train.x[:2], local.dtype))
         step = steps * SECONDS_A_STEP + 3 * products * local.epochs * samples / PRODUCTS_A_SECOND
-        return cls(products, visits * step)
+        return cls(products, client_updates * step)
 
 
 def products_a_sample(module: nn.Module, x: Tensor) -> int:

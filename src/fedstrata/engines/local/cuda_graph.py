@@ -1,7 +1,7 @@
 """CUDA graphs: a local step is recorded once and replayed for every batch of every client.
 
 Small models spend their time in launching kernels; a graph launches them all at once. A graph must be recorded on the
-stream it is replayed on: graphs of several lanes that were recorded on one stream share cuBLAS's workspace, and race.
+stream it is replayed on: graphs of several workers that were recorded on one stream share cuBLAS's workspace, and race.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recorder:
             self._step(width)
 
     def _record(self, width: int) -> None:
-        """Record in the middle of a visit: what the trial steps change is put back."""
+        """Record in the middle of a client update: what the trial steps change is put back."""
         before = [t.clone() for t in self._state]
         graph = torch.cuda.CUDAGraph()
         try:

@@ -1,4 +1,4 @@
-"""The local engine: no server, no serialisation with one lane; a breakpoint in a part stops there.
+"""The local engine: no server, no serialisation with one worker; a breakpoint in a part stops there.
 
 Client state lives here, one dictionary a client, for clients that have any: in memory, or, once a checkpoint holds it,
 in the checkpoint's files. New state is pending until the server accepts the report it came with.
@@ -15,72 +15,72 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.all_reduce import Add
-from fedstrata.core.client_parts import Local
+from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, weighted_sum
 from fedstrata.core.options import Count
 from fedstrata.core.part import Part
 from fedstrata.core.server_parts import Step
 from fedstrata.core.threads import cores
-from fedstrata.core.transfer import home
+from fedstrata.core.transfer import to_host
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
-from fedstrata.engines.local.gpu import OnGpu, lanes_on_gpu
+from fedstrata.engines.local.gpu import GpuPool, workers_on_gpu
 from fedstrata.engines.local.groups import worth_grouping
-from fedstrata.engines.local.in_process import InProcess
-from fedstrata.engines.local.processes import Processes, why_not
+from fedstrata.engines.local.in_process import InProcessPool
+from fedstrata.engines.local.processes import ProcessPool, why_not
 from fedstrata.engines.local.worker import Answer
 
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
 
-class Crew(Protocol):
-    """Lanes that work side by side."""
+class WorkerPool(Protocol):
+    """Workers that work side by side."""
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[Answer]:
-        """Make all visits; reports and new client state, None where that did not change, in task order."""
+    def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
+        """Make all client updates; reports and new client state, None where that did not change, in task order."""
 
     def close(self) -> None:
-        """End the lanes."""
+        """End the workers."""
 
 
 class LocalEngine:
-    """Keeps client state, hands tasks to the lanes, sums what they send.
+    """Keeps client state, hands tasks to the workers, sums what they send.
 
-    What clients do together, they do in this process; `here` makes the lanes for that when they are first needed.
+    What clients do together, they do in this process; `here` makes the workers for that when they are first needed.
     """
 
-    joins = True
+    can_fuse = True
 
     def __init__(
         self,
-        crew: Crew,
+        pool: WorkerPool,
         device: str = "cpu",
-        here: Callable[[], InProcess] | None = None,
+        here: Callable[[], InProcessPool] | None = None,
         client_state: Literal["memory", "disk"] = "memory",
     ):
-        self._crew, self.device, self._on_disk = crew, device, client_state == "disk"
-        self._make_here, self._here = here, crew if isinstance(crew, InProcess) else None
-        self._keeps: dict[int, tuple[Tag, Tensors]] = {}
+        self._pool, self.device, self._on_disk = pool, device, client_state == "disk"
+        self._make_here, self._here = here, pool if isinstance(pool, InProcessPool) else None
+        self._client_states: dict[int, tuple[Tag, Tensors]] = {}
         self._stored: Mapping[int, tuple[Tag, Tensors]] = {}  # read when it is needed
         self._pending: dict[int, Tensors] = {}
         self._reports: dict[int, Report] = {}
-        self._outcome: Tensors | None = None  # of a joint step
+        self._outcome: Tensors | None = None  # of a fused step
         self._statistics: Tensor | None = None  # of norms that met
         self.adding: Callable[[Sequence[Task]], Add] | None = None  # how clients that meet add up; None: in the open
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report."""
-        places = [(t.client, self._keeps if t.client in self._keeps else self._stored) for t in tasks]
-        keeps = {client: place[client][1] for client, place in places if client in place}
+        places = [(t.client, self._client_states if t.client in self._client_states else self._stored) for t in tasks]
+        client_states = {client: place[client][1] for client, place in places if client in place}
         self._outcome = self._statistics = None
-        if step.joint is not None:
-            answers, self._outcome = self._in_this_process().joint(step, tasks, keeps)
+        if step.fused is not None:
+            answers, self._outcome = self._in_this_process().run_fused(step, tasks, client_states)
         elif step.together is not None:
             add = None if self.adding is None else self.adding(tasks)
-            answers, self._statistics = self._in_this_process().lockstep(tasks, keeps, step.together, add)
+            answers, self._statistics = self._in_this_process().lockstep(tasks, client_states, step.together, add)
         else:
-            answers = self._crew.work(tasks, keeps)
+            answers = self._pool.work(tasks, client_states)
         self._reports = {r.client: r for r in read([report for report, _ in answers])}
         self._pending = {r.client: new for r, new in answers if new is not None}
         return [r.open() for r in self._reports.values()]
@@ -88,41 +88,41 @@ class LocalEngine:
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's clients sent, in the order of the weights."""
         if self._outcome is not None:
-            return Sums({name: home(t) for name, t in self._outcome.items()}, 1.0, len(weights), joint=True)
+            return Sums({name: to_host(t) for name, t in self._outcome.items()}, 1.0, len(weights), fused=True)
         sums = weighted_sum(self._reports, weights)
-        total = {name: home(t) for name, t in sums.total.items()}
+        total = {name: to_host(t) for name, t in sums.total.items()}
         if self._statistics is not None:
             total["statistics"] = self._statistics
         return replace(sums, total=total)
 
     def each(self) -> Mapping[int, Report]:
-        """Give the last step's reports whole."""
+        """Return the last step's reports whole."""
         return {client: report.to("cpu") for client, report in self._reports.items()}
 
-    def beside(self) -> tuple[int, int]:
-        """Give nothing: updates come as they are."""
+    def overhead_bytes(self) -> tuple[int, int]:
+        """Return nothing: updates come as they are."""
         return 0, 0
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
         """Commit the state of the clients whose report counted."""
         for client in accepted:
             if client in self._pending:
-                self._keeps[client] = (tag, self._pending[client])
+                self._client_states[client] = (tag, self._pending[client])
         self._pending, self._reports = {}, {}
 
-    def keeps(self) -> Mapping[int, tuple[Tag, Tensors]]:
-        """Give the state of every client that has any, but for what a checkpoint holds already."""
-        return self._keeps
+    def client_states(self) -> Mapping[int, tuple[Tag, Tensors]]:
+        """Return the state of every client that has any, but for what a checkpoint holds already."""
+        return self._client_states
 
-    def restore(self, keeps: Mapping[int, tuple[Tag, Tensors]]) -> None:
+    def restore(self, client_states: Mapping[int, tuple[Tag, Tensors]]) -> None:
         """Take client state back from a checkpoint."""
-        self._keeps, self._stored = ({}, keeps) if self._on_disk else (dict(keeps), {})
+        self._client_states, self._stored = ({}, client_states) if self._on_disk else (dict(client_states), {})
 
     def close(self) -> None:
-        """End the lanes."""
-        self._crew.close()
+        """End the workers."""
+        self._pool.close()
 
-    def _in_this_process(self) -> InProcess:
+    def _in_this_process(self) -> InProcessPool:
         if self._here is None:
             assert self._make_here is not None
             self._here = self._make_here()
@@ -130,60 +130,65 @@ class LocalEngine:
 
 
 @dataclass(frozen=True)
-class OnThisMachine(Part):
-    """Lanes on this machine: plain PyTorch in this process, one process a core, or streams on GPUs."""
+class LocalEngineOptions(Part):
+    """Workers on this machine: plain PyTorch in this process, one process a core, or streams on GPUs."""
 
-    lanes: Count | Literal["auto"] = "auto"
+    workers: Count | Literal["auto"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     client_state: Literal["memory", "disk"] = "memory"
     together: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
     record: bool = True  # whether a GPU replays recorded steps
 
-    def start(self, local: Local, federation: Federation, visits: int, note: Callable[..., None]) -> LocalEngine:
-        """Start the lanes for a run of about so many visits."""
+    def start(
+        self, local: ClientPlan, federation: Federation, client_updates: int, note: Callable[..., None]
+    ) -> LocalEngine:
+        """Start the workers for a run of about so many client updates."""
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
         device = "cuda" if cuda and self.device != "cpu" else "cpu"
-        guess = Guess.of(local, federation, visits)
+        guess = Guess.of(local, federation, client_updates)
         together = self._together(local, guess, device)
 
         def remark(text: str) -> None:  # what may differ between equal runs stands under `wall`
             note("engine", wall={"remark": text})
 
-        here = partial(InProcess, local, federation, together, remark)
+        here = partial(InProcessPool, local, federation, together, remark)
         if device == "cuda":
             fast = self.precision in ("tf32", "bf16")
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
             torch.backends.cudnn.benchmark = fast  # the quickest kernels, which need not be the same in every run
-            lanes, why = lanes_on_gpu(guess.products * local.batch_size) if self.lanes == "auto" else self.lanes, None
-            gpu = OnGpu(local, federation, together, remark, lanes, self.record)
-            crew: Crew = gpu
-            lanes = gpu.lanes
+            workers, why = (
+                workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
+                None,
+            )
+            gpu = GpuPool(local, federation, together, remark, workers, self.record)
+            pool: WorkerPool = gpu
+            workers = gpu.workers
         else:
-            lanes, why = self._lanes(local, guess)
-            crew = here() if lanes == 1 else Processes(local, federation, lanes, together, remark)
-        about = {"lanes": lanes, "device": device, "precision": self.precision, "together": together, "remark": why}
+            workers, why = self._workers(local, guess)
+            pool = here() if workers == 1 else ProcessPool(local, federation, workers, together, remark)
+        about = {"workers": workers, "device": device, "precision": self.precision, "together": together, "remark": why}
         about["torch"] = torch.__version__
         note("engine", wall=about)
-        return LocalEngine(crew, device, here, self.client_state)
+        return LocalEngine(pool, device, here, self.client_state)
 
-    def _together(self, local: Local, guess: Guess, device: str) -> bool:
+    def _together(self, local: ClientPlan, guess: Guess, device: str) -> bool:
         """Say whether clients are trained many at once."""
         if self.together == "auto":
             return worth_grouping(local.build(), guess.products * local.batch_size, device)
         return self.together == "always"
 
-    def _lanes(self, local: Local, guess: Guess) -> tuple[int, str | None]:
-        """Give the number of processes, and what the user should know about it."""
-        if self.lanes == 1 or (self.lanes == "auto" and (cores() == 1 or guess.seconds < WORTH_A_PROCESS)):
+    def _workers(self, local: ClientPlan, guess: Guess) -> tuple[int, str | None]:
+        """Return the number of processes, and what the user should know about it."""
+        if self.workers == 1 or (self.workers == "auto" and (cores() == 1 or guess.seconds < WORTH_A_PROCESS)):
             return 1, None
         if reason := why_not(local):
-            if self.lanes != "auto":
-                raise RequestError(f"engine.lanes = {self.lanes}: {reason}; use engine.lanes = 1")
-            return 1, f"one lane is used: {reason}"
-        if self.lanes == "auto":
+            if self.workers != "auto":
+                raise RequestError(f"engine.workers = {self.workers}: {reason}; use engine.workers = 1")
+            return 1, f"one worker is used: {reason}"
+        if self.workers == "auto":
             return cores(), None
-        too_many = f"{self.lanes} lanes on {cores()} core(s) slow each other down"
-        return self.lanes, too_many if self.lanes > cores() else None
+        too_many = f"{self.workers} workers on {cores()} core(s) slow each other down"
+        return self.workers, too_many if self.workers > cores() else None

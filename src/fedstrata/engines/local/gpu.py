@@ -1,8 +1,8 @@
-"""Lanes on GPUs: each replays its own recorded step on its own stream, several side by side on every device.
+"""Workers on GPUs: each replays its own recorded step on its own stream, several side by side on every device.
 
-Samples lie on the device and batches are gathered there. The host only submits work, to one lane after another, and
-reads nothing until all of a step is submitted. Clients are dealt longest first. A lane that runs out of memory is given
-up, and the step is done again by those that are left: a visit leaves nothing behind.
+Samples lie on the device and batches are gathered there. The host only submits work, to one worker after another, and
+reads nothing until all of a step is submitted. Clients are dealt longest first. A worker that runs out of memory is given
+up, and the step is done again by those that are left: a client update leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -16,105 +16,105 @@ from torch import Tensor
 
 from fedstrata.client.all_reduce import Add
 from fedstrata.core.batch_norm import By
-from fedstrata.core.client_parts import Local
+from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Task, Tensors
-from fedstrata.core.transfer import away, home
+from fedstrata.core.transfer import to_device, to_host
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cuda_graph import Recorder
-from fedstrata.engines.local.groups import grouped
-from fedstrata.engines.local.in_process import InProcess
-from fedstrata.engines.local.worker import Answer, Bench, Visiting
+from fedstrata.engines.local.groups import group_tasks
+from fedstrata.engines.local.in_process import InProcessPool
+from fedstrata.engines.local.worker import Answer, Assignment, Worker
 
 LARGE = 1e9  # multiplications of a batch that keep a GPU busy by themselves
 
 
-def lanes_on_gpu(products: float) -> int:
-    """Say how many lanes a GPU has, by the multiplications of a batch: small kernels leave room for others."""
+def workers_on_gpu(products: float) -> int:
+    """Say how many workers a GPU has, by the multiplications of a batch: small kernels leave room for others."""
     return (10 if products < LARGE else 4) * torch.cuda.device_count()
 
 
-class OnGpu(InProcess):
-    """Visits clients on one or several GPUs."""
+class GpuPool(InProcessPool):
+    """Client updates clients on one or several GPUs."""
 
     def __init__(
         self,
-        local: Local,
+        local: ClientPlan,
         federation: Federation,
         together: bool,
         give_up: Callable[[str], None],
-        lanes: int = 1,
+        workers: int = 1,
         record: bool = True,
     ):
         self._record, self._streams = record, list[torch.cuda.Stream]()
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        self._data = {d: (federation.train.x.to(d), federation.train.y.to(d)) for d in devices[:lanes]}
-        self._wanted = [devices[i % len(devices)] for i in range(lanes)]
+        self._data = {d: (federation.train.x.to(d), federation.train.y.to(d)) for d in devices[:workers]}
+        self._wanted = [devices[i % len(devices)] for i in range(workers)]
         super().__init__(local, federation, together, give_up)
-        while len(self._benches) < lanes and self._room():
-            self._benches.append(self._make_bench(*self._data[self._wanted[len(self._benches)]]))
+        while len(self._workers) < workers and self._room():
+            self._workers.append(self._make_worker(*self._data[self._wanted[len(self._workers)]]))
 
     @property
-    def lanes(self) -> int:
+    def workers(self) -> int:
         """How many there are."""
-        return len(self._benches)
+        return len(self._workers)
 
     def _room(self) -> bool:
-        """Say whether the next lane fits; each needs about as much as the last, and some for what it computes."""
-        device = self._wanted[len(self._benches)]
+        """Say whether the next worker fits; each needs about as much as the last, and some for what it computes."""
+        device = self._wanted[len(self._workers)]
         free, _ = torch.cuda.mem_get_info(device)
-        used = 4 * (8 * self._benches[0].lane.space.P)
+        used = 4 * (8 * self._workers[0].trainer.space.P)
         if free > 4 * used:
             return True
-        self._give_up(f"{len(self._benches)} lanes instead of {len(self._wanted)}: {device} has no memory for more")
+        self._give_up(f"{len(self._workers)} workers instead of {len(self._wanted)}: {device} has no memory for more")
         return False
 
-    def _make_bench(self, x: Tensor, y: Tensor) -> Bench:
+    def _make_worker(self, x: Tensor, y: Tensor) -> Worker:
         device = self._wanted[min(len(self._streams), len(self._wanted) - 1)]
         fastest = 1.0 if self._federation.speeds is None else float(self._federation.speeds.max())
-        bench = Bench(self._local, *self._data[device], int(self._sizes.max()), fastest, device, True, self._give_up)
+        worker = Worker(self._local, *self._data[device], int(self._sizes.max()), fastest, device, True, self._give_up)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))
         if self._record:
-            bench.lane.recorder = Recorder(bench.lane.step, bench.lane.state, stream, self._give_up)
-            bench.record = lambda flock: Recorder(flock.step, flock.state, stream, self._give_up)
+            worker.trainer.recorder = Recorder(worker.trainer.step, worker.trainer.state, stream, self._give_up)
+            worker.record = lambda vmapped: Recorder(vmapped.step, vmapped.state, stream, self._give_up)
         self._streams.append(stream)
-        return bench
+        return worker
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[Answer]:
-        """Make all visits; answers in task order."""
+    def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
+        """Make all client updates; answers in task order."""
         while True:
             try:
-                return self._work(tasks, keeps)
+                return self._work(tasks, client_states)
             except torch.OutOfMemoryError as error:
-                if len(self._benches) == 1:
+                if len(self._workers) == 1:
                     raise FedstrataError(
-                        f"the GPU has too little memory even for one lane: {error}; use a smaller train.batch_size "
+                        f"the GPU has too little memory even for one worker: {error}; use a smaller train.batch_size "
                         'or model, or engine.device = "cpu". The last checkpoint is safe'
                     ) from None
-                half = len(self._benches) // 2
-                self._give_up(f"{half} lanes instead of {len(self._benches)}: the device ran out of memory")
-            del self._benches[half:], self._streams[half:]
+                half = len(self._workers) // 2
+                self._give_up(f"{half} workers instead of {len(self._workers)}: the device ran out of memory")
+            del self._workers[half:], self._streams[half:]
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
-    def _work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[Answer]:
-        queues: list[list[list[int]]] = [[] for _ in self._benches]
+    def _work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
+        queues: list[list[list[int]]] = [[] for _ in self._workers]
         load = [0] * len(queues)
-        for group in grouped(tasks, self._sizes, self._together, len(self._data)):
-            lane = load.index(min(load))
-            queues[lane].append(group)
-            load[lane] += sum(int(self._sizes[tasks[i].client]) for i in group)
-        down = {d: {k: away(t, d) for k, t in tasks[0].down.items()} for d in self._data}
+        for group in group_tasks(tasks, self._sizes, self._together, len(self._data)):
+            trainer = load.index(min(load))
+            queues[trainer].append(group)
+            load[trainer] += sum(int(self._sizes[tasks[i].client]) for i in group)
+        down = {d: {k: to_device(t, d) for k, t in tasks[0].down.items()} for d in self._data}
         answers: dict[int, Answer] = {}
         for turn in range(max(map(len, queues))):
-            begun = []  # every lane gets work before anything is collected
-            for bench, stream, queue in zip(self._benches, self._streams, queues, strict=True):
+            begun = []  # every worker gets work before anything is collected
+            for worker, stream, queue in zip(self._workers, self._streams, queues, strict=True):
                 if turn < len(queue):
                     stream.wait_stream(torch.cuda.default_stream(stream.device))
                     with torch.cuda.stream(stream):
-                        who = [self._there(tasks[i], keeps, down, stream.device) for i in queue[turn]]
-                        begun.append((stream, queue[turn], bench.begin(who)))
+                        who = [self._there(tasks[i], client_states, down, stream.device) for i in queue[turn]]
+                        begun.append((stream, queue[turn], worker.begin(who)))
             for stream, group, collect in begun:
                 with torch.cuda.stream(stream):
                     answers |= dict(zip(group, collect(), strict=True))
@@ -123,28 +123,28 @@ class OnGpu(InProcess):
         return self._brought_home([answers[i] for i in range(len(tasks))])
 
     def lockstep(
-        self, tasks: Sequence[Task], keeps: Mapping[int, Tensors], by: By, add: Add | None = None
+        self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: Add | None = None
     ) -> tuple[list[Answer], Tensor | None]:
         """Clients that meet compute step by step: what they tell each other cannot be recorded."""
-        recorders = [bench.lane.recorder for bench in self._benches]
-        for bench in self._benches:
-            bench.lane.recorder = None
-        done = super().lockstep(tasks, keeps, by, add)
-        for bench, recorder in zip(self._benches, recorders, strict=False):
-            bench.lane.recorder = recorder
+        recorders = [worker.trainer.recorder for worker in self._workers]
+        for worker in self._workers:
+            worker.trainer.recorder = None
+        done = super().lockstep(tasks, client_states, by, add)
+        for worker, recorder in zip(self._workers, recorders, strict=False):
+            worker.trainer.recorder = recorder
         return done
 
     def _there(
-        self, task: Task, keeps: Mapping[int, Tensors], down: Mapping[str, Tensors], device: torch.device
-    ) -> Visiting:
-        """Bring what a visit needs to the device, without waiting for it; samplers and programs keep theirs here."""
-        client, task, keep = self._visiting(task, keeps)
-        moved = {k: away(t, device) if "/" in k else t for k, t in keep.items()}
+        self, task: Task, client_states: Mapping[int, Tensors], down: Mapping[str, Tensors], device: torch.device
+    ) -> Assignment:
+        """Bring what a client update needs to the device, without waiting for it; samplers and programs keep theirs here."""
+        client, task, client_state = self._assignment(task, client_states)
+        moved = {k: to_device(t, device) if "/" in k else t for k, t in client_state.items()}
         return client, replace(task, down=down[f"cuda:{device.index}"]), moved
 
     def _brought_home(self, answers: Sequence[Answer]) -> list[Answer]:
         """Keep client state in the host's memory; read only when all work is submitted."""
-        return [(r, None if new is None else {k: home(t) for k, t in new.items()}) for r, new in answers]
+        return [(r, None if new is None else {k: to_host(t) for k, t in new.items()}) for r, new in answers]
 
     def _at_work(self) -> AbstractContextManager[None]:
         return self._on_stream() if self._streams else nullcontext()

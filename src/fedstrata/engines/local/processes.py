@@ -1,9 +1,9 @@
-"""Several lanes, each a process with one thread, over memory that they share.
+"""Several workers, each a process with one thread, over memory that they share.
 
-Lanes are started as plain child processes, so a user's script is never imported a second time. Samples and models lie
+Workers are started as plain child processes, so a user's script is never imported a second time. Samples and models lie
 in unnamed shared files: only small messages go through sockets, and whatever happens to a process, nothing is left.
-Work is dealt longest first; answers are put back into task order, so neither the number of lanes nor timing changes a
-result. A lane that dies is replaced, and what it had in hand is done again: a visit is a pure function.
+Work is dealt longest first; answers are put back into task order, so neither the number of workers nor timing changes a
+result. A worker that dies is replaced, and what it had in hand is done again: a client update is a pure function.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Local
+from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import ClientError, FedstrataError
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.messages import Task, Tensors
-from fedstrata.core.records import revised
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.groups import grouped
+from fedstrata.engines.local.groups import group_tasks
 from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
 from fedstrata.engines.local.worker import Answer
 
-DEATHS = 3  # of lanes in a row, without an answer in between, after which a run gives up
+DEATHS = 3  # of workers in a row, without an answer in between, after which a run gives up
 
 
 @dataclass
-class Child:
-    """A lane's process, the line to it, and the files it shares with this one."""
+class WorkerProcess:
+    """A worker's process, the line to it, and the files it shares with this one."""
 
     process: subprocess.Popen[bytes]
     line: Connection
@@ -51,14 +51,14 @@ class Child:
         return as_tensors(self.region.take(layout))
 
 
-class Processes:
-    """A crew of lanes, each in its own process."""
+class ProcessPool:
+    """A crew of workers, each in its own process."""
 
     def __init__(
         self,
-        local: Local,
+        local: ClientPlan,
         federation: Federation,
-        lanes: int,
+        workers: int,
         together: bool = False,
         give_up: Callable[[str], None] = lambda _: None,
     ):
@@ -78,63 +78,67 @@ class Processes:
         self._hello = pickle.dumps((sys.path, pickle.dumps(local), layout, len(federation.classes)))
         self._model = unnamed()  # what every task of a step brings along
         self._outgoing = Region(self._model.fileno())
-        self._children = [self._start() for _ in range(lanes)]
-        for lane in range(lanes):
-            self._receive(lane)  # each says when it has mapped the data
+        self._children = [self._start() for _ in range(workers)]
+        for trainer in range(workers):
+            self._receive(trainer)  # each says when it has mapped the data
 
-    def work(self, tasks: Sequence[Task], keeps: Mapping[int, Tensors]) -> list[Answer]:
+    def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Deal the tasks out, longest first, and wait for all answers."""
         down, _ = self._outgoing.put(as_numpy(tasks[0].down) if tasks else {})
         for child in self._children:
             child.queue = []
         load = [0] * len(self._children)
-        for group in grouped(tasks, self._sizes, self._together, cores()):
-            lane = load.index(min(load))
-            self._children[lane].queue.append(group)
-            load[lane] += sum(int(self._sizes[tasks[i].client]) for i in group)
-        for lane, child in enumerate(self._children):
+        for group in group_tasks(tasks, self._sizes, self._together, cores()):
+            trainer = load.index(min(load))
+            self._children[trainer].queue.append(group)
+            load[trainer] += sum(int(self._sizes[tasks[i].client]) for i in group)
+        for trainer, child in enumerate(self._children):
             if child.queue:
-                self._send(lane, tasks, keeps, down)
+                self._send(trainer, tasks, client_states, down)
 
         answers: dict[int, Answer] = {}
         deaths = 0
         while len(answers) < len(tasks):
-            lanes = {child.line: lane for lane, child in enumerate(self._children) if child.queue}
-            for line in wait(list(lanes)):
-                lane = lanes[line]  # type: ignore[index]
+            workers = {child.line: trainer for trainer, child in enumerate(self._children) if child.queue}
+            for line in wait(list(workers)):
+                trainer = workers[line]  # type: ignore[index]
                 try:
-                    told = self._receive(lane)
+                    told = self._receive(trainer)
                 except EOFError:
                     deaths += 1
-                    self._replace(lane, deaths)
-                    self._send(lane, tasks, keeps, down)
+                    self._replace(trainer, deaths)
+                    self._send(trainer, tasks, client_states, down)
                     continue
-                deaths, child = 0, self._children[lane]
-                for i, report, summed, shown, keep in told:
-                    whole = revised(report, summed=child.take(summed), shown=child.take(shown))
-                    answers[i] = whole, None if keep is None else child.take(keep)
+                deaths, child = 0, self._children[trainer]
+                for i, report, aggregated, open_tensors, client_state in told:
+                    whole = fast_replace(
+                        report, aggregated=child.take(aggregated), open_tensors=child.take(open_tensors)
+                    )
+                    answers[i] = whole, None if client_state is None else child.take(client_state)
                 child.queue.pop(0)
                 if child.queue:
-                    self._send(lane, tasks, keeps, down)
+                    self._send(trainer, tasks, client_states, down)
         return [answers[i] for i in range(len(tasks))]
 
-    def _send(self, lane: int, tasks: Sequence[Task], keeps: Mapping[int, Tensors], down: Mapping[str, Place]) -> None:
-        """Give a lane its next group: tasks by message, what clients keep by mail."""
-        child = self._children[lane]
+    def _send(
+        self, trainer: int, tasks: Sequence[Task], client_states: Mapping[int, Tensors], down: Mapping[str, Place]
+    ) -> None:
+        """Return a worker its next group: tasks by message, what clients keep by mail."""
+        child = self._children[trainer]
         group, work, end = child.queue[0], [], 0
         for i in group:
-            kept, end = child.region.put(as_numpy(keeps.get(tasks[i].client, {})), end)
-            work.append((i, revised(tasks[i], down={}), kept, self._moved(tasks[i])))
+            kept, end = child.region.put(as_numpy(client_states.get(tasks[i].client, {})), end)
+            work.append((i, fast_replace(tasks[i], down={}), kept, self._moved(tasks[i])))
         with suppress(ConnectionError):  # it is dead: whoever waits for its answer will notice
             child.line.send_bytes(pickle.dumps((down, work)))
 
     def _moved(self, task: Task) -> np.ndarray | None:
-        """Give a client's rows where data move; otherwise the lane knows them."""
+        """Return a client's rows where data move; otherwise the worker knows them."""
         return None if self._federation.moves is None else self._federation.at(task.round).train_split[task.client]
 
-    def _receive(self, lane: int) -> Any:
+    def _receive(self, trainer: int) -> Any:
         try:
-            kind, *answer = pickle.loads(self._children[lane].line.recv_bytes())
+            kind, *answer = pickle.loads(self._children[trainer].line.recv_bytes())
         except ConnectionError:
             raise EOFError from None
         if kind == "error":
@@ -144,22 +148,22 @@ class Processes:
             self._give_up(remark)
         return told
 
-    def _replace(self, lane: int, deaths: int) -> None:
+    def _replace(self, trainer: int, deaths: int) -> None:
         """Start another process in the place of one that died."""
-        dead = self._children[lane]
+        dead = self._children[trainer]
         code = dead.process.wait()
         if deaths >= DEATHS:
-            raise FedstrataError(f"lane {lane} ended unexpectedly with exit code {code}, {deaths} times in a row")
-        self._give_up(f"lane {lane} ended unexpectedly with exit code {code}; another one takes its place")
+            raise FedstrataError(f"lane {trainer} ended unexpectedly with exit code {code}, {deaths} times in a row")
+        self._give_up(f"lane {trainer} ended unexpectedly with exit code {code}; another one takes its place")
         dead.line.close()
         dead.mail.close()
-        self._children[lane] = replace(self._start(), queue=dead.queue)
+        self._children[trainer] = replace(self._start(), queue=dead.queue)
         try:
-            self._receive(lane)
+            self._receive(trainer)
         except EOFError:
-            raise FedstrataError(f"lane {lane} cannot be started again") from None
+            raise FedstrataError(f"lane {trainer} cannot be started again") from None
 
-    def _start(self) -> Child:
+    def _start(self) -> WorkerProcess:
         mail = unnamed()
         ours, theirs = socket.socketpair()
         files = [theirs.fileno(), self._data.fileno(), self._model.fileno(), mail.fileno()]
@@ -172,10 +176,10 @@ class Processes:
         theirs.close()
         line = Connection(ours.detach())
         line.send_bytes(self._hello)
-        return Child(process, line, mail, Region(mail.fileno()), [])
+        return WorkerProcess(process, line, mail, Region(mail.fileno()), [])
 
     def close(self) -> None:
-        """End the lanes; a lane that is still busy is not waited for."""
+        """End the workers; a worker that is still busy is not waited for."""
         for child in self._children:
             child.line.close()
             child.process.kill()
@@ -186,7 +190,7 @@ class Processes:
         self._model.close()
 
 
-def why_not(local: Local) -> str | None:
+def why_not(local: ClientPlan) -> str | None:
     """Say why this plan cannot work in other processes, or None."""
     parts = [*local.parts.values(), local.optimizer, local.sampler, *local.programs.values()]
     at_home = [p for p in parts if getattr(p, "__module__", "") == "__main__"]

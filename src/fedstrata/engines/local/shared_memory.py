@@ -20,12 +20,12 @@ ALIGNED = 64
 
 
 def unnamed(size: int = 0) -> IO[bytes]:
-    """Give a file, for so many bytes, that disappears with the last process that has it open."""
+    """Return a file, for so many bytes, that disappears with the last process that has it open."""
     in_memory = os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > 2 * size
     return tempfile.TemporaryFile(dir="/dev/shm" if in_memory else None)
 
 
-def laid_out(arrays: Arrays, start: int = 0) -> tuple[dict[str, Place], int]:
+def lay_out(arrays: Arrays, start: int = 0) -> tuple[dict[str, Place], int]:
     """Say where arrays lie one after another, and where the next one would."""
     layout = {}
     for name, array in arrays.items():
@@ -51,14 +51,14 @@ class Region:
 
     def put(self, arrays: Arrays, start: int = 0) -> tuple[dict[str, Place], int]:
         """Write arrays; say where, and where the next ones may begin."""
-        layout, end = laid_out(arrays, start)
+        layout, end = lay_out(arrays, start)
         self.reach(end)
         for name, array in arrays.items():
             self.view(layout[name])[...] = array
         return layout, end
 
     def view(self, place: Place) -> np.ndarray:
-        """Give an array without copying it."""
+        """Return an array without copying it."""
         start, dtype, shape = place
         count = int(np.prod(shape))
         self.reach(start + count * np.dtype(dtype).itemsize)

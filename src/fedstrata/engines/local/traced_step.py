@@ -1,4 +1,4 @@
-"""A flock's step as a list of plain operations: traced once, then run without what finding them out costs.
+"""A vmapped trainer's step as a list of plain operations: traced once, then run without what finding them out costs.
 
 On a CPU, mapping a step over clients and differentiating it takes longer than the arithmetic of a tiny model. What
 comes out is always the same list of operations over the same buffers, so it is kept.
@@ -14,52 +14,52 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import Slots
-from fedstrata.client.vmapped import Flock
+from fedstrata.client.vmapped import VmappedTrainer
 from fedstrata.core.messages import Tensors
 
-PATIENCE = 8  # steps for some number of seats before they are traced: a short run, or a first round, does not wait
+PATIENCE = 8  # steps for some number of replicas before they are traced: a short run, or a first round, does not wait
 
 
 class Tracer:
-    """Runs the traced step of a flock, for some number of seats; a step that cannot be traced is taken as it is."""
+    """Runs the traced step of a vmapped trainer, for some number of replicas; a step that cannot be traced is taken as it is."""
 
-    def __init__(self, flock: Flock, give_up: Callable[[str], None]):
-        self._flock, self._give_up, self._able = flock, give_up, True
+    def __init__(self, vmapped: VmappedTrainer, give_up: Callable[[str], None]):
+        self._vmapped, self._give_up, self._able = vmapped, give_up, True
         self._why: str | None = None  # a reason that was not told yet
         self._traced: dict[int, tuple[Any, Any]] = {}  # the operations, and what they work on
-        self._taken: Counter[int] = Counter()  # steps by number of seats
+        self._taken: Counter[int] = Counter()  # steps by number of replicas
 
-    def __call__(self, seats: int) -> None:
+    def __call__(self, replicas: int) -> None:
         """Take a step."""
-        self._taken[seats] += 1
-        if self._able and seats not in self._traced and self._taken[seats] > PATIENCE:
-            self._trace(seats)
-        if seats not in self._traced:
-            self._flock.step(seats)  # may fail for the same reason, and then that is what there is to say
+        self._taken[replicas] += 1
+        if self._able and replicas not in self._traced and self._taken[replicas] > PATIENCE:
+            self._trace(replicas)
+        if replicas not in self._traced:
+            self._vmapped.step(replicas)  # may fail for the same reason, and then that is what there is to say
             if self._why is not None:
                 self._give_up(self._why)
                 self._why = None
             return
-        operations, seated = self._traced[seats]
+        operations, in_use = self._traced[replicas]
         with torch.no_grad():
-            operations(*seated)
+            operations(*in_use)
 
-    def _trace(self, seats: int) -> None:
-        """Trace in the middle of a visit: what the trial step changes is put back."""
+    def _trace(self, replicas: int) -> None:
+        """Trace in the middle of a client update: what the trial step changes is put back."""
         from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415  it takes a second, and is not always needed
 
-        before = [t.clone() for t in self._flock.state]
-        seated = self._flock.seated(seats)
+        before = [t.clone() for t in self._vmapped.state]
+        in_use = self._vmapped.in_use(replicas)
 
         def step(state: Tensors, own: Slots, rings: Tensors, t: Tensor) -> None:  # what traces wants no method
-            self._flock.stepped(state, own, rings, t)
+            self._vmapped.take_step(state, own, rings, t)
 
         try:
-            self._traced[seats] = _plain(make_fx(step)(*seated)), seated
+            self._traced[replicas] = _plain(make_fx(step)(*in_use)), in_use
         except Exception as error:  # whatever tracing cannot follow
             self._able = False
             self._why = f"steps are not traced: {str(error).strip().splitlines()[0]}"
-        for now, old in zip(self._flock.state, before, strict=True):
+        for now, old in zip(self._vmapped.state, before, strict=True):
             now.copy_(old)
 
 

@@ -1,4 +1,4 @@
-"""A lane's own process: reads groups of tasks from a socket, visits clients, answers."""
+"""A worker's own process: reads groups of tasks from a socket, client updates clients, answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from fedstrata.core.client_parts import Client, Local
+from fedstrata.core.client_parts import Client, ClientPlan
+from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.index import Split
-from fedstrata.core.records import revised
 from fedstrata.engines.local.processes import as_numpy, as_tensors
 from fedstrata.engines.local.shared_memory import Place, Region
-from fedstrata.engines.local.worker import Answer, Bench
+from fedstrata.engines.local.worker import Answer, Worker
 
 
 def main(socket: int, data: int, model: int, mail: int) -> None:
@@ -26,12 +26,12 @@ def main(socket: int, data: int, model: int, mail: int) -> None:
     line, shared, received, sent = Connection(socket), Region(data), Region(model), Region(mail)
     path, plan, layout, classes = pickle.loads(line.recv_bytes())
     sys.path[:] = path
-    local: Local = pickle.loads(plan)
+    local: ClientPlan = pickle.loads(plan)
     arrays = {name: shared.view(place) for name, place in layout.items()}
     split, labels, speeds = Split(arrays["rows"], arrays["starts"]), arrays["y"], arrays["speeds"]
     remarks: list[str] = []
     samples = torch.from_numpy(arrays["x"]), torch.from_numpy(labels)
-    bench = Bench(local, *samples, int(split.sizes.max()), float(speeds.max()), give_up=remarks.append)
+    worker = Worker(local, *samples, int(split.sizes.max()), float(speeds.max()), give_up=remarks.append)
     line.send_bytes(pickle.dumps(("ready", [], [])))
     while True:
         try:
@@ -44,8 +44,8 @@ def main(socket: int, data: int, model: int, mail: int) -> None:
             for _, task, kept, moved in work:
                 rows = split[task.client] if moved is None else moved
                 client = Client(task.client, rows, labels[rows], classes, float(speeds[task.client]))
-                group.append((client, revised(task, down=brought), as_tensors(sent.take(kept))))
-            answer: Any = ("done", _written(sent, work, bench.visits(group)), list(remarks))
+                group.append((client, fast_replace(task, down=brought), as_tensors(sent.take(kept))))
+            answer: Any = ("done", _written(sent, work, worker.run_group(group)), list(remarks))
             remarks.clear()
         except Exception as error:
             answer = ("error", getattr(error, "client", work[0][1].client), traceback.format_exc())
@@ -57,10 +57,10 @@ def _written(mail: Region, work: list[Any], answers: list[Answer]) -> list[Any]:
     told, end = [], 0
     for (i, *_), (report, new) in zip(work, answers, strict=True):
         placed: list[dict[str, Place] | None] = []
-        for tensors in (report.summed, report.shown, new):
+        for tensors in (report.aggregated, report.open_tensors, new):
             layout, end = mail.put(as_numpy(tensors or {}), end)
             placed.append(None if tensors is None else layout)
-        told.append((i, revised(report.read(), summed={}, shown={}), *placed))
+        told.append((i, fast_replace(report.read(), aggregated={}, open_tensors={}), *placed))
     return told
 
 

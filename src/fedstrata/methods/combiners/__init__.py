@@ -1,7 +1,7 @@
 """Combiners: how updates become one."""
 
 PARTS = {
-    "size": "fedstrata.methods.combiners.size:Size",
+    "size": "fedstrata.methods.combiners.size:SizeWeighted",
     "uniform": "fedstrata.methods.combiners.uniform:Uniform",
     "soft": "fedstrata.methods.combiners.soft:Soft",
     "inverse-probability": "fedstrata.methods.combiners.inverse_probability:InverseProbability",

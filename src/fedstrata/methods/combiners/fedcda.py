@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import Count, NonNegative, Rounds, in_rounds
 from fedstrata.core.plan import Plan
@@ -71,20 +71,22 @@ class FedCda(Combiner):
 
     def init(self, view: View) -> Cache:
         """Know nothing."""
-        most = 8 * (view.space.P + view.space.Q) * self.models * view.roster.clients
+        most = 8 * (view.space.P + view.space.Q) * self.models * view.client_info.clients
         if most > 2 * MEMORY:  # 8 bytes in double precision, 4 as usual
             raise RequestError(
-                f"method.combine would keep up to {most / 2**31:.1f} GB of models, and is limited to "
-                f"{MEMORY / 2**30:.0f} GB; use a smaller method.combine.models, fewer clients or a smaller model"
+                f"method.combiner would keep up to {most / 2**31:.1f} GB of models, and is limited to "
+                f"{MEMORY / 2**30:.0f} GB; use a smaller method.combiner.models, fewer clients or a smaller model"
             )
         return Cache()
 
-    def combine(self, state: Cache, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: Cache, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Remember the new models, choose, and average."""
         reports = arrived.each()
         here = torch.cat([model.params, model.buffers])
         for report in reports:
-            parts = [report.summed["update"]] + ([report.summed["buffers"]] if "buffers" in report.summed else [])
+            parts = [report.aggregated["update"]] + (
+                [report.aggregated["buffers"]] if "buffers" in report.aggregated else []
+            )
             new, old = here + torch.cat(parts), state.clients.get(report.client)
             rest = (old.models[: self.models - 1], old.losses[: self.models - 1]) if old else (new[None][:0], [])
             state.clients[report.client] = Kept(torch.cat([new[None], rest[0]]), [float(report.loss), *rest[1]])

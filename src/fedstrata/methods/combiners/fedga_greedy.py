@@ -15,17 +15,17 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Arrived, View
-from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.size import SizeWeighted
 
 BETTER = 1e-12  # by how much a loss must be lower to count
 
 
 @dataclass(frozen=True)
-class FedGaGreedy(Size):
+class FedGaGreedy(SizeWeighted):
     """Models are taken into the mean, best first, as long as that lowers the loss at the server (a stand-in)."""
 
     paper: ClassVar[str] = "stand-in for Cong et al., KBS 2024"
@@ -38,16 +38,16 @@ class FedGaGreedy(Size):
 
     def init(self, view: View) -> None:
         """Say where there is nothing to rank by."""
-        if view.roster.proxy is None:
+        if view.client_info.proxy is None:
             why = "the server holds no samples; set data.proxy"
             view.note("fallback", what="fedga-greedy", used="the mean by size", why=why)
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Weigh those that are taken in by size, others by 0."""
-        proxy, weights = view.roster.proxy, self.weights(arrived)
+        proxy, weights = view.client_info.proxy, self.weights(arrived)
         if proxy is None:
             return arrived.sum(weights)
-        updates = [r.summed for r in arrived.each()]
+        updates = [r.aggregated for r in arrived.each()]
 
         def loss(taken: list[int]) -> float:
             share = weights[taken] / weights[taken].sum()
@@ -56,12 +56,12 @@ class FedGaGreedy(Size):
                 return sum((s * updates[i][name] for s, i in zip(share.tolist(), taken, strict=True)), start)
 
             buffers = mean("buffers", model.buffers) if "buffers" in updates[0] else model.buffers
-            found = proxy(Model(mean("update", model.params), buffers))
+            found = proxy(FlatModel(mean("update", model.params), buffers))
             return inf if isnan(found) else found
 
         able = np.flatnonzero(weights > 0).tolist()
         alone = {i: loss([i]) for i in able}
-        ranked = sorted(able, key=lambda i: (alone[i], view.roster.key[arrived.reports[i].client]))
+        ranked = sorted(able, key=lambda i: (alone[i], view.client_info.key[arrived.reports[i].client]))
         taken, lowest = ranked[:1], alone[ranked[0]]
         for candidate in ranked[1:]:
             if (now := loss([*taken, candidate])) < lowest - BETTER:

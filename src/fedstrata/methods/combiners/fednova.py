@@ -17,8 +17,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Arrived, Combiner, View
@@ -34,23 +34,23 @@ class Counting(LocalPart):
     momentum: float = 0.0
     mu: float = 0.0
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold a and its velocity."""
         return {"a": Slot(), "v": Slot()}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Start at rest."""
         own["a"].zero_()
         own["v"].zero_()
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Take the step that a constant gradient of 1 would take."""
         own["v"].mul_(self.momentum).add_(1.0 - self.mu * rate[0] * own["a"])
         own["a"].add_(own["v"])
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Tell the count."""
-        return Done(meta={"a": own["a"]})
+        return Done(metrics={"a": own["a"]})
 
 
 @dataclass(frozen=True)
@@ -72,18 +72,18 @@ class FedNova(Combiner):
                 return "it counts steps under one proximal term for all clients"
         return None
 
-    def numbers(self, kind: str) -> tuple[str, ...]:
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
         """How much steps count."""
         return ("a",) if kind == "train" else ()
 
-    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients count, knowing what else acts on their steps."""
-        momentum = sum(part.momentum for part in beside if isinstance(part, Sgd))
-        return (Counting(momentum, sum(part.mu for part in beside if isinstance(part, Prox))),)
+        momentum = sum(part.momentum for part in others if isinstance(part, Sgd))
+        return (Counting(momentum, sum(part.mu for part in others if isinstance(part, Prox))),)
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Weigh by p_k tau_eff / a_k; who took no step is left out."""
-        a = np.array([r.meta["a"] for r in arrived.reports], dtype=np.float64)
+        a = np.array([r.metrics["a"] for r in arrived.reports], dtype=np.float64)
         steps = np.array([r.steps for r in arrived.reports], dtype=np.float64)
         sizes = arrived.weights * np.array([r.samples for r in arrived.reports], dtype=np.float64) * (a > 0)
         if not sizes.sum():

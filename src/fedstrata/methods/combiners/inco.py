@@ -20,18 +20,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.core.flat_model import Model, Place, Space
+from fedstrata.core.flat_model import FlatModel, ParameterSpace, Segment
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import Positive
 from fedstrata.core.server_parts import Arrived, View
-from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.size import SizeWeighted
 
 INSIDE_A_BLOCK = re.compile(r"^(?P<stage>(?:.*\.)?(?:stages\.|layer)\d+)\.(?P<block>\d+)\.(?P<layer>.+)\.weight$")
 
 
-def references(space: Space) -> list[tuple[Place, Place]]:
-    """Give each convolution that learns, with the one it learns from."""
-    first: dict[str, Place] = {}
+def references(space: ParameterSpace) -> list[tuple[Segment, Segment]]:
+    """Return each convolution that learns, with the one it learns from."""
+    first: dict[str, Segment] = {}
     pairs = []
     for place in space.params:
         found = INSIDE_A_BLOCK.match(place.name)
@@ -53,7 +53,7 @@ def crossed(g: Tensor, g0: Tensor, clamp: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class InCo(Size):
+class InCo(SizeWeighted):
     """Weighted by size; deeper residual blocks also learn from the first block of their stage."""
 
     paper: ClassVar[str] = "Chan et al., ICLR 2024"
@@ -67,7 +67,7 @@ class InCo(Size):
                 "fallback", what="inco", used="the mean by size", why="the model has no stages of residual blocks"
             )
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Average, then mix."""
         sums = super().combine(state, view, model, arrived)
         pairs = references(view.space)

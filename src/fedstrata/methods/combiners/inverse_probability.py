@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Arrived, Combiner, View
@@ -27,11 +27,11 @@ class InverseProbability(Combiner):
         """Refuse selectors without chances, and drivers that do not keep to a selection."""
         if not plan.driver.side_by_side:
             return "it weighs clients that train side by side against each other"
-        if not plan.select.tells_chances:
+        if not plan.selector.tells_chances:
             return "it needs the chance of every client to be asked; random, size and everyone know it"
         return None
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Weigh by n_k / pi_k."""
         sizes = np.array([r.samples for r in arrived.reports], dtype=np.float64)
         rarity = arrived.chances.max() / arrived.chances  # exactly 1 where all are alike: then this is the mean by size

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import HalfOpen, Positive
 from fedstrata.core.server_parts import Arrived, Combiner, View
-from fedstrata.methods.combiners.size import Size
+from fedstrata.methods.combiners.size import SizeWeighted
 
 CELLS = 2**21  # numbers that are sorted at a time: they fit into a processor's cache
 
@@ -34,8 +34,8 @@ def coordinates(arrived: Arrived, rule: Callable[[Tensor], Tensor]) -> Sums:
     """
     reports = arrived.each()
     sums, total = arrived.sum(np.full(len(reports), 1.0 / len(reports))), {}
-    for name, first in reports[0].summed.items():
-        flat = [r.summed[name].reshape(-1) for r in reports]
+    for name, first in reports[0].aggregated.items():
+        flat = [r.aggregated[name].reshape(-1) for r in reports]
         out, width = torch.empty_like(flat[0]), max(1, CELLS // len(flat))
         for start in range(0, len(out), width):
             part = slice(start, start + width)
@@ -53,7 +53,7 @@ class Median(Combiner):
     paper: ClassVar[str] = "Yin et al., ICML 2018"
     individual: ClassVar[bool] = True
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Take the middle, or the mean of the two in the middle."""
         n = len(arrived.reports)
         return coordinates(arrived, lambda s: (s[:, (n - 1) // 2] + s[:, n // 2]) / 2)
@@ -68,7 +68,7 @@ class TrimmedMean(Combiner):
 
     trim: HalfOpen = 0.1  # share of the clients left out at either end
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Leave the ends out."""
         n = len(arrived.reports)
         cut = min(int(self.trim * n + 1e-9), (n - 1) // 2)
@@ -76,7 +76,7 @@ class TrimmedMean(Combiner):
 
 
 @dataclass(frozen=True)
-class NormClip(Size):
+class NormClip(SizeWeighted):
     """Weighted by size; updates longer than a bound are shortened to it."""
 
     paper: ClassVar[str] = "Sun et al., 2019"
@@ -86,7 +86,7 @@ class NormClip(Size):
 
     def weights(self, arrived: Arrived) -> np.ndarray:
         """Lower the weight of long updates."""
-        lengths = np.array([float(r.summed["update"].norm()) for r in arrived.each()])
+        lengths = np.array([float(r.aggregated["update"].norm()) for r in arrived.each()])
         bound = np.median(lengths) if self.bound is None else self.bound
         shortened: np.ndarray = super().weights(arrived) * np.minimum(1.0, bound / np.maximum(lengths, 1e-12))
         return shortened

@@ -7,25 +7,25 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.server_parts import Arrived, Combiner, View
 
 
 @dataclass(frozen=True)
-class Size(Combiner):
+class SizeWeighted(Combiner):
     """A client's update counts in proportion to its number of samples."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def weights(self, arrived: Arrived) -> np.ndarray:
-        """Give n_k / sum n."""
+        """Return n_k / sum n."""
         sizes = arrived.weights * np.array([r.samples for r in arrived.reports], dtype=np.float64)
         if not sizes.sum():  # nobody had a sample to train on: their updates are zero, whatever they weigh
             sizes = np.ones(len(sizes))
         shares: np.ndarray = sizes / sizes.sum()
         return shares
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Weigh."""
         return arrived.sum(self.weights(arrived))

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.client_parts import LocalPart, Of
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import NonNegative
 from fedstrata.core.server_parts import Arrived, Combiner, View
@@ -22,7 +22,7 @@ from fedstrata.methods.variance import Variance
 
 
 def soft_weights(variances: np.ndarray, tau: float, normalise: str, times: np.ndarray | float = 1.0) -> np.ndarray:
-    """Give weights that fall with the variance; `times` is how often each client counts."""
+    """Return weights that fall with the variance; `times` is how often each client counts."""
     if not np.isfinite(variances).any():
         variances = np.zeros(len(variances))
     known = np.isfinite(variances)
@@ -45,15 +45,15 @@ class Soft(Combiner):
     tau: NonNegative = 1.0
     normalise: Literal["mean", "none"] = "mean"
 
-    def numbers(self, kind: str) -> tuple[str, ...]:
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
         """The variance."""
         return (Variance(self.by).name,) if kind == "train" else ()
 
-    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients tell their variance."""
         return (Variance(self.by),)
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Weigh by exp(-tau V_q)."""
         told = np.array([Variance(self.by).read(r) for r in arrived.reports])
         if not np.isfinite(told).all():

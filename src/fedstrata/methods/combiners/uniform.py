@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.server_parts import Arrived, Combiner, View
 
@@ -16,6 +16,6 @@ class Uniform(Combiner):
 
     paper: ClassVar[str] = "Li et al., ICLR 2020"
 
-    def combine(self, state: None, view: View, model: Model, arrived: Arrived) -> Sums:
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Weigh by 1 / |S|."""
         return arrived.sum(arrived.weights / arrived.weights.sum())

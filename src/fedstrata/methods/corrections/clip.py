@@ -23,6 +23,6 @@ class Clip(LocalPart):
 
     norm: Positive = 10.0
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Shorten."""
         buf.g.mul_((self.norm / buf.g.norm().clamp(min=1e-12)).clamp(max=1.0))

@@ -15,15 +15,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Positive
-from fedstrata.core.server_parts import ServerPart, View
+from fedstrata.core.server_parts import ServerStep, View
 
 
 @dataclass
-class Drift:
+class FedDynState:
     """The server's side of the regularizer."""
 
     h: Tensor
@@ -32,7 +32,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class FedDyn(LocalPart, ServerPart):
+class FedDyn(LocalPart, ServerStep):
     """A linear term learned at each client makes local optima agree with the global one."""
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
@@ -49,48 +49,48 @@ class FedDyn(LocalPart, ServerPart):
 
     # ---- client half
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold g_k and this client's alpha."""
         return {"g": Slot((space.P,)), "alpha": Slot()}
 
-    def keep(self, space: Space) -> Mapping[str, Slot]:
+    def declare_client_state(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Keep g_k, zero at first."""
         return {"g": Slot((space.P,))}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Set both."""
-        own["g"].copy_(visit.keep["g"])
+        own["g"].copy_(context.client_state["g"])
         own["alpha"].fill_(self.alpha)
         if self.scale_alpha:
-            own["alpha"].mul_(visit.down["samples"].to(own["alpha"]) / visit.client.samples)
+            own["alpha"].mul_(context.down["samples"].to(own["alpha"]) / context.client.samples)
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Add a (w - w0) - g_k."""
         buf.g.add_(own["alpha"] * (buf.w - buf.w0)).sub_(own["g"])
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Keep g_k - a Delta_k."""
-        return Done() if self.frozen else Done(keep={"g": own["g"] - own["alpha"] * (buf.w - buf.w0)})
+        return Done() if self.frozen else Done(client_state={"g": own["g"] - own["alpha"] * (buf.w - buf.w0)})
 
     # ---- server half
 
-    def init(self, view: View, model: Model) -> Drift:
+    def init(self, view: View, model: FlatModel) -> FedDynState:
         """Start at zero."""
-        samples = float(view.roster.sizes.mean()) if self.scale_alpha else 1.0
-        return Drift(torch.zeros_like(model.params), model.params, torch.tensor(samples, dtype=torch.float64))
+        samples = float(view.client_info.sizes.mean()) if self.scale_alpha else 1.0
+        return FedDynState(torch.zeros_like(model.params), model.params, torch.tensor(samples, dtype=torch.float64))
 
-    def broadcast(self, state: Drift) -> Tensors:
+    def broadcast(self, state: FedDynState) -> Tensors:
         """Tell the mean number of samples, where alpha is scaled by it."""
         return {"samples": state.samples} if self.scale_alpha else {}
 
-    def step(self, state: Drift, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+    def step(self, state: FedDynState, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
         """Move h, and the model by -h / a."""
         state.mean = proposal.params
         if not self.frozen:
-            taking_part = sums.count / view.roster.clients
+            taking_part = sums.count / view.client_info.clients
             state.h = state.h - self.alpha * taking_part * sums.total["update"]
-        return Model(proposal.params - state.h / self.alpha, proposal.buffers)
+        return FlatModel(proposal.params - state.h / self.alpha, proposal.buffers)
 
-    def scored(self, state: Drift, model: Model) -> Model:
+    def model_to_evaluate(self, state: FedDynState, model: FlatModel) -> FlatModel:
         """Evaluate the mean of the clients' models, if asked for."""
-        return Model(state.mean, model.buffers) if self.evaluate == "mean" else model
+        return FlatModel(state.mean, model.buffers) if self.evaluate == "mean" else model

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Batch, Buffers, LocalPart, Visit
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_parts import Batch, Buffers, ClientContext, LocalPart
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import NonNegative
 from fedstrata.core.plan import Plan
 
 
 def margins(counts: np.ndarray, temperature: float) -> np.ndarray:
-    """Give by how much each label's logit is lowered."""
+    """Return by how much each label's logit is lowered."""
     lowered: np.ndarray = temperature * np.maximum(counts, 1e-8) ** -0.25
     return lowered
 
@@ -42,20 +42,20 @@ class FedLc(LocalPart):
         """Refuse a model whose labels cannot be counted."""
         return None if plan.space.classes else "the model's last layer has no weights that are trained"
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold a margin a label."""
         return {"margin": Slot((space.classes,))}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Set the margins from the client's own labels."""
-        counts = np.bincount(visit.client.labels, minlength=visit.client.classes)
+        counts = np.bincount(context.client.labels, minlength=context.client.classes)
         own["margin"].copy_(torch.from_numpy(margins(counts, self.temperature)))
 
-    def logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
+    def edit_logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
         """Lower them."""
         return logits - own["margin"]
 
-    def loss(self, own: Tensors, buf: Buffers, batch: Batch) -> Tensor | None:
+    def add_loss(self, own: Tensors, buf: Buffers, batch: Batch) -> Tensor | None:
         """Put the literal loss in the place of the cross-entropy."""
         if not self.exclude_true:
             return None

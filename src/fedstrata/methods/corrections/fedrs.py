@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, LocalPart, Visit
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_parts import Buffers, ClientContext, LocalPart
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import Fraction
 from fedstrata.core.plan import Plan
 
 
 def scales(counts: np.ndarray, alpha: float, soft: bool) -> np.ndarray:
-    """Give by what each label's logit is multiplied."""
+    """Return by what each label's logit is multiplied."""
     held = counts / max(counts.max(), 1) if soft else counts > 0
     scaled: np.ndarray = (1.0 - alpha) * held + alpha
     return scaled
@@ -41,15 +41,15 @@ class FedRs(LocalPart):
         """Refuse a model whose labels cannot be counted."""
         return None if plan.space.classes else "the model's last layer has no weights that are trained"
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold a scale a label."""
         return {"scale": Slot((space.classes,))}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Set the scales from the client's own labels."""
-        counts = np.bincount(visit.client.labels, minlength=visit.client.classes)
+        counts = np.bincount(context.client.labels, minlength=context.client.classes)
         own["scale"].copy_(torch.from_numpy(scales(counts, self.alpha, self.soft)))
 
-    def logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
+    def edit_logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
         """Scale them."""
         return logits * own["scale"]

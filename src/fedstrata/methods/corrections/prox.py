@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Of, Visit
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart, Of
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Fraction, Natural, NonNegative
-from fedstrata.core.server_parts import ServerPart, View
+from fedstrata.core.server_parts import ServerStep, View
 from fedstrata.methods.variance import Variance
 
 
@@ -41,7 +41,7 @@ f64 = partial(torch.tensor, dtype=torch.float64)  # a threshold that was rounded
 
 
 @dataclass(frozen=True)
-class Prox(LocalPart, ServerPart):
+class Prox(LocalPart, ServerStep):
     """A proximal term keeps the local model near the one received: always, or where a client is unstable."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020; FedPBS, arXiv 2603.13909"
@@ -61,27 +61,27 @@ class Prox(LocalPart, ServerPart):
 
     # ---- client half
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold mu in a buffer, so that it may differ between clients."""
         return {"mu": Slot()}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Set mu."""
-        own["mu"].fill_(self.mu_of(visit) if self.looks else self.mu)
+        own["mu"].fill_(self.mu_of(context) if self.looks else self.mu)
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Add mu (w - w0)."""
         buf.g.add_(own["mu"] * (buf.w - buf.w0))
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Tell mu, where it differs between clients."""
-        return Done(meta={"mu": self.mu_of(visit)}) if self.looks else Done()
+        return Done(metrics={"mu": self.mu_of(context)}) if self.looks else Done()
 
-    def mu_of(self, visit: Visit) -> float:
-        """Give this client's mu: none, where it is stable."""
-        v, (told, median) = visit.variance(self.gate), visit.down["told"].tolist()
+    def mu_of(self, context: ClientContext) -> float:
+        """Return this client's mu: none, where it is stable."""
+        v, (told, median) = context.batch_variance(self.gate), context.down["told"].tolist()
         v_th = told if self.v_th == "quantile" else self.v_th
-        stable = visit.planned >= (self.b_th or visit.batch_size) and v <= v_th
+        stable = context.planned >= (self.b_th or context.batch_size) and v <= v_th
         if self.when == "unstable" and stable:
             return 0.0
         if self.adaptive and median > 0:
@@ -90,7 +90,7 @@ class Prox(LocalPart, ServerPart):
 
     # ---- server half
 
-    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients tell their variance."""
         return (Variance(self.gate),) if self.looks else ()
 
@@ -99,7 +99,7 @@ class Prox(LocalPart, ServerPart):
         """Read variances where they are asked for."""
         return "how much each client's samples vary" if self.looks else None
 
-    def init(self, view: View, model: Model) -> Told | None:
+    def init(self, view: View, model: FlatModel) -> Told | None:
         """Know nothing."""
         return Told(f64(torch.inf), f64(torch.nan)) if self.looks else None
 
@@ -107,7 +107,7 @@ class Prox(LocalPart, ServerPart):
         """Send threshold and median with the model."""
         return {} if state is None else {"told": torch.stack([state.v_th, state.median])}
 
-    def step(self, state: Told | None, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+    def step(self, state: Told | None, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
         """Find the next round's threshold; the proposal stays as it is."""
         told = [] if state is None else [Variance(self.gate).read(r) for r in sums.reports]
         known = [v for v in told if np.isfinite(v)]

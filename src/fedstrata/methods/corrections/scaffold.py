@@ -15,11 +15,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
-from fedstrata.core.flat_model import Model, Space
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import ServerPart, View
+from fedstrata.core.server_parts import ServerStep, View
 from fedstrata.methods.optimizers.sgd import Sgd
 
 
@@ -31,7 +31,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Scaffold(LocalPart, ServerPart):
+class Scaffold(LocalPart, ServerStep):
     """Control variates at server and clients cancel the drift of local steps."""
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
@@ -48,44 +48,44 @@ class Scaffold(LocalPart, ServerPart):
 
     # ---- client half
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold the correction c - c_k, and the sum of gradients where they are added up."""
         slots = {"shift": Slot((space.P,))}
         return slots | ({"sum": Slot((space.P,))} if self.gradients == "raw" else {})
 
-    def keep(self, space: Space) -> Mapping[str, Slot]:
+    def declare_client_state(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Keep c_k, zero at first."""
         return {"c": Slot((space.P,))}
 
-    def up(self, space: Space) -> Mapping[str, Slot]:
+    def declare_aggregated(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Send c_k' - c_k."""
         return {"dc": Slot((space.P,))}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Set the correction."""
-        own["shift"].copy_(visit.down["c"] - visit.keep["c"])
+        own["shift"].copy_(context.down["c"] - context.client_state["c"])
         if self.gradients == "raw":
             own["sum"].zero_()
 
-    def grad(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
+    def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Add c - c_k."""
         if self.gradients == "raw":
             own["sum"].add_(buf.g)
         buf.g.add_(own["shift"])
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Compute the new control; a client that could not move keeps its old one."""
-        if self.frozen or visit.rate_sum == 0:
-            return Done(summed={"dc": torch.zeros_like(buf.w)})
+        if self.frozen or context.rate_sum == 0:
+            return Done(aggregated={"dc": torch.zeros_like(buf.w)})
         if self.gradients == "raw":
-            dc = own["sum"] / visit.steps - visit.keep["c"].to(buf.w)
+            dc = own["sum"] / context.steps - context.client_state["c"].to(buf.w)
         else:
-            dc = (buf.w0 - buf.w) / visit.rate_sum - visit.down["c"].to(buf.w)
-        return Done(summed={"dc": dc}, keep={"c": visit.keep["c"].to(buf.w) + dc})
+            dc = (buf.w0 - buf.w) / context.rate_sum - context.down["c"].to(buf.w)
+        return Done(aggregated={"dc": dc}, client_state={"c": context.client_state["c"].to(buf.w) + dc})
 
     # ---- server half
 
-    def init(self, view: View, model: Model) -> Control:
+    def init(self, view: View, model: FlatModel) -> Control:
         """Start at zero."""
         return Control(torch.zeros_like(model.params))
 
@@ -93,7 +93,7 @@ class Scaffold(LocalPart, ServerPart):
         """Send c with the model."""
         return {"c": state.c}
 
-    def step(self, state: Control, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+    def step(self, state: Control, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
         """Move c; the proposal stays as it is."""
-        state.c = state.c + sums.count / view.roster.clients * sums.mean("dc")
+        state.c = state.c + sums.count / view.client_info.clients * sums.mean("dc")
         return proposal

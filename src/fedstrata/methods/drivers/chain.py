@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Choice, Driver, LabelSchedule, Step, Steps, View, chosen
+from fedstrata.core.server_parts import Choice, Driver, Schedule, Step, Steps, View, finish_choice
 from fedstrata.methods.drivers.passing import Passing
 from fedstrata.methods.drivers.scheduled import stratified
-from fedstrata.methods.server_steps.sgd import Sgd
+from fedstrata.methods.server_steps.sgd import ServerSgd
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class Chain(Driver):
     paper: ClassVar[str] = "Li and Lyu, NeurIPS 2023"
     side_by_side: ClassVar[bool] = False
 
-    def following(self, schedule: LabelSchedule) -> Driver:
+    def following(self, schedule: Schedule) -> Driver:
         """Let the model travel along a schedule of labels."""
         return Passing(stratified(schedule))
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse a server step, which would act after every hop."""
-        if plan.servers["server"] != Sgd():
-            return 'a chain takes the last model as it is; use method.combine.server = "sgd" with lr = 1, momentum = 0'
+        if plan.server_steps["server"] != ServerSgd():
+            return 'a chain takes the last model as it is; use method.server_step = "sgd" with lr = 1, momentum = 0'
         return None
 
     def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
         """Ask one client after another."""
-        asks = yield from chosen(select())
+        asks = yield from finish_choice(select())
         for hop, place in enumerate(view.rng("chain").permutation(len(asks))):
             yield Step(
                 (asks[place],),

@@ -1,6 +1,6 @@
 """Stratify (arXiv 2504.13462), single-sample learning: the model travels along the label schedule.
 
-Played hop by hop, or as one visit of a machine that holds everybody's samples; both give the same model and the same
+Played hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the same
 account of what was sent.
 """
 
@@ -12,23 +12,23 @@ from typing import ClassVar, Literal
 from fedstrata.core.messages import Value
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Ask, Step, View
-from fedstrata.methods.drivers.scheduled import Course, Played, Scheduled, Slice, Stock, next_of, refusals
+from fedstrata.methods.drivers.scheduled import FusedUpdates, Played, ScheduledDriver, Slice, Stock, next_of, refusals
 from fedstrata.methods.schedules.hops import hops
 from fedstrata.methods.schedules.supply import without
-from fedstrata.methods.server_steps.sgd import Sgd
+from fedstrata.methods.server_steps.sgd import ServerSgd
 
 
 @dataclass(frozen=True)
-class Passing(Scheduled):
+class Passing(ScheduledDriver):
     """The model travels from client to client along a schedule of labels, one sample a step."""
 
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse what does not fit steps on single samples."""
-        if plan.servers["server"] != Sgd():
-            return 'a chain takes the last model as it is; use method.combine.server = "sgd" with lr = 1, momentum = 0'
-        if plan.local.optimizer.slots(plan.space) and plan.local.optimizer.state != "carried":
+        if plan.server_steps["server"] != ServerSgd():
+            return 'a chain takes the last model as it is; use method.server_step = "sgd" with lr = 1, momentum = 0'
+        if plan.local.optimizer.declare_memory(plan.space) and plan.local.optimizer.state != "carried":
             return 'an optimizer with memory must carry it from hop to hop: train.optimizer.state = "carried"'
         if plan.space.normed:
             return "single samples have no batch statistics; choose a model without batch norm (model.name, model.norm)"
@@ -37,31 +37,31 @@ class Passing(Scheduled):
     def by_messages(self, view: View, now: Slice) -> Played:
         """Ask one client after another."""
         route, answer = hops(now.epoch, now.pools, now.until, self.schedule.chunk), None
-        visits = refused = 0
+        client_updates = refused = 0
         source: Literal["server", "peer"] = "server"
         while (hop := next_of(route, answer)) is not None:
             next_up = -1 if hop.next is None else hop.next
             config: dict[str, Value] = {"labels": tuple(hop.codes), "epoch": now.epoch.number, "next": next_up}
             sink: Literal["server", "peer"] = "server" if hop.next is None else "peer"
             outcome = yield Step((Ask(hop.client, config),), source=source, sink=sink, part=now.part)
-            answer = None if outcome.missing else refusals(outcome.reports[0].meta)
-            visits, refused, source = visits + 1, refused + len(answer or ()), sink
-        return visits, refused
+            answer = None if outcome.missing else refusals(outcome.reports[0].metrics)
+            client_updates, refused, source = client_updates + 1, refused + len(answer or ()), sink
+        return client_updates, refused
 
-    def as_one(self, view: View, now: Slice) -> Played:
-        """Find the way, then let one lane go it."""
+    def fused(self, view: View, now: Slice) -> Played:
+        """Find the way, then let one trainer go it."""
         route, answer = hops(now.epoch, now.pools, now.until, self.schedule.chunk), None
-        stock, course = Stock.of(self.schedule, view, now.pools), Course(now.epoch.number)
+        stock, fused_updates = Stock.of(self.schedule, view, now.pools), FusedUpdates(now.epoch.number)
         parts: list[int] = []
         from_server = to_server = 0
         at_server = True  # where the model is
         while (hop := next_of(route, answer)) is not None:
             from_server, to_server = from_server + at_server, to_server + (hop.next is None)
             at_server = hop.next is None
-            answer = stock.refuses(hop.client, hop.codes, beside=2)
+            answer = stock.refuses(hop.client, hop.codes, overhead_bytes=2)
             given = without(hop.codes, answer) if answer else hop.codes
             parts += [now.part[0]] * len(given)
-            course.visit(hop.client, given, turn=len(course.who))
-        handed = from_server, to_server, len(course.who) - from_server
-        outcome = yield course.step(stock, [1] * len(parts), parts, handed, part=(0, now.entries))
-        return None if outcome.missing else (len(course.who), stock.refused)
+            fused_updates.add_update(hop.client, given, turn=len(fused_updates.who))
+        handed = from_server, to_server, len(fused_updates.who) - from_server
+        outcome = yield fused_updates.step(stock, [1] * len(parts), parts, handed, part=(0, now.entries))
+        return None if outcome.missing else (len(fused_updates.who), stock.refused)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Choice, Driver, Step, Steps, View, chosen
+from fedstrata.core.server_parts import Choice, Driver, Step, Steps, View, finish_choice
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ class Rounds(Driver):
 
     def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
         """Ask everybody at once."""
-        asks = yield from chosen(select())
+        asks = yield from finish_choice(select())
         yield Step(tuple(asks), together=None if self.norms == "own" else self.norms)

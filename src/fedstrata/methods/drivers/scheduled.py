@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import BY_CHOICE, Ask, Choice, Driver, Joint, LabelSchedule, Outcome, Step, Steps, View
+from fedstrata.core.server_parts import BY_CHOICE, Ask, Choice, Driver, FusedSteps, Outcome, Schedule, Step, Steps, View
 from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch
@@ -24,13 +24,13 @@ from fedstrata.methods.selectors.random import Random
 Move = TypeVar("Move")
 Answer = TypeVar("Answer")
 
-Account = tuple[int, int]  # visits, and entries that were refused
+Account = tuple[int, int]  # client updates, and entries that were refused
 Played = Generator[Step, Outcome, Account | None]  # None: what was played as one is not finite
 NUMBER = 8  # bytes of a label or a count on the wire
 
 
 @dataclass
-class Progress:
+class ScheduleState:
     """Where the run stands in its schedule."""
 
     epoch: Epoch | None = None
@@ -59,7 +59,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Scheduled(Driver):
+class ScheduledDriver(Driver):
     """A driver whose steps come from a schedule of labels."""
 
     side_by_side: ClassVar[bool] = False
@@ -78,10 +78,10 @@ class Scheduled(Driver):
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse stages that would choose clients or samples beside the schedule."""
-        if plan.select != Random():
-            return "the schedule chooses the clients; leave method.select out"
+        if plan.selector != Random():
+            return "the schedule chooses the clients; leave method.selector out"
         if plan.sampler_asked != Shuffle():
-            return "the schedule chooses the samples; leave method.sample out"
+            return "the schedule chooses the samples; leave method.sampler out"
         if self.schedule.frequency == "uniform" and self.schedule.cap is not None:
             return 'method.schedule.cap belongs to frequency = "capped"'
         if self.schedule.frequency == "capped" and self.schedule.each is not None:
@@ -90,33 +90,33 @@ class Scheduled(Driver):
 
     @property
     def together(self) -> bool:
-        """One lane plays a schedule, and clients that meet do so in one process."""
+        """One trainer plays a schedule, and clients that meet do so in one process."""
         return True
 
-    def init(self, view: View) -> Progress:
+    def init(self, view: View) -> ScheduleState:
         """Start before the first epoch."""
-        return Progress()
+        return ScheduleState()
 
     def multiple(self, view: View) -> int:
-        """Give the number of entries of which a round plays a multiple, until the epoch ends."""
+        """Return the number of entries of which a round plays a multiple, until the epoch ends."""
         return 1
 
     def by_messages(self, view: View, now: Slice) -> Played:
         """Play a round's share of the epoch exchange by exchange."""
         raise NotImplementedError
 
-    def as_one(self, view: View, now: Slice) -> Played:
+    def fused(self, view: View, now: Slice) -> Played:
         """Play it as one step, answering for clients that live here."""
         raise NotImplementedError
 
-    def round(self, state: Progress, view: View, select: Callable[[], Choice]) -> Steps:
+    def round(self, state: ScheduleState, view: View, select: Callable[[], Choice]) -> Steps:
         """Play a round's share of the epoch, as one step if that is exact and gives a finite model."""
         if view.round == 0:
             _remark(self.schedule, view)
-        if view.apart is None:
+        if view.why_not_fused is None:
             before = copy.deepcopy(state)
             now = self.begin(state, view)
-            account = yield from self.as_one(view, now)
+            account = yield from self.fused(view, now)
             if account is not None:
                 return self.end(state, view, now, account)
             # One bad sample spoils everybody's result. Message by message only its client is left out.
@@ -127,7 +127,7 @@ class Scheduled(Driver):
         assert account is not None
         self.end(state, view, now, account)
 
-    def begin(self, state: Progress, view: View) -> Slice:
+    def begin(self, state: ScheduleState, view: View) -> Slice:
         """Go on with the epoch, or draw a new one."""
         schedule, multiple = self.schedule, self.multiple(view)
         if state.epoch is None:
@@ -136,7 +136,7 @@ class Scheduled(Driver):
         epoch, state.rounds = state.epoch, state.rounds + 1
         share = epoch.length * state.rounds / schedule.rounds_per_epoch
         until = epoch.length if state.rounds == schedule.rounds_per_epoch else int(share / multiple + 0.5) * multiple
-        weighted = None if schedule.clients == "uniform" else schedule.counts(view.roster.counts)
+        weighted = None if schedule.clients == "uniform" else schedule.counts(view.client_info.counts)
         pools = Pools(
             epoch.supply,
             Draws(view.rng("clients")),
@@ -151,10 +151,10 @@ class Scheduled(Driver):
             pools.leave(client)
         return Slice(epoch, pools, epoch.over, min(until, epoch.length))
 
-    def end(self, state: Progress, view: View, now: Slice, account: Account) -> None:
+    def end(self, state: ScheduleState, view: View, now: Slice, account: Account) -> None:
         """Say what the model saw, and forget an epoch that is over."""
-        supply, (visits, refused) = now.epoch.supply, account
-        if not visits:
+        supply, (client_updates, refused) = now.epoch.supply, account
+        if not client_updates:
             view.note("no_update", round=view.round + 1, step=0, asked=[])
         view.note(
             "schedule",
@@ -162,7 +162,7 @@ class Scheduled(Driver):
             epoch=now.epoch.number + 1,
             entries=now.epoch.over - now.start,
             exposure=now.pools.trained,
-            visits=visits,
+            client_updates=client_updates,
             refused=refused,
             passes=max(supply.passes, default=0) + 1,
             dropped=sorted(supply.dropped),
@@ -173,35 +173,39 @@ class Scheduled(Driver):
 
 
 @dataclass
-class Course:
-    """Visits in a row, to be played as one."""
+class FusedUpdates:
+    """Client updates in a row, to be played as one."""
 
     epoch: int
     codes: dict[int, list[int]] = field(default_factory=dict)  # by client, in the order of use
-    who: list[int] = field(default_factory=list)  # of each visit: the client, the entries, the step
+    who: list[int] = field(default_factory=list)  # of each client update: the client, the entries, the step
     runs: list[int] = field(default_factory=list)
     turns: list[int] = field(default_factory=list)
 
     @classmethod
-    def through(cls, epoch: int, filled: Filled) -> Course:
+    def through(cls, epoch: int, filled: Filled) -> FusedUpdates:
         """Visit everybody who gives samples to a batch, batch by batch, in the order of their first samples."""
         clients, codes = np.array(filled.clients, dtype=np.int64), np.array(filled.codes, dtype=np.int64)
         turns = np.repeat(np.arange(len(filled.sizes)), filled.sizes)
         by_client = np.argsort(clients * len(filled.sizes) + turns, kind="stable")  # and then by batch
         codes, whose, when = codes[by_client], clients[by_client], turns[by_client]
-        visits = np.flatnonzero(np.diff(whose, prepend=-1) | np.diff(when, prepend=-1))
-        runs, first = np.diff(visits, append=len(whose)), by_client[visits]
-        in_order = np.argsort(first)
-        course = cls(
-            epoch, {}, clients[first][in_order].tolist(), runs[in_order].tolist(), turns[first][in_order].tolist()
+        client_updates = np.flatnonzero(np.diff(whose, prepend=-1) | np.diff(when, prepend=-1))
+        runs, first = np.diff(client_updates, append=len(whose)), by_client[client_updates]
+        sum_in_order = np.argsort(first)
+        fused_updates = cls(
+            epoch,
+            {},
+            clients[first][sum_in_order].tolist(),
+            runs[sum_in_order].tolist(),
+            turns[first][sum_in_order].tolist(),
         )
-        for client in dict.fromkeys(course.who):
+        for client in dict.fromkeys(fused_updates.who):
             start, end = np.searchsorted(whose, (client, client + 1))
-            course.codes[client] = codes[start:end].tolist()
-        return course
+            fused_updates.codes[client] = codes[start:end].tolist()
+        return fused_updates
 
-    def visit(self, client: int, codes: list[int], turn: int) -> None:
-        """Add a visit of the `turn`-th step."""
+    def add_update(self, client: int, codes: list[int], turn: int) -> None:
+        """Add a client update of the `turn`-th step."""
         self.codes.setdefault(client, []).extend(codes)
         self.who.append(client)
         self.runs.append(len(codes))
@@ -210,9 +214,9 @@ class Course:
     def step(
         self, stock: Stock, sizes: Sequence[int], parts: Sequence[int], handed: tuple[int, int, int], **how: Any
     ) -> Step:
-        """Give the step that stands for all of them: batches of some sizes, at some times of the round."""
+        """Return the step that stands for all of them: batches of some sizes, at some times of the round."""
         places = {client: i for i, client in enumerate(self.codes)}
-        joint = Joint(
+        fused = FusedSteps(
             who=np.array([places[client] for client in self.who], dtype=np.int64),
             runs=np.array(self.runs, dtype=np.int64),
             turns=np.array(self.turns, dtype=np.int64),
@@ -223,7 +227,7 @@ class Course:
         )
         about = {"epoch": self.epoch}
         asks = [Ask(client, {"labels": tuple(own), **about}) for client, own in self.codes.items()]
-        return Step(tuple(asks), joint=joint, combine=bool(asks), **how)
+        return Step(tuple(asks), fused=fused, combine=bool(asks), **how)
 
 
 @dataclass
@@ -240,8 +244,8 @@ class Stock:
     @classmethod
     def of(cls, schedule: Stratified, view: View, pools: Pools) -> Stock:
         """Look into what everybody holds."""
-        assert view.roster.world is not None
-        counts = schedule.counts(view.roster.world.stock)
+        assert view.client_info.ground_truth is not None
+        counts = schedule.counts(view.client_info.ground_truth.stock)
         own: list[dict[int, int]] = [{} for _ in range(counts.shape[1])]
         clients, strata = np.nonzero(counts)
         for client, stratum, count in zip(
@@ -250,8 +254,8 @@ class Stock:
             own[stratum][client] = count
         return cls(own, pools, schedule.replacement)
 
-    def refuses(self, client: int, codes: Sequence[int], beside: int) -> list[int]:
-        """Give the codes that a client has no sample for; `beside` numbers go with a request."""
+    def refuses(self, client: int, codes: Sequence[int], overhead_bytes: int) -> list[int]:
+        """Return the codes that a client has no sample for; `overhead_bytes` numbers go with a request."""
         supply, refused = self.pools.supply, []
         seen: dict[int, int] = {}
         strata = len(supply.passes)
@@ -263,25 +267,25 @@ class Stock:
                 refused.append(code)
             elif len(codes) > 1:
                 seen[stratum] = seen.get(stratum, 0) + 1
-        self.told(len(codes), 1, len(refused), len(set(refused)), beside)
+        self.told(len(codes), 1, len(refused), len(set(refused)), overhead_bytes)
         return refused
 
-    def told(self, codes: int, requests: int, refused: int, exhausted: int, beside: int) -> None:
+    def told(self, codes: int, requests: int, refused: int, exhausted: int, overhead_bytes: int) -> None:
         """Note what was said: requests, beside whose codes go some numbers, and what of them was refused."""
-        self.told_down += NUMBER * (codes + beside * requests)
+        self.told_down += NUMBER * (codes + overhead_bytes * requests)
         self.told_up += NUMBER * (refused + exhausted)
         self.refused += refused
 
 
 def next_of(protocol: Generator[Move, Answer, None], answer: Answer | None) -> Move | None:
-    """Give the next move of a protocol, after the answer to the last one."""
+    """Return the next move of a protocol, after the answer to the last one."""
     try:
         return protocol.send(cast(Answer, answer))
     except StopIteration:
         return None
 
 
-def stratified(schedule: LabelSchedule) -> Stratified:
+def stratified(schedule: Schedule) -> Stratified:
     """Check that a schedule can be followed."""
     if not isinstance(schedule, Stratified):
         raise RequestError(
@@ -291,16 +295,16 @@ def stratified(schedule: LabelSchedule) -> Stratified:
     return schedule
 
 
-def refusals(meta: Any) -> list[int]:
+def refusals(metrics: Any) -> list[int]:
     """Read a client's answer."""
-    return list(meta["refused"])
+    return list(metrics["refused"])
 
 
 def _remark(schedule: Stratified, view: View) -> None:
     """Say once what a user should know of the way this schedule is played."""
-    if view.apart not in (None, BY_CHOICE):
-        view.note("fallback", what="steps are not played as one", used="message by message", why=view.apart)
-    if schedule.strata == "labels" and np.count_nonzero(schedule.totals(view.roster)) == 1:
+    if view.why_not_fused not in (None, BY_CHOICE):
+        view.note("fallback", what="steps are not played as one", used="message by message", why=view.why_not_fused)
+    if schedule.strata == "labels" and np.count_nonzero(schedule.totals(view.client_info)) == 1:
         view.note("warning", what="method.schedule", why="all clients hold one and the same label")
 
 

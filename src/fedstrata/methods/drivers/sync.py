@@ -1,7 +1,7 @@
 """Stratify (arXiv 2504.13462), batch-data learning: global batches along the label schedule.
 
 Clients reserve samples, compute gradients at the same model while their batch norms meet, and the server steps along
-the exact gradient of the global batch. Played by messages, or as one visit of a machine that holds everybody's samples:
+the exact gradient of the global batch. Played by messages, or as one client update of a machine that holds everybody's samples:
 both give the same model and the same account of what was sent.
 """
 
@@ -14,9 +14,18 @@ from typing import ClassVar
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Ask, Choice, Driver, LabelSchedule, Step, Steps, View
+from fedstrata.core.server_parts import Ask, Choice, Driver, Schedule, Step, Steps, View
 from fedstrata.methods.combiners.uniform import Uniform
-from fedstrata.methods.drivers.scheduled import Course, Played, Scheduled, Slice, Stock, next_of, refusals, stratified
+from fedstrata.methods.drivers.scheduled import (
+    FusedUpdates,
+    Played,
+    ScheduledDriver,
+    Slice,
+    Stock,
+    next_of,
+    refusals,
+    stratified,
+)
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.fill import fill
 
@@ -27,7 +36,7 @@ class Sync(Driver):
 
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
 
-    def following(self, schedule: LabelSchedule) -> Driver:
+    def following(self, schedule: Schedule) -> Driver:
         """Take global batches from a schedule."""
         return GlobalBatches(stratified(schedule))
 
@@ -41,7 +50,7 @@ class Sync(Driver):
 
 
 @dataclass(frozen=True)
-class GlobalBatches(Scheduled):
+class GlobalBatches(ScheduledDriver):
     """Global batches along a schedule of labels."""
 
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
@@ -55,8 +64,8 @@ class GlobalBatches(Scheduled):
             return f"{next(iter(plan.local.parts))} works on local steps, and a global batch has none"
         if any(norm.momentum == 0 for norm in plan.space.norms):
             return "a batch norm with momentum = None (or 0) cannot be synchronised; give it a momentum"
-        if plan.combine == Uniform():
-            return 'the mean of client means is not the gradient of a batch; use method.combine = "size"'
+        if plan.combiner == Uniform():
+            return 'the mean of client means is not the gradient of a batch; use method.combiner = "size"'
         return None
 
     def multiple(self, view: View) -> int:
@@ -64,37 +73,37 @@ class GlobalBatches(Scheduled):
         return view.batch_size
 
     def least(self, view: View) -> int:
-        """Give the size of the smallest batch: batch norm has nothing to normalise over in a batch of one."""
+        """Return the size of the smallest batch: batch norm has nothing to normalise over in a batch of one."""
         return 2 if view.space.normed else 1
 
     def by_messages(self, view: View, now: Slice) -> Played:
         """Reserve samples, then compute gradients together."""
         moves = batches(now.epoch, now.pools, now.until, view.batch_size, self.least(view), view.fewest)
         answers, steps = None, ceil(now.entries / view.batch_size)
-        visits = refused = done = 0
+        client_updates = refused = done = 0
         while (move := next_of(moves, answers)) is not None:
             if isinstance(move, Reserve):
                 about = {"epoch": now.epoch.number, "batch": move.batch}
                 asks = tuple(Ask(client, {"labels": tuple(codes), **about}) for client, codes in move.codes.items())
                 outcome = yield Step(asks, kind="reserve", model=False, combine=False)
-                answers = {r.client: refusals(r.meta) for r in outcome.reports}
+                answers = {r.client: refusals(r.metrics) for r in outcome.reports}
                 refused += sum(map(len, answers.values()))
                 continue
             asks = tuple(Ask(client) for client in move.codes)
             part = (min(done, steps - 1), steps)
             outcome = yield Step(asks, kind="gradient", buffers=False, together="samples", part=part)
             answers = {r.client: [] for r in outcome.reports}
-            visits, done = visits + len(asks), done + 1
-        return visits, refused
+            client_updates, done = client_updates + len(asks), done + 1
+        return client_updates, refused
 
-    def as_one(self, view: View, now: Slice) -> Played:
-        """Fill all batches, then let one lane train on them."""
+    def fused(self, view: View, now: Slice) -> Played:
+        """Fill all batches, then let one trainer train on them."""
         stock, steps = Stock.of(self.schedule, view, now.pools), ceil(now.entries / view.batch_size)
         how = view.batch_size, self.least(view), self.schedule.replacement
         filled = fill(now.epoch, now.pools, stock.counts, now.until, *how)
-        stock.told(filled.asked, filled.requests, filled.refused, filled.exhausted, beside=2)
-        course, sizes = Course.through(now.epoch.number, filled), filled.sizes
-        parts, visits = [min(i, steps - 1) for i in range(len(sizes))], len(course.who)
-        handed = visits, visits, 0
-        outcome = yield course.step(stock, sizes, parts, handed, kind="gradient", buffers=False, part=(0, steps))
-        return None if outcome.missing else (visits, stock.refused)
+        stock.told(filled.asked, filled.requests, filled.refused, filled.exhausted, overhead_bytes=2)
+        fused_updates, sizes = FusedUpdates.through(now.epoch.number, filled), filled.sizes
+        parts, client_updates = [min(i, steps - 1) for i in range(len(sizes))], len(fused_updates.who)
+        handed = client_updates, client_updates, 0
+        outcome = yield fused_updates.step(stock, sizes, parts, handed, kind="gradient", buffers=False, part=(0, steps))
+        return None if outcome.missing else (client_updates, stock.refused)

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Slot, Tensors
 from fedstrata.core.options import Count
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Choice, Driver, Outcome, Step, Steps, View, chosen
+from fedstrata.core.server_parts import Choice, Driver, Outcome, Step, Steps, View, finish_choice
 
 Layer = Literal["head", "weight", "bias"]
 Signal = Literal["head", "weight", "bias", "loss"]
@@ -75,7 +75,7 @@ def split(
 
 
 def variances(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Give, for t = 1..n-1, the weighted sum of the population variances of values[:t] and values[t:].
+    """Return, for t = 1..n-1, the weighted sum of the population variances of values[:t] and values[t:].
 
     In units of the squared length of the values' range, so that values of any size can be squared.
     """
@@ -88,7 +88,7 @@ def variances(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _prefix_variances(values: np.ndarray) -> np.ndarray:
-    """Give the population variance of the first 1, 2, ... n values, which have mean 0 and length about 1."""
+    """Return the population variance of the first 1, 2, ... n values, which have mean 0 and length about 1."""
     n = np.arange(1, len(values) + 1)
     found: np.ndarray = np.maximum(np.cumsum(values**2) / n - (np.cumsum(values) / n) ** 2, 0)
     found[0] = 0
@@ -114,18 +114,18 @@ class Magnitude(LocalPart):
 
     layer: Layer = "head"  # weight and bias together, or one of them
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold the change of the layer, or of the part of it that is wanted."""
         where = {"head": space.head, "weight": space.head_weight, "bias": space.head_bias}[self.layer]
         return {"change": Slot((where.stop - where.start,))}
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Measure it: the square root of the sum of squares. A layer's weight lies first, its bias last."""
         change, head = own["change"], buf.head
         start = head.stop - change.numel() if self.layer == "bias" else head.start
         where = slice(start, start + change.numel())
         torch.sub(buf.w[where], buf.w0[where], out=change)
-        return Done(meta={"magnitude": change.norm()})
+        return Done(metrics={"magnitude": change.norm()})
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse a final layer that lacks what is to be measured."""
@@ -158,17 +158,17 @@ class Terraform(Driver):
     depth: Count = 10  # I_max: steps of a round, the first among them
     baseline: bool = False
 
-    def numbers(self, kind: str) -> tuple[str, ...]:
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
         """How much the final layer changed."""
         return ("magnitude",) if kind == "train" and self.signal != "loss" else ()
 
-    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    def meters(self, overhead_bytes: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """The final layer's change."""
         return () if self.signal == "loss" else (Magnitude(self.signal),)
 
     def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
         """Ask everybody, then the hard ones among those who answered."""
-        asks = {ask.client: ask for ask in (yield from chosen(select()))}
+        asks = {ask.client: ask for ask in (yield from finish_choice(select()))}
         hard, known, everyone = list(asks), dict[int, Report](), list[int]()
         train = hard
         for iteration in range(1, self.depth + 1):
@@ -176,9 +176,9 @@ class Terraform(Driver):
             answers = {r.client: r for r in outcome.reports}
             known = known | answers if self.baseline else answers
             everyone = everyone or list(answers)
-            there, magnitudes = self.measured(view, [known[client] for client in hard if client in known])
+            there, magnitudes = self.measure(view, [known[client] for client in hard if client in known])
             sizes = np.array([known[client].samples for client in there])
-            cut = split(magnitudes, sizes, view.roster.key[there], self.range, self.split_weight)
+            cut = split(magnitudes, sizes, view.client_info.key[there], self.range, self.split_weight)
             hard = [] if cut is None else [there[i] for i in cut.hard]
             over = self.reason(iteration, cut, hard)
             note = {"hard": hard, "tau": None if cut is None else cut.tau, "over": over}
@@ -197,9 +197,9 @@ class Terraform(Driver):
             return "min_clients"
         return "depth" if iteration == self.depth else None
 
-    def measured(self, view: View, reports: Sequence[Report]) -> tuple[list[int], np.ndarray]:
-        """Give the clients that can be sorted, and their magnitudes; the others are easy."""
-        signals: list[Any] = [r.loss if self.signal == "loss" else r.meta["magnitude"] for r in reports]
+    def measure(self, view: View, reports: Sequence[Report]) -> tuple[list[int], np.ndarray]:
+        """Return the clients that can be sorted, and their magnitudes; the others are easy."""
+        signals: list[Any] = [r.loss if self.signal == "loss" else r.metrics["magnitude"] for r in reports]
         magnitudes = np.array(signals, dtype=np.float64)
         finite = np.isfinite(magnitudes)
         if not finite.all():

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from fedstrata.core.client_parts import Optimizer
-from fedstrata.core.flat_model import Space
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import BelowOne, NonNegative, Positive
 
@@ -26,11 +26,11 @@ class Adam(Optimizer):
     weight_decay: NonNegative = 0.0
     state: Literal["fresh", "kept", "carried"] = "fresh"
 
-    def slots(self, space: Space) -> Mapping[str, Slot]:
+    def declare_memory(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Remember both moments, and the number of steps they are made of."""
         return {"m": Slot((space.P,)), "v": Slot((space.P,)), "t": Slot((1,))}
 
-    def move(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
+    def step(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
         """Step along the scaled first moment; the powers of beta come from a tensor, not from the host."""
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedstrata.core.client_parts import Optimizer
-from fedstrata.core.flat_model import Space
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import BelowOne, NonNegative
 
@@ -22,11 +22,11 @@ class Sgd(Optimizer):
     weight_decay: NonNegative = 0.0
     state: Literal["fresh", "kept", "carried"] = "fresh"
 
-    def slots(self, space: Space) -> Mapping[str, Slot]:
+    def declare_memory(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Remember the velocity."""
         return {"v": Slot((space.P,))} if self.momentum else {}
 
-    def move(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
+    def step(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
         """Step along the gradient."""
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Peek, Visit
+from fedstrata.core.client_parts import ClientContext, SampleScores
 from fedstrata.core.messages import Value
 from fedstrata.core.options import Count, Rounds, in_rounds
 from fedstrata.methods.samplers.shuffle import Shuffle
@@ -28,13 +28,13 @@ Growth = Literal["cosine", "linear", "filter"]
 
 
 def uncertainty(probabilities: np.ndarray) -> np.ndarray:
-    """Give how unsure a model is of each sample: 1 - (largest - smallest probability)."""
+    """Return how unsure a model is of each sample: 1 - (largest - smallest probability)."""
     unsure: np.ndarray = 1.0 - (probabilities.max(1) - probabilities.min(1))
     return unsure
 
 
-def parted(seen: Peek, least: int = 1) -> tuple[np.ndarray, np.ndarray, float]:
-    """Give unbiased samples, biased ones by rising loss, and the loss at the cut.
+def split_by_bias(seen: SampleScores, least: int = 1) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return unbiased samples, biased ones by rising loss, and the loss at the cut.
 
     Of equally uncertain samples, that of the lowest loss makes the cut. At least `least` samples are unbiased.
     """
@@ -46,7 +46,7 @@ def parted(seen: Peek, least: int = 1) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def share(growth: Growth, epoch: int, epochs: int) -> float:
-    """Give the share of biased samples in an epoch, counted from 1."""
+    """Return the share of biased samples in an epoch, counted from 1."""
     if growth == "filter":
         return 0.0
     return epoch / epochs if growth == "linear" else (1.0 - cos(pi * epoch / epochs)) / 2.0
@@ -63,13 +63,13 @@ class BiasAware(Shuffle):
     min_unbiased: Count = 1  # the batch size is a good value for models with batch norm
     follow: bool = False  # also tell which samples are biased: for studies, it tells the server about single samples
 
-    def passes(self, visit: Visit) -> tuple[Sequence[np.ndarray], Mapping[str, Value]]:
+    def passes(self, context: ClientContext) -> tuple[Sequence[np.ndarray], Mapping[str, Value]]:
         """Pass over unbiased samples, and over more and more biased ones."""
-        if visit.task.round < in_rounds(self.warmup, visit.rounds):
-            return super().passes(visit)
-        unbiased, biased, cut = parted(visit.peek(), self.min_unbiased)
-        taken = [int(share(self.growth, e + 1, visit.epochs) * len(biased) + 1e-9) for e in range(visit.epochs)]
-        meta: dict[str, Value] = {"cut": cut, "biased": len(biased) / visit.client.samples}
+        if context.task.round < in_rounds(self.warmup, context.rounds):
+            return super().passes(context)
+        unbiased, biased, cut = split_by_bias(context.score_samples(), self.min_unbiased)
+        taken = [int(share(self.growth, e + 1, context.epochs) * len(biased) + 1e-9) for e in range(context.epochs)]
+        metrics: dict[str, Value] = {"cut": cut, "biased": len(biased) / context.client.samples}
         if self.follow:
-            meta["biased_samples"] = tuple(biased.tolist())
-        return [np.sort(np.concatenate([unbiased, biased[:count]])) for count in taken], meta
+            metrics["biased_samples"] = tuple(biased.tolist())
+        return [np.sort(np.concatenate([unbiased, biased[:count]])) for count in taken], metrics

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.core.client_parts import Order, Sampler, Visit
+from fedstrata.core.client_parts import ClientContext, Order, Sampler
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class FullBatch(Sampler):
         """All samples of the largest client."""
         return largest
 
-    def plan(self, visit: Visit) -> Order:
+    def plan(self, context: ClientContext) -> Order:
         """Take everything once."""
-        n = visit.client.samples
+        n = context.client.samples
         return Order((np.arange(n),), batch_size=n)

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Order, Sampler, Visit
+from fedstrata.core.client_parts import ClientContext, Order, Sampler
 from fedstrata.core.messages import Value
 from fedstrata.core.options import Count
 
@@ -27,20 +27,20 @@ class Shuffle(Sampler):
     least: Count = 8  # smallest batch that a slow device is given
 
     def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
-        """Give the batch of the fastest device."""
+        """Return the batch of the fastest device."""
         return min(largest, self._batch_size(batch_size, fastest))
 
-    def plan(self, visit: Visit) -> Order:
+    def plan(self, context: ClientContext) -> Order:
         """Shuffle what each epoch passes over; each epoch has a stream of its own."""
-        passes, meta = self.passes(visit)
+        passes, metrics = self.passes(context)
         shuffled = [
-            positions[visit.rng(f"epoch-{e}").permutation(len(positions))] for e, positions in enumerate(passes)
+            positions[context.rng(f"epoch-{e}").permutation(len(positions))] for e, positions in enumerate(passes)
         ]
-        return Order(tuple(shuffled), self._batch_size(visit.batch_size, visit.client.speed), meta)
+        return Order(tuple(shuffled), self._batch_size(context.batch_size, context.client.speed), metrics)
 
-    def passes(self, visit: Visit) -> tuple[Sequence[np.ndarray], Mapping[str, Value]]:
-        """Give the positions of each epoch, in order, and what to report about them."""
-        return [np.arange(visit.client.samples)] * visit.epochs, {}
+    def passes(self, context: ClientContext) -> tuple[Sequence[np.ndarray], Mapping[str, Value]]:
+        """Return the positions of each epoch, in order, and what to report about them."""
+        return [np.arange(context.client.samples)] * context.epochs, {}
 
     def _batch_size(self, nominal: int, speed: float) -> int:
         return nominal if self.batch == "fixed" else max(self.least, int(nominal * speed + 1e-9))

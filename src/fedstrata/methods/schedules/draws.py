@@ -19,13 +19,13 @@ class Draws:
         self._used = 0
 
     def uniform(self) -> float:
-        """Give a number from [0, 1)."""
+        """Return a number from [0, 1)."""
         if not self._uniform:
             self._uniform = self._rng.random(BLOCK).tolist()
         return self._uniform.pop()
 
     def uniforms(self, count: int) -> list[float]:
-        """Give several, as one after another would be."""
+        """Return several, as one after another would be."""
         if count > len(self._uniform):
             return [self.uniform() for _ in range(count)]
         numbers = self._uniform[len(self._uniform) - count :]
@@ -33,7 +33,7 @@ class Draws:
         return numbers[::-1]
 
     def exponentials(self, count: int) -> np.ndarray:
-        """Give waiting times of mean 1."""
+        """Return waiting times of mean 1."""
         if self._used + count > len(self._exponential):
             self._exponential, self._used = self._rng.standard_exponential(max(BLOCK, count)), 0
         self._used += count

@@ -16,7 +16,7 @@ from fedstrata.methods.schedules.supply import Pools
 
 
 class Hop(NamedTuple):
-    """One visit: train on these entries, then hand the model to the next client, or to the server."""
+    """One client update: train on these entries, then hand the model to the next client, or to the server."""
 
     client: int
     codes: list[int]
@@ -29,7 +29,7 @@ Refused = list[int] | None  # codes that were not trained on; None: the client d
 def select_runs(
     chunk: Sequence[int], pools: Mapping[int, Sequence[int]], pick: Callable[[Sequence[int]], int]
 ) -> list[tuple[int, int]]:
-    """Give clients with the lengths of their runs: always one that can serve the most entries in a row."""
+    """Return clients with the lengths of their runs: always one that can serve the most entries in a row."""
     runs, i = [], 0
     while i < len(chunk):
         serve, j = pools[chunk[i]], i + 1

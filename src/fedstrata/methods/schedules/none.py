@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedstrata.core.server_parts import LabelSchedule
+from fedstrata.core.server_parts import Schedule
 
 
 @dataclass(frozen=True)
-class Unscheduled(LabelSchedule):
+class Unscheduled(Schedule):
     """Labels come as the selected clients hold them."""

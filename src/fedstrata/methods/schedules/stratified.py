@@ -15,18 +15,18 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import Sampler
 from fedstrata.core.options import Count, Fraction
 from fedstrata.core.rng import Rng
-from fedstrata.core.server_parts import LabelSchedule, View
+from fedstrata.core.server_parts import Schedule, View
 from fedstrata.methods.schedules.epoch import Epoch
 from fedstrata.methods.schedules.supply import Supply
 from fedstrata.methods.schedules.take import Take
 
 
 @dataclass(frozen=True)
-class Stratified(LabelSchedule):
+class Stratified(Schedule):
     """Every label as often as its target says, in random order; clients that hold it give one sample an entry."""
 
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
@@ -55,17 +55,17 @@ class Stratified(LabelSchedule):
         """Clients take samples from their own shuffled lists."""
         return Take(self.strata, self.replacement)
 
-    def totals(self, roster: Roster) -> np.ndarray:
-        """Give the number of samples of each stratum."""
-        totals = roster.totals if self.clients == "uniform" else roster.counts.sum(0)
+    def totals(self, client_info: ClientInfo) -> np.ndarray:
+        """Return the number of samples of each stratum."""
+        totals = client_info.totals if self.clients == "uniform" else client_info.counts.sum(0)
         return totals if self.strata == "labels" else totals.sum(keepdims=True)
 
     def counts(self, table: np.ndarray) -> np.ndarray:
-        """Give what a table of counts by client and label says by client and stratum."""
+        """Return what a table of counts by client and label says by client and stratum."""
         return table if self.strata == "labels" else table.sum(1, keepdims=True)
 
     def frequencies(self, totals: np.ndarray) -> np.ndarray:
-        """Give f_l: how often each stratum stands in the schedule. One that nobody holds does not."""
+        """Return f_l: how often each stratum stands in the schedule. One that nobody holds does not."""
         held = totals > 0
         if self.frequency == "uniform":
             each = self.each or ceil(totals.sum() / max(held.sum(), 1))
@@ -76,8 +76,8 @@ class Stratified(LabelSchedule):
 
     def epoch(self, number: int, view: View) -> Epoch:
         """Draw a schedule and start with everybody who is there."""
-        f = self.frequencies(self.totals(view.roster))
-        known = view.roster.labels if self.clients == "uniform" else view.roster.counts
+        f = self.frequencies(self.totals(view.client_info))
+        known = view.client_info.labels if self.clients == "uniform" else view.client_info.counts
         held = self.counts(known)[view.eligible] > 0
         holders = [view.eligible[held[:, p]].tolist() for p in range(len(f))]
         strata, places = arranged(f, self.order, view.rng("labels"))
@@ -92,7 +92,7 @@ def scaled(f: np.ndarray, length: int) -> np.ndarray:
 
 
 def arranged(f: np.ndarray, order: str, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
-    """Give strata in the order of their places in (0, 1), and the places.
+    """Return strata in the order of their places in (0, 1), and the places.
 
     With independent uniform places this is a shuffle, and an entry that comes back later finds a uniformly random
     position among those still to come by drawing a new place after the present one.

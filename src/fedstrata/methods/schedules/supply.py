@@ -63,11 +63,11 @@ class Pools:
         self._drawn = [NOBODY for _ in self.supply.available]
 
     def code(self, stratum: int) -> int:
-        """Give what a client is sent for an entry: the stratum, and which pass over its samples is meant."""
+        """Return what a client is sent for an entry: the stratum, and which pass over its samples is meant."""
         return stratum + len(self.supply.passes) * self.supply.passes[stratum]
 
     def ready(self, stratum: int) -> list[int]:
-        """Give who can be asked. If nobody is left, everybody starts over, or the stratum is given up."""
+        """Return who can be asked. If nobody is left, everybody starts over, or the stratum is given up."""
         supply = self.supply
         if supply.available[stratum] or stratum in supply.dropped:
             return supply.available[stratum]
@@ -207,7 +207,7 @@ class Pools:
 
 
 def without(codes: Sequence[int], refused: Sequence[int]) -> list[int]:
-    """Give what is left of a request: a client serves in order, so what it refuses of a stratum comes last."""
+    """Return what is left of a request: a client serves in order, so what it refuses of a stratum comes last."""
     left, out = [], Counter(refused)
     for code in reversed(codes):
         if out[code]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Client, Done, Order, Program, Sampler, Visit
+from fedstrata.core.client_parts import Client, ClientContext, Done, Order, Program, Sampler
 
 PASS, NEXT = 0, 1  # rows of a cursor table: which pass over a stratum, and how many samples of it are used
 
@@ -30,51 +30,55 @@ class Take(Sampler):
         """One client may have to fill a global batch."""
         return batch_size
 
-    def plan(self, visit: Visit) -> Order:
+    def plan(self, context: ClientContext) -> Order:
         """Train on the samples that a run of labels names, one a step."""
-        cursor = self._cursor(visit, "used")
-        positions, refused = self._take(visit, cursor)
-        keep = {"used": torch.from_numpy(cursor), "epoch": _epoch(visit)}
-        return Order((positions,), batch_size=1, meta=_answer(refused), keep=keep, samples=len(positions))
+        cursor = self._cursor(context, "used")
+        positions, refused = self._take(context, cursor)
+        client_state = {"used": torch.from_numpy(cursor), "epoch": _epoch(context)}
+        return Order(
+            (positions,), batch_size=1, metrics=_answer(refused), client_state=client_state, samples=len(positions)
+        )
 
     @property
     def programs(self) -> Mapping[str, Program]:
         """Reserve samples for a global batch; give the gradient of what is reserved."""
         return {"reserve": self.reserve, "gradient": self.gradient}
 
-    def reserve(self, visit: Visit) -> Done:
+    def reserve(self, context: ClientContext) -> Done:
         """Hold samples for a batch; what is held for another batch was not used, and goes back."""
-        batch = int(_number(visit, "batch"))
-        same = _is(visit.keep.get("batch"), batch) and _is(visit.keep.get("epoch"), int(_number(visit, "epoch")))
-        cursor = self._cursor(visit, "ahead" if same else "used")
-        positions, refused = self._take(visit, cursor)
-        held = visit.keep["held"].numpy() if same else positions[:0]
+        batch = int(_number(context, "batch"))
+        same = _is(context.client_state.get("batch"), batch) and _is(
+            context.client_state.get("epoch"), int(_number(context, "epoch"))
+        )
+        cursor = self._cursor(context, "ahead" if same else "used")
+        positions, refused = self._take(context, cursor)
+        held = context.client_state["held"].numpy() if same else positions[:0]
         return Done(
-            meta=_answer(refused),
-            keep={
-                "used": torch.from_numpy(self._cursor(visit, "used")),
+            metrics=_answer(refused),
+            client_state={
+                "used": torch.from_numpy(self._cursor(context, "used")),
                 "ahead": torch.from_numpy(cursor),
                 "held": torch.from_numpy(np.concatenate([held, positions])),
-                "epoch": _epoch(visit),
+                "epoch": _epoch(context),
                 "batch": torch.tensor(batch),
             },
         )
 
-    def gradient(self, visit: Visit) -> Done:
-        """Give minus the mean gradient of the samples held, and how many they are; they are used now."""
-        held = visit.keep["held"].numpy()
-        g = visit.gradient(held)
+    def gradient(self, context: ClientContext) -> Done:
+        """Return minus the mean gradient of the samples held, and how many they are; they are used now."""
+        held = context.client_state["held"].numpy()
+        g = context.gradient(held)
         return Done(
-            summed={"update": -g.sum / len(held)},
-            keep={"used": visit.keep["ahead"], "batch": torch.tensor(-1)},
+            aggregated={"update": -g.sum / len(held)},
+            client_state={"used": context.client_state["ahead"], "batch": torch.tensor(-1)},
             samples=len(held),
             loss=g.loss,
         )
 
-    def _take(self, visit: Visit, cursor: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    def _take(self, context: ClientContext, cursor: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """Move the cursor along; give positions, and the codes of what cannot be given."""
-        codes = np.array(visit.task.config["labels"], dtype=np.int64)
-        own = Shelves(self, visit.client, visit.rng, int(_number(visit, "epoch")))
+        codes = np.array(context.task.config["labels"], dtype=np.int64)
+        own = Shelves(self, context.client, context.rng, int(_number(context, "epoch")))
         turns, strata = np.divmod(codes, cursor.shape[1])
         before, sizes = cursor[PASS, strata], own.sizes[strata]
         used = _nth(codes) + np.where(turns == before, cursor[NEXT, strata], 0)
@@ -87,11 +91,11 @@ class Take(Sampler):
         cursor[NEXT] += np.bincount(strata[given & (turns == cursor[PASS, strata])], minlength=cursor.shape[1])
         return own.at(strata[given], turns[given], used[given]), codes[~given].tolist()
 
-    def _cursor(self, visit: Visit, name: str) -> np.ndarray:
-        """Give a copy of a cursor table; a new epoch starts at the front."""
-        strata = visit.client.classes if self.strata == "labels" else 1
-        if name in visit.keep and _is(visit.keep.get("epoch"), int(_number(visit, "epoch"))):
-            return visit.keep[name].numpy().copy()
+    def _cursor(self, context: ClientContext, name: str) -> np.ndarray:
+        """Return a copy of a cursor table; a new epoch starts at the front."""
+        strata = context.client.classes if self.strata == "labels" else 1
+        if name in context.client_state and _is(context.client_state.get("epoch"), int(_number(context, "epoch"))):
+            return context.client_state[name].numpy().copy()
         return np.zeros((2, strata), dtype=np.int64)
 
 
@@ -106,7 +110,7 @@ class Shelves:
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
 
     def at(self, strata: np.ndarray, turns: np.ndarray, used: np.ndarray) -> np.ndarray:
-        """Give positions; whoever goes on behind the end starts over in a new order."""
+        """Return positions; whoever goes on behind the end starts over in a new order."""
         over, places = np.divmod(used, self.sizes[strata])
         turns, places = turns + over, places + self._starts[strata]
         positions = np.empty(len(places), dtype=np.int64)
@@ -124,8 +128,8 @@ class Shelves:
 def _nth(codes: np.ndarray) -> np.ndarray:
     """Say of each code how often it came before."""
     by_code = np.argsort(codes, kind="stable")
-    in_order, nth = codes[by_code], np.empty_like(codes)
-    nth[by_code] = np.arange(len(codes)) - np.searchsorted(in_order, in_order)
+    sum_in_order, nth = codes[by_code], np.empty_like(codes)
+    nth[by_code] = np.arange(len(codes)) - np.searchsorted(sum_in_order, sum_in_order)
     return nth
 
 
@@ -142,12 +146,12 @@ def _answer(refused: list[int]) -> dict[str, tuple[int, ...]]:
     return {"refused": tuple(refused), "exhausted": tuple(sorted(set(refused)))}
 
 
-def _number(visit: Visit, name: str) -> Any:
-    return visit.task.config[name]
+def _number(context: ClientContext, name: str) -> Any:
+    return context.task.config[name]
 
 
-def _epoch(visit: Visit) -> Tensor:
-    return torch.tensor(int(_number(visit, "epoch")))
+def _epoch(context: ClientContext) -> Tensor:
+    return torch.tensor(int(_number(context, "epoch")))
 
 
 def _is(kept: Tensor | None, number: int) -> bool:

@@ -3,7 +3,7 @@
 PARTS = {
     "random": "fedstrata.methods.selectors.random:Random",
     "everyone": "fedstrata.methods.selectors.everyone:Everyone",
-    "size": "fedstrata.methods.selectors.size:Size",
+    "size": "fedstrata.methods.selectors.size:SelectBySize",
     "flips": "fedstrata.methods.selectors.flips:Flips",
     "power-of-choice": "fedstrata.methods.selectors.power_of_choice:PowerOfChoice",
     "oort": "fedstrata.methods.selectors.oort:Oort",

@@ -23,7 +23,7 @@ class ClusteredSize(Selector):
 
     def select(self, state: None, view: View) -> list[Ask]:
         """Fill the urns, and draw."""
-        ids, sizes = view.eligible, view.roster.sizes[view.eligible]
+        ids, sizes = view.eligible, view.client_info.sizes[view.eligible]
         if view.k >= len(ids):
             return everyone(ids, sizes)
-        return by_size(ids, sizes, view.k, view.roster.key[ids]).draw(view.rng("select"))
+        return by_size(ids, sizes, view.k, view.client_info.key[ids]).draw(view.rng("select"))

@@ -37,7 +37,7 @@ class Clusters:
 def find_clusters(
     vectors: np.ndarray, k: int | None, rule: Rule, repeats: int, rng: Rng, note: Callable[..., None]
 ) -> Clusters:
-    """Give the best of `repeats` clusterings into k clusters, or into as many as the elbow says."""
+    """Return the best of `repeats` clusterings into k clusters, or into as many as the elbow says."""
     with threadpool_limits(1):  # the products are small: more threads wait for each other, and change the last bit
         return _found(vectors, k, rule, repeats, rng, note)
 
@@ -74,12 +74,12 @@ def _found(
 
 
 def most_clusters(vectors: int, labels: int) -> int:
-    """Give the largest number of clusters to try."""
+    """Return the largest number of clusters to try."""
     return min(vectors - 1, max(2 * labels, 12))
 
 
 def elbow(curve: Mapping[int, float], rule: Rule = "curvature") -> int:
-    """Give the number of clusters from the index by number, for consecutive numbers from 2.
+    """Return the number of clusters from the index by number, for consecutive numbers from 2.
 
     `curvature`: the sharpest bend, or 2 where the curve is lowest there; `min`: the lowest point; `eq3`: the smallest
     relative change, as Equation 3 is printed, which is the flattest point.
@@ -96,7 +96,7 @@ def elbow(curve: Mapping[int, float], rule: Rule = "curvature") -> int:
 
 
 def davies_bouldin(vectors: np.ndarray, cluster: np.ndarray) -> float:
-    """Give the mean, over clusters, of the largest (s_i + s_j) / |c_i - c_j|; s is the mean distance to the centre."""
+    """Return the mean, over clusters, of the largest (s_i + s_j) / |c_i - c_j|; s is the mean distance to the centre."""
     _, cluster, sizes = np.unique(cluster, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
         return 0.0
@@ -105,7 +105,7 @@ def davies_bouldin(vectors: np.ndarray, cluster: np.ndarray) -> float:
 
 
 def overlap(centres: np.ndarray, spread: np.ndarray) -> float:
-    """Give the Davies-Bouldin index of two or more clusters, from their centres and mean distances to them."""
+    """Return the Davies-Bouldin index of two or more clusters, from their centres and mean distances to them."""
     square = (centres**2).sum(1)
     apart = np.sqrt(np.maximum(square[:, None] + square - 2 * centres @ centres.T, 0))
     ratio = (spread[:, None] + spread) / np.maximum(apart, TINY)
@@ -114,7 +114,7 @@ def overlap(centres: np.ndarray, spread: np.ndarray) -> float:
 
 
 def nearest(vectors: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Give the nearest centre of each vector, a chunk at a time; the first of equally near ones."""
+    """Return the nearest centre of each vector, a chunk at a time; the first of equally near ones."""
     half = (centres**2).sum(1) / 2
     parts = [vectors[at : at + CHUNK] for at in range(0, len(vectors), CHUNK)]
     found = [(half - part.astype(np.float64) @ centres.T).argmin(1) for part in parts]
@@ -167,6 +167,6 @@ def _sums(vectors: np.ndarray, cluster: np.ndarray, k: int) -> np.ndarray:
 
 
 def _sample(vectors: np.ndarray, most: int, rng: Rng) -> np.ndarray:
-    """Give at most so many of the vectors, in double precision."""
+    """Return at most so many of the vectors, in double precision."""
     some = vectors if len(vectors) <= most else vectors[np.sort(rng.choice(len(vectors), most, replace=False))]
     return some.astype(np.float64)

@@ -16,20 +16,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Done, Program, Visit
+from fedstrata.core.client_parts import ClientContext, Done, Program
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report
 from fedstrata.core.options import Fraction, Natural
 from fedstrata.core.rng import Rng
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
-from fedstrata.methods.selectors.remembered import SAME, Remembered, bounded, lengths, refuse_beyond, sketched
+from fedstrata.methods.selectors.remembered import SAME, Remembered, bounded, lengths, refuse_beyond, sketch
 
 
-def whole_gradient(visit: Visit) -> Done:
-    """Give the mean gradient of the received model over this client's samples."""
-    places = np.array_split(np.arange(visit.client.samples), -(-visit.client.samples // visit.batch_size))
-    parts = [visit.gradient(batch).sum for batch in places]
-    return Done(summed={"update": sum(parts[1:], parts[0]) / visit.client.samples})
+def whole_gradient(context: ClientContext) -> Done:
+    """Return the mean gradient of the received model over this client's samples."""
+    places = np.array_split(np.arange(context.client.samples), -(-context.client.samples // context.batch_size))
+    parts = [context.gradient(batch).sum for batch in places]
+    return Done(aggregated={"update": sum(parts[1:], parts[0]) / context.client.samples})
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class DivFl(Selector):
 
     def init(self, view: View) -> Remembered:
         """Remember nothing."""
-        looked_at = self._looked_at(view.roster.clients, view.k)
-        if looked_at == view.roster.clients:
-            instead = "Set method.select.stochastic, such as 0.001, to look at that share of clients for each pick"
+        looked_at = self._looked_at(view.client_info.clients, view.k)
+        if looked_at == view.client_info.clients:
+            instead = "Set method.selector.stochastic, such as 0.001, to look at that share of clients for each pick"
             refuse_beyond(self.LIMIT, view, "DivFl", instead)
-        if looked_at * view.roster.clients > self.LIMIT**2:
+        if looked_at * view.client_info.clients > self.LIMIT**2:
             raise RequestError(
-                f"DivFl would compare {looked_at:,} clients with {view.roster.clients:,} for each pick, "
+                f"DivFl would compare {looked_at:,} clients with {view.client_info.clients:,} for each pick, "
                 f"and is limited to {self.LIMIT**2:,} pairs; "
-                "use a smaller method.select.stochastic or train.clients_per_round"
+                "use a smaller method.selector.stochastic or train.clients_per_round"
             )
         return Remembered.nothing(bounded(self.sketch or view.space.P, view))
 
     def select(self, state: Remembered, view: View) -> Generator[Step, Outcome, list[int]]:
         """Refresh what is remembered, if asked to; pick."""
-        ids = view.eligible[np.argsort(view.roster.key[view.eligible])]
+        ids = view.eligible[np.argsort(view.client_info.key[view.eligible])]
         if view.k >= len(ids):
             return list(map(int, ids))
         if self.refresh == "all":
@@ -84,7 +84,7 @@ class DivFl(Selector):
             self._remember(state, view, [r for outcome in outcomes if outcome.step.combine for r in outcome.reports])
 
     def _remember(self, state: Remembered, view: View, reports: Sequence[Report]) -> None:
-        state.keep(sketched({report.client: report.summed["update"] for report in reports}, self.sketch, view))
+        state.keep(sketch({report.client: report.aggregated["update"] for report in reports}, self.sketch, view))
 
     def _looked_at(self, clients: int, k: int) -> int:
         return clients if not self.stochastic else min(clients, max(k, int(self.stochastic * clients + 1e-9)))

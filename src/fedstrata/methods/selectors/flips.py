@@ -8,7 +8,7 @@ picks of the client, not of the cluster; the straggler rate is a mean, where lin
 (`rate = "literal"`; "reset" counts each round anew). Label vectors are shares, with which the paper's ten clusters
 are found, not counts. Beyond the paper, clients that join or whose labels changed go to the nearest centre.
 
-Where clusters were found without label counts being told (`roster.clusters`), those are taken as they are.
+Where clusters were found without label counts being told (`client_info.clusters`), those are taken as they are.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Flips(Selector):
 
     def init(self, view: View) -> Fairness:
         """Begin with nobody clustered: that is done in the first round, and not again when a run is resumed."""
-        clients, classes = view.roster.clients, view.roster.classes
+        clients, classes = view.client_info.clients, view.client_info.classes
         none = np.zeros(0, dtype=np.int64)
         state = Fairness(np.zeros((0, classes)), none, none, none, none, none.astype(bool))
         _grow(state, clients)
@@ -107,7 +107,7 @@ class Flips(Selector):
     def _extras(self, state: Fairness, view: View, here: Members, chosen: list[int]) -> list[int]:
         """Go round the clusters that lost clients, most losses first, and take members that do not straggle."""
         wanted, late = int(state.rate * view.k + 1e-9), np.flatnonzero(state.straggler)
-        late = late[_among(late, view.roster.holders)]  # who left for good is not missed
+        late = late[_among(late, view.client_info.holders)]  # who left for good is not missed
         if not wanted or not len(late):
             return []
         lost = np.bincount(state.cluster[late], minlength=len(state.cluster_picks))
@@ -129,22 +129,22 @@ class Flips(Selector):
     # ---- clusters
 
     def _refreshed(self, state: Fairness, view: View) -> Members:
-        """Give the members of clusters, found anew where something was told since. Fairness is kept."""
-        roster = view.roster
-        told = roster.counts if roster.clusters is None else roster.clusters
+        """Return the members of clusters, found anew where something was told since. Fairness is kept."""
+        client_info = view.client_info
+        told = client_info.counts if client_info.clusters is None else client_info.clusters
         if state.members is not None and state.members.told is told:
             return state.members
-        _grow(state, roster.clients)
-        if roster.clusters is None:
+        _grow(state, client_info.clients)
+        if client_info.clusters is None:
             self._cluster(state, view)
         else:
-            _take_over(state, view, roster.clusters)
-        state.members = Members.of(state.cluster, len(state.cluster_picks), roster.holders, roster.key, told)
+            _take_over(state, view, client_info.clusters)
+        state.members = Members.of(state.cluster, len(state.cluster_picks), client_info.holders, client_info.key, told)
         return state.members
 
     def _cluster(self, state: Fairness, view: View) -> None:
         """Cluster everybody at first; later, only who joined or whose label counts changed."""
-        counts, ids = view.roster.counts, view.roster.holders
+        counts, ids = view.client_info.counts, view.client_info.holders
         told = fingerprints(counts)
         changed = ids[(state.cluster[ids] < 0) | (state.told[ids] != told[ids])]
         before = state.cluster[changed]
@@ -174,7 +174,7 @@ class Flips(Selector):
 
 def _take_over(state: Fairness, view: View, clusters: np.ndarray) -> None:
     """Let everybody be in the cluster that was found elsewhere."""
-    ids = view.roster.holders
+    ids = view.client_info.holders
     if (clusters[ids] < 0).any():
         lost = ids[clusters[ids] < 0].tolist()
         raise RequestError(f"clients {lost[:5]} have data but are in no cluster: cluster again after clients joined")
@@ -211,7 +211,7 @@ def _welcome(state: Fairness, view: View, joined: np.ndarray) -> None:
         return
     most = np.iinfo(np.int64).max
     least = np.full(len(state.cluster_picks), most)
-    old = np.setdiff1d(view.roster.holders, joined)
+    old = np.setdiff1d(view.client_info.holders, joined)
     np.minimum.at(least, state.cluster[old], state.picks[old])
     least[least == most] = 0  # nobody else is in the cluster
     state.picks[joined] = least[state.cluster[joined]]

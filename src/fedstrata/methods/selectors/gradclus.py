@@ -20,7 +20,7 @@ import numpy as np
 
 from fedstrata.core.options import Natural
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, View
-from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, bounded, lengths, refuse_beyond, sketched
+from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, bounded, lengths, refuse_beyond, sketch
 from fedstrata.methods.selectors.urns import by_group, by_size, counted, everyone
 from fedstrata.methods.selectors.ward import On, ward
 
@@ -46,14 +46,14 @@ class GradClus(Selector):
     def init(self, view: View) -> Remembered:
         """Remember nothing."""
         if not self.sketch:
-            instead = "Set method.select.sketch, such as 64: a sample of clients is then compared with all others"
+            instead = "Set method.selector.sketch, such as 64: a sample of clients is then compared with all others"
             refuse_beyond(self.LIMIT, view, "GradClus", instead)
         return Remembered.nothing(bounded(self.sketch or view.space.P, view))
 
     def select(self, state: Remembered, view: View) -> list[Ask]:
         """Group clients by their last updates, fill the urns, and draw."""
-        ids = view.eligible[np.argsort(view.roster.key[view.eligible])]
-        sizes, rng, others = view.roster.sizes[ids], view.rng("select"), view.rng("select", step=1)
+        ids = view.eligible[np.argsort(view.client_info.key[view.eligible])]
+        sizes, rng, others = view.client_info.sizes[ids], view.rng("select"), view.rng("select", step=1)
         if view.k >= len(ids):
             return everyone(ids, sizes) if self.mass_rule else counted(ids)
         if view.round < self.warm_up:
@@ -71,14 +71,14 @@ class GradClus(Selector):
             picked = groups if len(groups) == view.k else [groups[i] for i in rng.permutation(len(groups))[: view.k]]
             return [Ask(int(rng.choice(group))) for group in picked]
         if tree.flat:
-            return by_size(ids, sizes, view.k, view.roster.key[ids]).draw(rng)
+            return by_size(ids, sizes, view.k, view.client_info.key[ids]).draw(rng)
         groups = tree.within(view.k * sizes.astype(np.int64), int(sizes.sum()))
         return by_group(groups, ids, sizes, view.k, others).draw(rng)
 
     def feedback(self, state: Remembered, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         """Remember the updates that arrived."""
         trained = [report for outcome in outcomes if outcome.step.combine for report in outcome.reports]
-        state.keep(sketched({report.client: report.summed["update"] for report in trained}, self.sketch, view))
+        state.keep(sketch({report.client: report.aggregated["update"] for report in trained}, self.sketch, view))
 
     def _updates(self, state: Remembered, view: View, ids: np.ndarray) -> np.ndarray:
         updates = state.of(ids)

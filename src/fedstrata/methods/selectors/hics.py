@@ -19,14 +19,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Buffers, Done, LocalPart, Visit
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Tensors
 from fedstrata.core.options import Count, Natural, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Rng
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, View
-from fedstrata.methods.selectors.remembered import Remembered, angles, bounded, refuse_beyond, sketched
+from fedstrata.methods.selectors.remembered import Remembered, angles, bounded, refuse_beyond, sketch
 from fedstrata.methods.selectors.urns import by_group
 from fedstrata.methods.selectors.ward import On, ward
 
@@ -35,11 +35,11 @@ from fedstrata.methods.selectors.ward import On, ward
 class HeadUpdate(LocalPart):
     """Shows the server how the head moved."""
 
-    shows: ClassVar[bool] = True
+    opens_tensors: ClassVar[bool] = True
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Show it."""
-        return Done(shown={"head": (buf.w - buf.w0)[buf.head]})
+        return Done(open_tensors={"head": (buf.w - buf.w0)[buf.head]})
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Hics(Selector):
     ward_on: On = "rows"
     sketch: Natural = 0  # numbers kept of a head update; 0 keeps all
 
-    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients show how their heads moved."""
         return (HeadUpdate(),)
 
@@ -86,11 +86,13 @@ class Hics(Selector):
     def init(self, view: View) -> Heads:
         """Know nothing: every client's labels may be even."""
         if not self.sketch:
-            instead = "Set method.select.sketch, such as 64: a sample of clients is then compared with all others"
+            instead = "Set method.selector.sketch, such as 64: a sample of clients is then compared with all others"
             refuse_beyond(self.LIMIT, view, "Hics", instead)
         numbers = self.sketch or view.space.head.stop - view.space.head.start
-        entropy = np.full(view.roster.clients, np.log(view.roster.classes))
-        return Heads(Remembered.nothing(bounded(numbers, view)), entropy, np.zeros(view.roster.clients, dtype=bool))
+        entropy = np.full(view.client_info.clients, np.log(view.client_info.classes))
+        return Heads(
+            Remembered.nothing(bounded(numbers, view)), entropy, np.zeros(view.client_info.clients, dtype=bool)
+        )
 
     def select(self, state: Heads, view: View) -> list[Ask]:
         """Ask everybody once; then draw clusters, and members of them."""
@@ -99,7 +101,7 @@ class Hics(Selector):
             return [Ask(int(i)) for i in view.eligible]
         if len(fresh) >= view.k:  # the same as: the round is below floor(N / K), where all are available
             return [Ask(int(i)) for i in fresh[: view.k]]
-        ids = view.eligible[np.argsort(view.roster.key[view.eligible])]
+        ids = view.eligible[np.argsort(view.client_info.key[view.eligible])]
         heads, entropy = state.last.of(ids), state.entropy[ids]
         rng, others = view.rng("select"), view.rng("select", step=1)
 
@@ -113,7 +115,7 @@ class Hics(Selector):
             view.note("fallback", what="clusters of similar clients", used="random clients", why=why)
             return [Ask(int(i)) for i in rng.choice(ids, view.k, replace=False)]
         if self.switch_var is not None and entropy.var() >= self.switch_var:
-            sizes = view.roster.sizes[ids]
+            sizes = view.client_info.sizes[ids]
             groups = tree.within(view.k * sizes.astype(np.int64), int(sizes.sum()))
             return by_group(groups, ids, sizes, view.k, others).draw(rng)
         groups = tree.cut(min(self.clusters, len(tree.leaves)))
@@ -127,29 +129,29 @@ class Hics(Selector):
         trained = [outcome for outcome in outcomes if outcome.step.combine]
         for outcome in trained:
             state.asked[[ask.client for ask in outcome.step.asks]] = True
-        heads = {r.client: r.shown["HeadUpdate/head"].cpu() for outcome in trained for r in outcome.reports}
+        heads = {r.client: r.open_tensors["HeadUpdate/head"].cpu() for outcome in trained for r in outcome.reports}
         for client, head in heads.items():
-            signal = signal_of(head.numpy().astype(np.float64), view.space, self.signal, view.roster.classes)
+            signal = signal_of(head.numpy().astype(np.float64), view.space, self.signal, view.client_info.classes)
             state.entropy[client] = -(likely(signal / self.temperature) * log_likely(signal / self.temperature)).sum()
-        state.last.keep(sketched(heads, self.sketch, view))
+        state.last.keep(sketch(heads, self.sketch, view))
 
 
-def signal_of(head: np.ndarray, space: Space, signal: str, classes: int) -> np.ndarray:
-    """Give one number a class: how its bias moved, or its row of weights on average."""
+def signal_of(head: np.ndarray, space: ParameterSpace, signal: str, classes: int) -> np.ndarray:
+    """Return one number a class: how its bias moved, or its row of weights on average."""
     own = space.head_bias if signal == "bias" else space.head_weight
     moved = head[own.start - space.head.start : own.stop - space.head.start]
     return np.asarray(moved if signal == "bias" else moved.reshape(classes, -1).mean(1))
 
 
 def log_likely(scores: np.ndarray) -> np.ndarray:
-    """Give the logarithm of the softmax."""
+    """Return the logarithm of the softmax."""
     shifted = scores - scores.max()
     logs: np.ndarray = shifted - np.log(np.exp(shifted).sum())
     return logs
 
 
 def likely(scores: np.ndarray) -> np.ndarray:
-    """Give the softmax."""
+    """Return the softmax."""
     return np.asarray(np.exp(log_likely(scores)))
 
 

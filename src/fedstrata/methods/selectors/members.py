@@ -39,20 +39,20 @@ class Members:
         return Members(self.told, self.ids[stays], before[self.starts], self.keys)
 
     def filled(self) -> list[int]:
-        """Give the clusters that have members."""
+        """Return the clusters that have members."""
         filled: list[int] = np.flatnonzero(np.diff(self.starts)).tolist()
         return filled
 
     def size(self, cluster: int) -> int:
-        """Give how many members a cluster has."""
+        """Return how many members a cluster has."""
         return int(self.starts[cluster + 1] - self.starts[cluster])
 
     def first(self, cluster: int) -> float:
-        """Give the cluster's tie-break."""
+        """Return the cluster's tie-break."""
         return float(self.keys[cluster])
 
     def least(self, cluster: int, count: int, picks: np.ndarray, busy: np.ndarray | None = None) -> list[int]:
-        """Give the members with the fewest picks, fewest first, ties by key; those that are busy are left out."""
+        """Return the members with the fewest picks, fewest first, ties by key; those that are busy are left out."""
         own = self.ids[self.starts[cluster] : self.starts[cluster + 1]]
         if busy is not None:
             own = own[~busy[own]]
@@ -69,7 +69,7 @@ class Members:
 
 
 def fingerprints(counts: np.ndarray) -> np.ndarray:
-    """Give one number a client that changes with its label counts; to save the counts would cost every checkpoint."""
+    """Return one number a client that changes with its label counts; to save the counts would cost every checkpoint."""
     weights = np.random.Generator(np.random.Philox(key=0)).integers(0, 2**63, counts.shape[1], dtype=np.int64)
     parts = [counts[at : at + CHUNK].astype(np.int64) @ weights for at in range(0, len(counts), CHUNK)]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)

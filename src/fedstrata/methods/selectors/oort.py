@@ -19,8 +19,8 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge, Interval
 
-from fedstrata.core.client_parts import Batch, Buffers, Done, LocalPart, Visit
-from fedstrata.core.flat_model import Space
+from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.rng import Rng
@@ -36,11 +36,11 @@ class Utility(LocalPart):
 
     paper: ClassVar[str] = "Lai et al., OSDI 2021"
 
-    def lane(self, space: Space) -> Mapping[str, Slot]:
+    def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         """Hold the sum of squared losses, and of how many."""
         return {"squares": Slot(), "seen": Slot()}
 
-    def fill(self, own: Tensors, buf: Buffers, visit: Visit) -> None:
+    def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
         """Start from nothing."""
         for slot in own.values():
             slot.zero_()
@@ -51,10 +51,10 @@ class Utility(LocalPart):
         own["squares"].add_((batch.each.square() * real).sum())
         own["seen"].add_(real.sum())
 
-    def finish(self, own: Tensors, buf: Buffers, visit: Visit) -> Done:
+    def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Tell the utility."""
         mean = own["squares"] / own["seen"].clamp(min=1)
-        return Done(meta={"utility": visit.client.samples * mean.sqrt()})
+        return Done(metrics={"utility": context.client.samples * mean.sqrt()})
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Experience:
 
 
 def slowness(duration: np.ndarray, preferred: float, penalty: float) -> np.ndarray:
-    """Give the factor of those who take longer than preferred; 1 for the others, and where nothing is known."""
+    """Return the factor of those who take longer than preferred; 1 for the others, and where nothing is known."""
     late = duration > preferred
     return np.where(late, (preferred / np.where(late, duration, 1.0)) ** penalty, 1.0)
 
@@ -102,17 +102,17 @@ class Oort(Selector):
     blacklist_share: Fraction = 0.3  # most clients that may be left out
     timeout: NonNegative = 0.0  # duration of a client whose report did not come; 0: as long as the slowest so far
 
-    def numbers(self, kind: str) -> tuple[str, ...]:
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
         """What a client is worth."""
         return ("utility",) if kind == "train" else ()
 
-    def meters(self, beside: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients tell what they are worth."""
         return (Utility(),)
 
     def init(self, view: View) -> Experience:
         """Know nobody."""
-        n = view.roster.clients
+        n = view.client_info.clients
         last, count = (np.zeros(n, dtype=np.int64) for _ in range(2))
         unknown = np.full(n, np.nan)
         return Experience(np.zeros(n), unknown, last, count, np.zeros(n, dtype=bool), self.epsilon, self.threshold)
@@ -129,12 +129,12 @@ class Oort(Selector):
         wanted = min(k - _floor(k * state.epsilon, k), len(known))
         state.exploited = self.exploit(rng, known, self.scores(state, known, preferred), wanted)
 
-        worth = view.roster.sizes[unknown].astype(np.float64)
+        worth = view.client_info.sizes[unknown].astype(np.float64)
         if self.first == "batch":
             worth = np.minimum(worth, view.epochs * view.batch_size)
         worth *= slowness(state.duration[unknown], preferred, self.penalty)
         wanted = min(k - len(state.exploited), len(unknown))
-        best = _highest(worth, view.roster.key[unknown], min(self.window * wanted, len(unknown)))
+        best = _highest(worth, view.client_info.key[unknown], min(self.window * wanted, len(unknown)))
         explored = unknown[best][_drawn(rng, worth[best], wanted)]
 
         picked = np.concatenate([state.exploited, explored])
@@ -144,7 +144,7 @@ class Oort(Selector):
             why = f"{k} clients are wanted, {len(ids)} are not on the blacklist"
             view.note("fallback", what="oort", used="the least used of the blacklist", why=why)
             rest = view.eligible[~np.isin(view.eligible, picked)]
-            picked = np.concatenate([picked, rest[np.lexsort((view.roster.key[rest], state.count[rest]))[:short]]])
+            picked = np.concatenate([picked, rest[np.lexsort((view.client_info.key[rest], state.count[rest]))[:short]]])
         chosen: list[int] = picked.tolist()
         return chosen
 
@@ -169,7 +169,7 @@ class Oort(Selector):
         return np.asarray(known[pool][_drawn(rng, scores[pool], wanted)])
 
     def preferred(self, state: Experience) -> float:
-        """Give the duration above which clients are penalised."""
+        """Return the duration above which clients are penalised."""
         known = state.duration[~np.isnan(state.duration)]
         if state.threshold >= 100 or not len(known):
             return float("inf")
@@ -182,16 +182,16 @@ class Oort(Selector):
         if self.blacklist_rounds >= 0:
             often = np.flatnonzero(state.count > self.blacklist_rounds)
             most = _floor(self.blacklist_share * len(left_out), len(often))
-            most_used_first = np.lexsort((view.roster.key[often], -state.count[often]))
+            most_used_first = np.lexsort((view.client_info.key[often], -state.count[often]))
             left_out[often[most_used_first[:most]]] = True
         return left_out
 
     def feedback(self, state: Experience, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         """Learn from reports; of those that did not come, only that they took too long."""
         trained = [o for o in outcomes if o.step.combine]
-        reports = [r for o in trained for r in o.reports if "utility" in r.meta]
+        reports = [r for o in trained for r in o.reports if "utility" in r.metrics]
         ids = np.array([r.client for r in reports], dtype=np.int64)
-        utility = np.array([r.meta["utility"] for r in reports], dtype=np.float64)
+        utility = np.array([r.metrics["utility"] for r in reports], dtype=np.float64)
         state.utility[ids] = np.where(np.isfinite(utility), utility, 0.0)  # a client that diverged is worth nothing
         state.duration[ids] = [r.seconds for r in reports]
         state.last[ids] = state.now
@@ -233,7 +233,7 @@ def _drawn(rng: Rng, weights: np.ndarray, count: int) -> np.ndarray:
 
 
 def _highest(values: np.ndarray, key: np.ndarray, count: int) -> np.ndarray:
-    """Give the positions of the highest values, in linear time; ties by key."""
+    """Return the positions of the highest values, in linear time; ties by key."""
     if count in (0, len(values)):
         return np.arange(count)
     edge = np.partition(values, len(values) - count)[len(values) - count]

@@ -16,20 +16,20 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Done, Program, Visit
+from fedstrata.core.client_parts import ClientContext, Done, Program
 from fedstrata.core.options import Natural
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
 from fedstrata.methods.selectors.size import draw_by_size
 
 
-def mean_loss(visit: Visit) -> Done:
+def mean_loss(context: ClientContext) -> Done:
     """Tell the loss of the received model on this client's samples."""
-    return Done(meta={"probed_loss": float(visit.peek().losses.mean())})
+    return Done(metrics={"probed_loss": float(context.score_samples().losses.mean())})
 
 
-def batch_loss(visit: Visit) -> Done:
+def batch_loss(context: ClientContext) -> Done:
     """Tell the loss of the received model on one mini-batch."""
-    return Done(meta={"probed_loss": float(visit.peek(visit.batch()).losses.mean())})
+    return Done(metrics={"probed_loss": float(context.score_samples(context.batch()).losses.mean())})
 
 
 @dataclass
@@ -55,7 +55,7 @@ class PowerOfChoice(Selector):
 
     def init(self, view: View) -> Losses | None:
         """Remember losses where they are not probed."""
-        return Losses(np.full(view.roster.clients, np.inf)) if self.loss == "last" else None
+        return Losses(np.full(view.client_info.clients, np.inf)) if self.loss == "last" else None
 
     def select(self, state: Losses | None, view: View) -> Generator[Step, Outcome, list[int]]:
         """Draw candidates, find out their losses, keep the k highest."""
@@ -66,10 +66,10 @@ class PowerOfChoice(Selector):
         else:
             loss = yield from self._probed(view, drawn)
         known = {client: -np.inf if np.isnan(value) else value for client, value in loss.items()}
-        highest_first = sorted(known, key=lambda client: (-known[client], view.roster.key[client]))
+        highest_first = sorted(known, key=lambda client: (-known[client], view.client_info.key[client]))
         return highest_first[: view.k] + self._unheard(view, drawn, known)
 
-    def numbers(self, kind: str) -> tuple[str, ...]:
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
         """What probes tell."""
         return ("probed_loss",) if kind in self.programs else ()
 
@@ -80,7 +80,7 @@ class PowerOfChoice(Selector):
         asked, turn, wanted = drawn, 0, len(drawn)
         while len(drawn):
             probe = yield Step(tuple(Ask(i) for i in sorted(drawn.tolist())), kind=kind, combine=False)
-            loss |= {r.client: float(r.meta["probed_loss"]) for r in probe.reports}  # type: ignore[arg-type]
+            loss |= {r.client: float(r.metrics["probed_loss"]) for r in probe.reports}  # type: ignore[arg-type]
             turn, short = turn + 1, wanted - len(loss)
             rest = np.setdiff1d(view.eligible, asked) if short else asked[:0]
             others = replace(view, eligible=rest, rng=partial(view.rng, step=turn))

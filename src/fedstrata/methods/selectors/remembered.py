@@ -29,7 +29,7 @@ class Remembered:
 
     @classmethod
     def nothing(cls, numbers: int) -> Remembered:
-        """Give the memory before the first round."""
+        """Return the memory before the first round."""
         return cls(np.zeros(0, dtype=np.int64), np.zeros((0, numbers), dtype=np.float32))
 
     def keep(self, vectors: dict[int, np.ndarray]) -> None:
@@ -43,7 +43,7 @@ class Remembered:
             self.rows[at[client]] = vectors[client]
 
     def of(self, clients: np.ndarray) -> np.ndarray:
-        """Give the vectors of some clients; zeros for those never seen."""
+        """Return the vectors of some clients; zeros for those never seen."""
         at = {client: row for row, client in enumerate(self.ids.tolist())}
         vectors = np.zeros((len(clients), self.rows.shape[1]), dtype=self.rows.dtype)
         here = [(i, at[c]) for i, c in enumerate(clients.tolist()) if c in at]
@@ -55,15 +55,15 @@ class Remembered:
 
 def bounded(numbers: int, view: View) -> int:
     """Refuse to keep so many numbers of everybody where that could take too much room."""
-    if (most := 4 * numbers * view.roster.clients) > MEMORY:
+    if (most := 4 * numbers * view.client_info.clients) > MEMORY:
         raise RequestError(
-            f"method.select would keep up to {most / 2**30:.1f} GB of updates, and is limited to "
-            f"{MEMORY / 2**30:.0f} GB; set method.select.sketch, such as 64, to keep so many numbers of each"
+            f"method.selector would keep up to {most / 2**30:.1f} GB of updates, and is limited to "
+            f"{MEMORY / 2**30:.0f} GB; set method.selector.sketch, such as 64, to keep so many numbers of each"
         )
     return numbers
 
 
-def sketched(vectors: dict[int, Tensor], cells: int, view: View) -> dict[int, np.ndarray]:
+def sketch(vectors: dict[int, Tensor], cells: int, view: View) -> dict[int, np.ndarray]:
     """Add the numbers of each vector up in so many cells, the same way in every round; with 0, leave them whole."""
     plain = {client: vector.detach().cpu().numpy() for client, vector in vectors.items()}
     if not cells or not plain:
@@ -75,10 +75,10 @@ def sketched(vectors: dict[int, Tensor], cells: int, view: View) -> dict[int, np
 
 def refuse_beyond(limit: int, view: View, who: str, instead: str) -> None:
     """Refuse more clients than can be compared pair by pair."""
-    if view.roster.clients > limit:
+    if view.client_info.clients > limit:
         raise RequestError(
             f"{who} compares clients pair by pair, and is limited to {limit:,} of them; here are "
-            f"{view.roster.clients:,}. {instead}"
+            f"{view.client_info.clients:,}. {instead}"
         )
 
 
@@ -86,7 +86,7 @@ def refuse_beyond(limit: int, view: View, who: str, instead: str) -> None:
 
 
 def angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Give the angle between each row of one and each row of the other; 0 where one has no length."""
+    """Return the angle between each row of one and each row of the other; 0 where one has no length."""
     length = np.outer(np.sqrt(_squares(a)), np.sqrt(_squares(b)))
     cosine = np.where(length > 0, _products(a, b) / np.where(length > 0, length, 1.0), 1.0)
     rounded: np.ndarray = np.arccos(np.clip(np.round(cosine, 12), -1.0, 1.0))
@@ -94,7 +94,7 @@ def angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def lengths(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Give the Euclidean distance between each row of one and each row of the other."""
+    """Return the Euclidean distance between each row of one and each row of the other."""
     both = _squares(a)[:, None] + _squares(b)
     square = both - 2 * _products(a, b)
     apart: np.ndarray = np.sqrt(np.where(square > SAME * both, square, 0.0))
@@ -102,7 +102,7 @@ def lengths(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Give the L1 distance between each row of one and each row of the other."""
+    """Return the L1 distance between each row of one and each row of the other."""
     return np.stack([np.abs(b - row).sum(1, dtype=np.float64) for row in a])
 
 

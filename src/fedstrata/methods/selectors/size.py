@@ -13,12 +13,12 @@ from fedstrata.core.server_parts import Ask, Selector, View
 
 def draw_by_size(view: View, count: int) -> np.ndarray:
     """Draw clients without replacement, one after another, each in proportion to its number of samples."""
-    sizes = view.roster.sizes[view.eligible].astype(np.float64)
+    sizes = view.client_info.sizes[view.eligible].astype(np.float64)
     return view.rng("select").choice(view.eligible, count, replace=False, p=sizes / sizes.sum())
 
 
 def chances_by_size(sizes: np.ndarray, count: int) -> np.ndarray:
-    """Give each client's chance to be among `count` that are drawn so: 1 - exp(-t n_k), which add up to `count`.
+    """Return each client's chance to be among `count` that are drawn so: 1 - exp(-t n_k), which add up to `count`.
 
     Drawing one after another is waiting for the first to arrive at rates n_k; at the time t at which `count` have
     arrived on average, these are the chances to be there (Rosen, Asymptotic Theory for Successive Sampling, 1972).
@@ -35,7 +35,7 @@ def chances_by_size(sizes: np.ndarray, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Size(Selector):
+class SelectBySize(Selector):
     """A client is drawn in proportion to its number of samples; combine with uniform weights."""
 
     paper: ClassVar[str] = "Li et al., ICLR 2020"
@@ -44,6 +44,6 @@ class Size(Selector):
 
     def select(self, state: None, view: View) -> list[Ask]:
         """Draw k clients."""
-        chances = chances_by_size(view.roster.sizes[view.eligible].astype(np.float64), view.k)
+        chances = chances_by_size(view.client_info.sizes[view.eligible].astype(np.float64), view.k)
         chance = dict(zip(view.eligible.tolist(), chances.tolist(), strict=True))
         return [Ask(client, chance=chance[client]) for client in draw_by_size(view, view.k).tolist()]

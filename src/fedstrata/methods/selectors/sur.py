@@ -17,18 +17,18 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Done, Of, Program, Visit
+from fedstrata.core.client_parts import ClientContext, Done, Of, Program
 from fedstrata.core.options import Natural
 from fedstrata.core.server_parts import Ask, Outcome, Selector, Step, View
 
 
-def tell(visit: Visit, of: Of) -> Done:
+def tell(context: ClientContext, of: Of) -> Done:
     """Tell how much the gradients of this client's samples differ."""
-    return Done(meta={"gradient_variance": visit.variance(of)})
+    return Done(metrics={"gradient_variance": context.batch_variance(of)})
 
 
 def smallest(sur: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """Give the positions of the smallest scores, ties by key; what is not a number comes last."""
+    """Return the positions of the smallest scores, ties by key; what is not a number comes last."""
     return np.lexsort((keys, np.where(np.isnan(sur), np.inf, sur)))[:count]
 
 
@@ -57,7 +57,7 @@ class Sur(Selector):
     importance: Literal["equal", "size"] = "equal"
     candidates: Natural = 0  # clients drawn at random to be probed; 0 means all
 
-    def numbers(self, kind: str) -> tuple[str, ...]:
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
         """What probes tell."""
         return ("gradient_variance",) if kind in self.programs else ()
 
@@ -68,7 +68,7 @@ class Sur(Selector):
 
     def init(self, view: View) -> Known:
         """Know nothing."""
-        return Known(np.full(view.roster.clients, np.nan))
+        return Known(np.full(view.client_info.clients, np.nan))
 
     def select(self, state: Known, view: View) -> Generator[Step, Outcome, list[int]]:
         """Probe, and keep the k smallest scores; who told nothing usable comes after them, by its last answer."""
@@ -76,17 +76,17 @@ class Sur(Selector):
         drawn = np.sort(view.rng("select").choice(view.eligible, d, replace=False))
         kind = "probe-gradient-variance" if self.layers == "all" else "probe-head-variance"
         probe = yield Step(tuple(Ask(int(i)) for i in drawn), kind=kind, combine=False)
-        told = {r.client: float(r.meta["gradient_variance"]) for r in probe.reports}  # type: ignore[arg-type]
+        told = {r.client: float(r.metrics["gradient_variance"]) for r in probe.reports}  # type: ignore[arg-type]
         state.variance[list(told)] = list(told.values())
-        stable = self.ranked(state, view, [client for client, value in told.items() if np.isfinite(value)])
+        stable = self.rank_clients(state, view, [client for client, value in told.items() if np.isfinite(value)])
         if len(stable) < view.k:
             why = f"only {len(stable)} of {d} probed clients told a finite variance"
             view.note("fallback", round=view.round + 1, what="sur", used="what clients told before", why=why)
-            stable += self.ranked(state, view, [client for client in drawn.tolist() if client not in stable])
+            stable += self.rank_clients(state, view, [client for client in drawn.tolist() if client not in stable])
         return stable[: view.k]
 
-    def ranked(self, state: Known, view: View, clients: list[int]) -> list[int]:
+    def rank_clients(self, state: Known, view: View, clients: list[int]) -> list[int]:
         """Sort clients by their score, those without one last."""
-        importance = view.roster.sizes[clients] if self.importance == "size" else 1.0
-        places = smallest(importance * state.variance[clients], view.roster.key[clients], len(clients))
+        importance = view.client_info.sizes[clients] if self.importance == "size" else 1.0
+        places = smallest(importance * state.variance[clients], view.client_info.key[clients], len(clients))
         return [clients[i] for i in places]

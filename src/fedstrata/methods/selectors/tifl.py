@@ -19,14 +19,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.core.client_parts import Done, Program, Visit
+from fedstrata.core.client_parts import ClientContext, Done, Program
 from fedstrata.core.options import Count, Natural, NonNegative
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
 
 
-def profile(visit: Visit) -> Done:
+def profile(context: ClientContext) -> Done:
     """Do a round's work, so that the server sees how long it takes."""
-    return Done(work=visit.epochs * visit.client.samples)
+    return Done(work=context.epochs * context.client.samples)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Tiers:
 
 
 def changed(accuracy: np.ndarray, credits: np.ndarray) -> np.ndarray:
-    """Give tiers with credits a probability by rank: the lowest accuracy n shares, the highest one, unknown last."""
+    """Return tiers with credits a probability by rank: the lowest accuracy n shares, the highest one, unknown last."""
     ranked = [t for t in np.argsort(accuracy, kind="stable") if credits[t] > 0]
     probability = np.zeros(len(accuracy))
     n = len(ranked)
@@ -66,7 +66,7 @@ class Tifl(Selector):
 
     def init(self, view: View) -> Tiers:
         """Know nobody."""
-        clients = view.roster.clients
+        clients = view.client_info.clients
         return Tiers(np.full(clients, np.nan), np.full(clients, -1, dtype=np.int64))
 
     def select(self, state: Tiers, view: View) -> Generator[Step, Outcome, list[int]]:
@@ -107,7 +107,7 @@ class Tifl(Selector):
     def sort(self, state: Tiers, view: View) -> None:
         """Sort profiled clients into tiers of equal count; equal latencies are split by key."""
         known = np.flatnonzero(state.latency <= (self.max_latency or np.inf))
-        order = known[np.lexsort((view.roster.key[known], state.latency[known]))]
+        order = known[np.lexsort((view.client_info.key[known], state.latency[known]))]
         count = min(self.tiers, len(known))
         state.tier[:] = -1
         for tier, ids in enumerate(np.array_split(order, count) if count else []):
@@ -124,7 +124,7 @@ class Tifl(Selector):
         state.probability = np.full(count, 1 / max(count, 1))
 
     def _members(self, state: Tiers, view: View) -> list[np.ndarray]:
-        """Give the clients of each tier that are there."""
+        """Return the clients of each tier that are there."""
         tier = state.tier[view.eligible]
         return [view.eligible[tier == t] for t in range(len(state.credits))]
 

@@ -34,7 +34,7 @@ class Urns:
         return counted(drawn)
 
     def shares(self, clients: int) -> np.ndarray:
-        """Give each client's share of each urn, [urns, clients]."""
+        """Return each client's share of each urn, [urns, clients]."""
         stops = np.cumsum(self.masses)
         edges = np.arange(self.count + 1) * self.capacity
         inside = np.minimum(stops, edges[1:, None]) - np.maximum(stops - self.masses, edges[:-1, None])

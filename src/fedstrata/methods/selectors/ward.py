@@ -46,8 +46,8 @@ class Tree:
         for j in np.flatnonzero(accepted).tolist():
             a, b = self.merges[j].tolist()
             groups[len(self.leaves) + j] = groups.pop(a) + groups.pop(b)
-        in_order = sorted((sorted(group) for group in groups.values()), key=lambda group: group[0])
-        return [np.concatenate([self.leaves[i] for i in group]) for group in in_order]
+        sum_in_order = sorted((sorted(group) for group in groups.values()), key=lambda group: group[0])
+        return [np.concatenate([self.leaves[i] for i in group]) for group in sum_in_order]
 
 
 def ward(count: int, between: Between, on: On, limit: int, rng: Rng) -> Tree:
@@ -70,7 +70,7 @@ def ward(count: int, between: Between, on: On, limit: int, rng: Rng) -> Tree:
 
 
 def _nearest(count: int, between: Between, sample: np.ndarray) -> list[np.ndarray]:
-    """Give for each of the sample the clients it stands for; it stands for itself, whoever else is as near."""
+    """Return for each of the sample the clients it stands for; it stands for itself, whoever else is as near."""
     owner = np.concatenate(
         [between(np.arange(start, min(start + AT_ONCE, count)), sample).argmin(1) for start in range(0, count, AT_ONCE)]
     )

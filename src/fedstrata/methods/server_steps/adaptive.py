@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import BelowOne, Positive
-from fedstrata.core.server_parts import ServerPart, View
+from fedstrata.core.server_parts import ServerStep, View
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Adaptive(ServerPart):
+class Adaptive(ServerStep):
     """A server step scaled by a running second moment."""
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
@@ -38,23 +38,23 @@ class Adaptive(ServerPart):
     tau: Positive = 1e-3
 
     def second(self, v: Tensor, d2: Tensor) -> Tensor:
-        """Give the next second moment."""
+        """Return the next second moment."""
         raise NotImplementedError
 
-    def init(self, view: View, model: Model) -> Moments:
+    def init(self, view: View, model: FlatModel) -> Moments:
         """Start at m = 0 and v = tau^2."""
         return Moments(torch.zeros_like(model.params), torch.full_like(model.params, self.tau**2))
 
-    def step(self, state: Moments, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+    def step(self, state: Moments, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
         """Move by lr m / (sqrt(v) + tau)."""
         d = proposal.params - model.params
         state.m = self.beta1 * state.m + (1 - self.beta1) * d
         state.v = self.second(state.v, d * d)
-        return Model(model.params + self.lr * state.m / (state.v.sqrt() + self.tau), proposal.buffers)
+        return FlatModel(model.params + self.lr * state.m / (state.v.sqrt() + self.tau), proposal.buffers)
 
 
 @dataclass(frozen=True)
-class Adagrad(Adaptive):
+class ServerAdagrad(Adaptive):
     """A server step scaled by the sum of squared updates (FedAdagrad)."""
 
     beta1: BelowOne = 0.0
@@ -65,7 +65,7 @@ class Adagrad(Adaptive):
 
 
 @dataclass(frozen=True)
-class Adam(Adaptive):
+class ServerAdam(Adaptive):
     """A server step scaled by a decaying mean of squared updates (FedAdam)."""
 
     def second(self, v: Tensor, d2: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Adam(Adaptive):
 
 
 @dataclass(frozen=True)
-class Yogi(Adaptive):
+class ServerYogi(Adaptive):
     """A server step whose second moment grows and shrinks by bounded amounts (FedYogi)."""
 
     def second(self, v: Tensor, d2: Tensor) -> Tensor:

@@ -12,22 +12,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import AtLeastOne, Positive
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import ServerPart, View
+from fedstrata.core.server_parts import ServerStep, View
 
 
 @dataclass
 class Iterate:
     """The model before the last step."""
 
-    before: Model
+    before: FlatModel
 
 
 @dataclass(frozen=True)
-class FedExp(ServerPart):
+class FedExp(ServerStep):
     """A longer step where clients' updates point in different directions."""
 
     paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
@@ -39,27 +39,27 @@ class FedExp(ServerPart):
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse combiners whose update is no mean of what clients sent."""
-        if plan.combine.individual:
+        if plan.combiner.individual:
             return "the length of its step follows from the mean of all updates, and this combiner makes something else"
         return None
 
-    def init(self, view: View, model: Model) -> Iterate:
+    def init(self, view: View, model: FlatModel) -> Iterate:
         """Start where the model starts."""
         return Iterate(model)
 
     def eta(self, sums: Sums, decay: float = 1.0) -> float:
-        """Give the length of the step."""
+        """Return the length of the step."""
         shares = np.array([sums.shares.get(r.client, 1.0) for r in sums.reports])
-        squares = float((shares * np.array([r.drift for r in sums.reports]) ** 2).sum() / shares.sum())
+        squares = float((shares * np.array([r.update_norm for r in sums.reports]) ** 2).sum() / shares.sum())
         eps = self.eps * decay**2 * (sums.count if self.eps_each else 1)
         return min(max(1.0, squares / (2 * (float(sums.total["update"].square().sum()) + eps))), self.eta_max)
 
-    def step(self, state: Iterate, view: View, model: Model, proposal: Model, sums: Sums) -> Model:
+    def step(self, state: Iterate, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
         """Move by eta_g d."""
         state.before, eta = model, self.eta(sums, view.decay)
         view.note("extrapolated", round=view.round + 1, eta=eta)
-        return Model(model.params + eta * (proposal.params - model.params), proposal.buffers)
+        return FlatModel(model.params + eta * (proposal.params - model.params), proposal.buffers)
 
-    def scored(self, state: Iterate, model: Model) -> Model:
+    def model_to_evaluate(self, state: Iterate, model: FlatModel) -> FlatModel:
         """Evaluate the mean of the last two."""
-        return Model((state.before.params + model.params) / 2, model.buffers)
+        return FlatModel((state.before.params + model.params) / 2, model.buffers)

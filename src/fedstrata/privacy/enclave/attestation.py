@@ -80,6 +80,6 @@ def require(holds: bool, why: str) -> None:
 
 
 def of_kind(evidence: Evidence, kind: str) -> bytes:
-    """Give the evidence's data; another kind of evidence is refused."""
+    """Return the evidence's data; another kind of evidence is refused."""
     require(evidence.kind == kind, f"it is of the kind {evidence.kind!r}, and {kind!r} is asked for")
     return evidence.data

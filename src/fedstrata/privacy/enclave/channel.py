@@ -21,10 +21,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedstrata.privacy.agreement import derived
+from fedstrata.privacy.agreement import derive
 from fedstrata.privacy.enclave.attestation import Attester, Evidence, Policy, Verifier
 from fedstrata.privacy.frames import Frame, Inbox, RefusedError, join, split
-from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 
 DOMAIN = b"fedstrata enclave 1"
 HELLO, KEY = "enclave-hello", "enclave-key"  # kinds of signed messages
@@ -38,12 +38,12 @@ class Job:
     """What both ends must agree on before anything is told."""
 
     id: bytes
-    roll: Roll
+    key_directory: KeyDirectory
     terms: bytes  # what the service does with what it is told, written down
 
     def report_data(self, party: int, nonce: bytes, key: bytes) -> bytes:
-        """Give what the service's evidence has to hold."""
-        told = [DOMAIN, self.id, self.roll.digest, sha256(self.terms).digest(), b"%d" % party, nonce, key]
+        """Return what the service's evidence has to hold."""
+        told = [DOMAIN, self.id, self.key_directory.digest, sha256(self.terms).digest(), b"%d" % party, nonce, key]
         return sha512(join(told)).digest()
 
 
@@ -56,7 +56,7 @@ class Sealing:
     _parts: list[bytes] = field(default_factory=list)  # of a message that has not ended
 
     def seal(self, message: bytes) -> Iterator[bytes]:
-        """Give a message as records, to be sent in this order."""
+        """Return a message as records, to be sent in this order."""
         starts = range(0, max(len(message), 1), RECORD)
         for start in starts:
             head = self._head(start == starts[-1])
@@ -103,7 +103,7 @@ class Channel:
         except ValueError:  # a point that gives the same secret to everybody
             raise RefusedError("the other end of the channel has no proper public key") from None
         salt = sha256(join([DOMAIN, report_data, service, party])).digest()
-        return cls(Sealing(derived(shared, salt, b"to service")), Sealing(derived(shared, salt, b"to party")))
+        return cls(Sealing(derive(shared, salt, b"to service")), Sealing(derive(shared, salt, b"to party")))
 
 
 class Party:
@@ -145,7 +145,7 @@ class Party:
         yield from channel.to_service.seal(message)
 
     def _frame(self, kind: str, field: bytes) -> bytes:
-        return Frame(kind, self._job.id, self.me, (field,)).signed(self._identity)
+        return Frame(kind, self._job.id, self.me, (field,)).sign(self._identity)
 
 
 class Desk:
@@ -153,7 +153,7 @@ class Desk:
 
     def __init__(self, job: Job, attest: Attester, entropy: Entropy):
         self._job, self._attest, self._entropy = job, attest, entropy
-        self._inbox = Inbox(job.roll, job.id)
+        self._inbox = Inbox(job.key_directory, job.id)
         self._offered: dict[int, tuple[X25519PrivateKey, bytes]] = {}
         self._open: dict[int, Channel] = {}
 
@@ -182,7 +182,7 @@ class Desk:
 
 
 def _only(frame: Frame) -> bytes:
-    """Give the nonce or the key that a message brings."""
+    """Return the nonce or the key that a message brings."""
     if len(frame.fields) != 1 or len(frame.fields[0]) != NONCE:
         raise RefusedError(f"a message of kind {frame.kind!r} is malformed")
     return frame.fields[0]

@@ -139,21 +139,21 @@ def _time(data: bytes) -> tuple[datetime, bytes]:
 
 
 def _value(data: bytes, tag: int) -> tuple[bytes, bytes]:
-    """Give the content of the first element, which must have this tag, and what comes behind it."""
+    """Return the content of the first element, which must have this tag, and what comes behind it."""
     head, stop = _bounds(data)
     require(data[0] == tag, "a certificate is malformed")
     return data[head:stop], data[stop:]
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Give the first element whole, and what comes behind it."""
+    """Return the first element whole, and what comes behind it."""
     _, stop = _bounds(data)
     require(data[0] == SEQUENCE, "a certificate is malformed")
     return data[:stop], data[stop:]
 
 
 def _bounds(data: bytes) -> tuple[int, int]:
-    """Give where the content of the first element begins and ends; only the shortest form of a length is read."""
+    """Return where the content of the first element begins and ends; only the shortest form of a length is read."""
     require(len(data) >= 2, "a certificate is cut off")
     head, size = 2, data[1]
     if size >= 0x80:

@@ -55,7 +55,7 @@ def attest(report_data: bytes) -> Evidence:
 
 @cache
 def measured() -> bytes:
-    """Give a hash of the source code of this folder, in the place of a guest's launch measurement."""
+    """Return a hash of the source code of this folder, in the place of a guest's launch measurement."""
     return sha384(join([path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))])).digest()
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from fedstrata.config.build import DTYPES, network_builder
+from fedstrata.config.build import DTYPES, make_network_builder
 from fedstrata.config.experiment import ModelChoice
-from fedstrata.core.client_parts import Local, Optimizer, Sampler
-from fedstrata.core.flat_model import Model
+from fedstrata.core.client_parts import ClientPlan, Optimizer, Sampler
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
@@ -23,10 +23,10 @@ from fedstrata.core.server_parts import Scores
 from fedstrata.core.wire import pack, unpack
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples
-from fedstrata.methods.lr_schedules import Constant, Scheduled
+from fedstrata.methods.lr_schedules import Constant, ScheduledRate
 from fedstrata.privacy.enclave.policy import Scoring, Terms
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.server.evaluator import Judge
+from fedstrata.server.evaluator import Evaluator
 
 
 def pack_test_set(federation: Federation) -> bytes:
@@ -39,8 +39,8 @@ def pack_test_set(federation: Federation) -> bytes:
     return pack({"groups": None if names is None else [str(name) for name in names]}, tensors)
 
 
-def judge_of(terms: Terms, scoring: Scoring, message: bytes) -> Judge:
-    """Build the judge of an open run around a test set that came in secret."""
+def build_evaluator(terms: Terms, scoring: Scoring, message: bytes) -> Evaluator:
+    """Build the evaluator of an open run around a test set that came in secret."""
     try:
         header, tensors = unpack(message)
         names, x, y = header["groups"], tensors["x"], tensors["y"]
@@ -54,14 +54,14 @@ def judge_of(terms: Terms, scoring: Scoring, message: bytes) -> Judge:
     federation = Federation(
         nothing, Samples(x, y, groups), Split.nothing(terms.clients), split, tuple(range(terms.classes))
     )
-    return Judge(_local(terms, scoring), federation, clients=scoring.clients, satisfied_at=scoring.satisfied_at)
+    return Evaluator(_local(terms, scoring), federation, clients=scoring.clients, satisfied_at=scoring.satisfied_at)
 
 
-def _local(terms: Terms, scoring: Scoring) -> Local:
-    """Give as much of a client side as evaluation needs: nobody trains here."""
+def _local(terms: Terms, scoring: Scoring) -> ClientPlan:
+    """Return as much of a client side as evaluation needs: nobody trains here."""
     streams = Streams(terms.seed)
-    return Local(
-        build=network_builder(ModelChoice(**scoring.model), scoring.shape, terms.classes, streams),
+    return ClientPlan(
+        build=make_network_builder(ModelChoice(**scoring.model), scoring.shape, terms.classes, streams),
         head=scoring.head,
         inputs=Inputs(scoring.scale, scoring.mean, scoring.std),
         sampler=Sampler(),
@@ -70,22 +70,22 @@ def _local(terms: Terms, scoring: Scoring) -> Local:
         programs={},
         epochs=1,
         batch_size=1,
-        rate=Scheduled(1.0, Constant(), 1),
+        rate=ScheduledRate(1.0, Constant(), 1),
         streams=streams,
         dtype=DTYPES[scoring.precision],
         half=scoring.precision == "bf16",
     )
 
 
-def pack_model(model: Model) -> bytes:
+def pack_model(model: FlatModel) -> bytes:
     """Write a model."""
     return pack({}, {"params": model.params, "buffers": model.buffers})
 
 
-def unpack_model(data: bytes) -> Model:
+def unpack_model(data: bytes) -> FlatModel:
     """Read it."""
     tensors = unpack(data)[1]
-    return Model(tensors["params"], tensors["buffers"])
+    return FlatModel(tensors["params"], tensors["buffers"])
 
 
 def pack_scores(scores: Scores) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.core.flat_model import Model
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.options import Fraction, Natural
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Scores, View
@@ -33,7 +33,7 @@ from fedstrata.privacy.enclave.requests import Request
 from fedstrata.privacy.enclave.selector import InEnclave
 from fedstrata.privacy.enclave.service import SECRET, distribution
 from fedstrata.privacy.frames import JOB, RefusedError, join, split
-from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 
 Heard = Callable[[bytes], None]
 Relay = Callable[[int, bytes], bytes]  # a party's number and what it sends -> what goes back
@@ -92,7 +92,7 @@ class Enclave:
             )
         self._line, self._heard = Connection(ours.detach()), heard
         self.asked: list[Request] = []
-        keys = join([job.roll.server, *job.roll.clients])
+        keys = join([job.key_directory.server, *job.key_directory.clients])
         told = [job.id, keys, job.terms, setting.attestation.encode(), setting.certificates.encode()]
         try:
             self._exchange(b"begin", *told)
@@ -111,7 +111,7 @@ class Enclave:
         ids: list[int] = np.frombuffer(told, "<i8").tolist()
         return ids
 
-    def score(self, model: Model, round: int = 0) -> Scores:
+    def score(self, model: FlatModel, round: int = 0) -> Scores:
         """Let it score a model."""
         return unpack_scores(self._exchange(b"score", b"%d" % round, pack_model(model)))
 
@@ -157,17 +157,17 @@ def tell(relay: Relay, party: Party, message: bytes) -> None:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Stands where a judge does: the test set is inside."""
+    """Stands where a evaluator does: the test set is inside."""
 
     enclave: Enclave
     every: int = 1
 
-    def __call__(self, model: Model, view: View) -> Scores:
+    def __call__(self, model: FlatModel, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
         last = view.round + 1 == view.rounds
         return self.score(model, view.round) if last or (view.round + 1) % self.every == 0 else Scores()
 
-    def score(self, model: Model, round: int = 0) -> Scores:
+    def score(self, model: FlatModel, round: int = 0) -> Scores:
         """Score a model."""
         return self.enclave.score(model, round)
 
@@ -176,7 +176,7 @@ class Started(NamedTuple):
     """What a run uses of it; whoever started it must `close` it."""
 
     select: InEnclave
-    judge: Scorer | None  # where `scoring` was given
+    evaluator: Scorer | None  # where `scoring` was given
     close: Callable[[], None]
     enclave: Enclave
 
@@ -210,7 +210,7 @@ def start(
     draws: list[Entropy] = [streams("enclave", client=party).bytes for party in range(terms.clients + 1)]
     identities = [Identity.new(draw) for draw in draws]
     server = Identity.new(os.urandom)
-    job = Job(os.urandom(JOB), Roll.of(server, identities), terms.written())
+    job = Job(os.urandom(JOB), KeyDirectory.of(server, identities), terms.written())
     enclave = Enclave(job, setting, heard)
     try:
         messages = {int(i): distribution(federation.counts[i], draws[i](SECRET)) for i in _holders(federation)}
@@ -221,8 +221,8 @@ def start(
     except BaseException:
         enclave.close()
         raise
-    judge = None if scoring is None else Scorer(enclave, every)
-    return Started(InEnclave(enclave), judge, enclave.close, enclave)
+    evaluator = None if scoring is None else Scorer(enclave, every)
+    return Started(InEnclave(enclave), evaluator, enclave.close, enclave)
 
 
 def _holders(federation: Federation) -> np.ndarray:

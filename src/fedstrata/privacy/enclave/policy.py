@@ -10,14 +10,14 @@ from typing import Any
 from fedstrata.config.experiment import GIVEN, Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count, Fraction, Natural
-from fedstrata.core.registry import validated
+from fedstrata.core.registry import validate
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How models are scored: all that a judge needs beside the test set. None of it is secret."""
+    """How models are scored: all that a evaluator needs beside the test set. None of it is secret."""
 
     model: Mapping[str, Any]  # the table [model]
     head: str  # name of the last layer
@@ -70,11 +70,11 @@ class Terms:
         return self.clients
 
     def written(self) -> bytes:
-        """Give the one way to write it."""
+        """Return the one way to write it."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def read(cls, text: bytes) -> Terms:
         """Undo `written`."""
-        terms: Terms = validated(cls, json.loads(text), "terms")
+        terms: Terms = validate(cls, json.loads(text), "terms")
         return terms

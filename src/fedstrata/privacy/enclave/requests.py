@@ -27,7 +27,7 @@ class Request:
     @classmethod
     def to_select(cls, view: View) -> Request:
         """Ask for the clients of a round."""
-        everybody = len(view.eligible) == len(view.roster.holders)
+        everybody = len(view.eligible) == len(view.client_info.holders)
         return cls(SELECT, view.round, view.k, [] if everybody else [_ids(view.eligible)])
 
     @classmethod

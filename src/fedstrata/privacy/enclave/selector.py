@@ -23,7 +23,7 @@ class Asks(Protocol):
 
 
 @dataclass
-class Asked:
+class EnclaveAnswers:
     """All requests of a run so far. With what parties tell a fresh service again, they give the same clusters."""
 
     requests: list[Request] = field(default_factory=list)
@@ -37,19 +37,19 @@ class InEnclave(Selector):
 
     enclave: Asks = field(compare=False, repr=False)
 
-    def init(self, view: View) -> Asked:
+    def init(self, view: View) -> EnclaveAnswers:
         """Begin with nothing asked."""
-        return Asked()
+        return EnclaveAnswers()
 
-    def select(self, state: Asked, view: View) -> list[int]:
+    def select(self, state: EnclaveAnswers, view: View) -> list[int]:
         """Let the service select."""
         return self._ask(state, Request.to_select(view))
 
-    def feedback(self, state: Asked, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
+    def feedback(self, state: EnclaveAnswers, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         """Tell the service who is missing."""
         self._ask(state, Request.to_learn(view, outcomes))
 
-    def _ask(self, state: Asked, request: Request) -> list[int]:
+    def _ask(self, state: EnclaveAnswers, request: Request) -> list[int]:
         self._catch_up(state.requests)
         told = self.enclave.ask(request)
         state.requests.append(request)

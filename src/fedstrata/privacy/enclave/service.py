@@ -28,27 +28,27 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.core.client_info import Roster
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.flat_model import Space
+from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Scores, View
 from fedstrata.methods.selectors.flips import Fairness
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.agreement import derived
+from fedstrata.privacy.agreement import derive
 from fedstrata.privacy.enclave import dev_insecure, sev_snp
 from fedstrata.privacy.enclave.attestation import Attester
 from fedstrata.privacy.enclave.channel import Desk, Job
-from fedstrata.privacy.enclave.evaluation import judge_of, pack_scores, unpack_model
+from fedstrata.privacy.enclave.evaluation import build_evaluator, pack_scores, unpack_model
 from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.enclave.requests import FEEDBACK, SELECT, Request
 from fedstrata.privacy.frames import RefusedError, join, split
-from fedstrata.privacy.identity import Entropy, Roll
+from fedstrata.privacy.identity import Entropy, KeyDirectory
 from fedstrata.privacy.masks import stream
-from fedstrata.server.evaluator import Judge
+from fedstrata.server.evaluator import Evaluator
 
 SECRET = 32  # bytes that each client adds to what its noise is drawn from
-NOWHERE = Space((), (), slice(0, 0), slice(0, 0), slice(0, 0))
+NOWHERE = ParameterSpace((), (), slice(0, 0), slice(0, 0), slice(0, 0))
 
 
 def distribution(counts: np.ndarray, secret: bytes) -> bytes:
@@ -64,8 +64,10 @@ class Service:
         self._desk = Desk(job, attest, entropy)
         self._told: dict[int, np.ndarray] = {}
         self._secrets: dict[int, bytes] = {}
-        self._judge: Judge | None = None
-        self._roster: Roster | None = None  # made when the first clients are selected; nobody is heard after that
+        self._evaluator: Evaluator | None = None
+        self._client_info: ClientInfo | None = (
+            None  # made when the first clients are selected; nobody is heard after that
+        )
         self._state: Fairness | None = None
         self._turns = {SELECT: 0, FEEDBACK: 0}  # next round that may be asked about
 
@@ -83,10 +85,10 @@ class Service:
     def ask(self, data: bytes) -> list[int]:
         """Select, or learn what became of those who were selected."""
         request = Request.read(data, self._terms.clients)
-        if self._roster is None:
-            self._roster = self._settled()
+        if self._client_info is None:
+            self._client_info = self._settled()
         self._take_turn(request)
-        eligible, known = request.eligible, self._roster
+        eligible, known = request.eligible, self._client_info
         here = known.holders if eligible is None else np.intersect1d(eligible, known.holders)
         k, flips = request.k, self._terms.flips
         rng = partial(Streams(self._terms.seed), round=request.round)
@@ -100,9 +102,9 @@ class Service:
 
     def score(self, round: int, model: bytes) -> bytes:
         """Score a model on the test set."""
-        if self._judge is None:
+        if self._evaluator is None:
             raise RefusedError("the service has no test set")
-        return pack_scores(self._judge.score(unpack_model(model), round))
+        return pack_scores(self._evaluator.score(unpack_model(model), round))
 
     # ---- inside
 
@@ -119,7 +121,7 @@ class Service:
         counts = np.frombuffer(message[:-SECRET], "<i8") if len(message) == 8 * self._terms.classes + SECRET else None
         if counts is None or (counts < 0).any() or counts.max() >= 1 << 40:
             raise RefusedError(f"client {client} told no proper label counts")
-        if self._roster is not None:
+        if self._client_info is not None:
             raise RefusedError(f"client {client} came after the first selection")
         self._told[client] = counts.astype(np.int64)
         self._secrets[client] = message[-SECRET:]
@@ -127,9 +129,9 @@ class Service:
     def _tested(self, message: bytes) -> None:
         if self._terms.scoring is None:
             raise RefusedError("the terms of the job say nothing of a test set")
-        self._judge = judge_of(self._terms, self._terms.scoring, message)
+        self._evaluator = build_evaluator(self._terms, self._terms.scoring, message)
 
-    def _settled(self) -> Roster:
+    def _settled(self) -> ClientInfo:
         """Settle who takes part."""
         if len(self._told) < FEWEST:
             raise RefusedError(f"{len(self._told)} clients told their labels; at least {FEWEST} are needed")
@@ -138,7 +140,7 @@ class Service:
         for client, own in self._told.items():
             counts[client] = own
         key = Streams(terms.seed)("tiebreak").permutation(terms.clients)
-        return Roster(terms.clients, terms.classes, np.flatnonzero(counts.any(1)), key, {"counts": counts})
+        return ClientInfo(terms.clients, terms.classes, np.flatnonzero(counts.any(1)), key, {"counts": counts})
 
     def _exchanged(self, picks: list[int], view: View) -> list[int]:
         """Exchange some picks for clients drawn from all others, by chances that nobody outside can work out.
@@ -149,7 +151,7 @@ class Service:
         if not self._terms.noise:
             return picks
         secret = join([self._secrets[client] for client in sorted(self._secrets)])
-        key = derived(secret, b"", b"noise|%d" % view.round)
+        key = derive(secret, b"", b"noise|%d" % view.round)
         chances = (stream(key, 2 * len(picks)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         others = np.setdiff1d(view.eligible, picks).tolist()
         for i, (coin, place) in enumerate(chances.reshape(-1, 2).tolist()):
@@ -193,7 +195,7 @@ def _begun(job: bytes, keys: bytes, terms: bytes, attestation: bytes, certificat
         attest = sev_snp.attester(Path(certificates.decode()))
     else:
         attest = dev_insecure.attest
-    return Service(Job(job, Roll(server, tuple(clients)), terms), attest)
+    return Service(Job(job, KeyDirectory(server, tuple(clients)), terms), attest)
 
 
 def _answer(service: Service, kind: bytes, fields: list[bytes]) -> bytes:

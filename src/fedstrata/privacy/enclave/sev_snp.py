@@ -46,7 +46,7 @@ CERTIFICATES = ("vcek.der", "ask.der", "ark.der")
 
 
 @dataclass(frozen=True)
-class Report:
+class AttestationReport:
     """The fields of a report that are looked at."""
 
     data: bytes
@@ -55,7 +55,7 @@ class Report:
         require(len(self.data) == SIZE, f"a report has {SIZE} bytes, not {len(self.data)}")
 
     def number(self, at: int, size: int) -> int:
-        """Give a number."""
+        """Return a number."""
         return int.from_bytes(self.data[at : at + size], "little")
 
     @property
@@ -108,7 +108,7 @@ class SevSnp:
         """Check that AMD vouches for the report, then what it says."""
         parts = split(of_kind(evidence, KIND))
         require(len(parts) == 4, "a report and three certificates are expected")
-        report, vcek = Report(parts[0]), chain(*parts[1:], at=self.now().replace(microsecond=0))
+        report, vcek = AttestationReport(parts[0]), chain(*parts[1:], at=self.now().replace(microsecond=0))
         _signed(report, vcek)
         _of_this_chip(report, vcek)
         _keeps(report, policy)
@@ -122,7 +122,7 @@ def evidence_of(report: bytes, vcek: bytes, ask: bytes, ark: bytes) -> Evidence:
 
 @lru_cache(maxsize=16)  # parties that live on one machine meet the same chain again and again, within a second
 def chain(vcek: bytes, ask: bytes, ark: bytes, at: datetime) -> der.Certificate:
-    """Give the chip's certificate if AMD's root vouches for it."""
+    """Return the chip's certificate if AMD's root vouches for it."""
     root, middle, chip = der.read(ark), der.read(ask), der.read(vcek)
     found = sha256(root.key).hexdigest()
     product = next((name for name, key in ROOTS.items() if key == found), None)
@@ -135,7 +135,7 @@ def chain(vcek: bytes, ask: bytes, ark: bytes, at: datetime) -> der.Certificate:
     return chip
 
 
-def _signed(report: Report, vcek: der.Certificate) -> None:
+def _signed(report: AttestationReport, vcek: der.Certificate) -> None:
     require(report.number(0x34, 4) == 1, "the report is not signed by ECDSA on P-384")
     require(report.number(0x48, 4) >> 2 & 7 == 0, "the report is not signed by the chip's own key")
     s_at = SIGNED + NUMBER
@@ -147,7 +147,7 @@ def _signed(report: Report, vcek: der.Certificate) -> None:
         raise refused("the report is not signed by this chip") from None
 
 
-def _of_this_chip(report: Report, vcek: der.Certificate) -> None:
+def _of_this_chip(report: AttestationReport, vcek: der.Certificate) -> None:
     """Compare what the report and the certificate say of the chip and of its versions."""
     require(vcek.extensions.get(HARDWARE) == report.chip, "report and certificate are of different chips")
     missing = [name for name in VERSION_OIDS if name not in vcek.extensions]
@@ -156,7 +156,7 @@ def _of_this_chip(report: Report, vcek: der.Certificate) -> None:
     require(versions == list(report.reported), "report and certificate are of different security versions")
 
 
-def _keeps(report: Report, policy: Policy) -> None:
+def _keeps(report: AttestationReport, policy: Policy) -> None:
     version = report.number(0x00, 4)
     require(version in VERSIONS, f"the report has the version {version}, which is unknown here")
     require(bool(report.policy & ALWAYS), "the guest's policy is malformed")
@@ -184,7 +184,7 @@ class _Request(ctypes.Structure):
 
 
 def attester(certificates: Path) -> Callable[[bytes], Evidence]:
-    """Give the attester of a guest; the folder holds vcek.der, ask.der and ark.der, as AMD publishes them."""
+    """Return the attester of a guest; the folder holds vcek.der, ask.der and ark.der, as AMD publishes them."""
     if not DEVICE.exists():
         raise RequestError(
             f'privacy.enclave.attestation = "sev-snp": there is no {DEVICE} here, so this is no SEV-SNP guest; the '

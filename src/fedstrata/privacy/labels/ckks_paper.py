@@ -36,16 +36,16 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.identity import Entropy, Identity, Roll
-from fedstrata.privacy.labels.encoding import encoded
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
+from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.parties import (
     DISTRIBUTION,
     INDEX,
     WORD,
     Asks,
-    Client,
     Fields,
-    Server,
+    LabelClient,
+    LabelServer,
     counts_of,
     fixed,
 )
@@ -81,7 +81,7 @@ class Keys:
         return cls(context.serialize(save_secret_key=True, **kept), context.serialize(save_secret_key=False, **kept))
 
 
-class CkksClient(Client):
+class CkksClient(LabelClient):
     """A client: encrypts, and decrypts what the server submits."""
 
     domain: ClassVar[str] = DOMAIN
@@ -94,14 +94,14 @@ class CkksClient(Client):
         self,
         me: int,
         identity: Identity,
-        roll: Roll,
+        key_directory: KeyDirectory,
         held: Mapping[Any, int],
         entropy: Entropy,
         secret: bytes,
         *,
         open_counts: bool = False,
     ):
-        super().__init__(me, identity, roll, held, entropy, open_counts=open_counts)
+        super().__init__(me, identity, key_directory, held, entropy, open_counts=open_counts)
         self._context = _tenseal().context_from(secret)
         # In an order of its own: as it stands in the data, the server could guess which label is which.
         self._labels = sorted(self._held, key=lambda _: entropy(8))
@@ -126,7 +126,7 @@ class CkksClient(Client):
         return float(_vector(self._context, data).decrypt()[0])
 
 
-class CkksServer(Server):
+class CkksServer(LabelServer):
     """The server: subtracts, adds, and asks."""
 
     domain: ClassVar[str] = DOMAIN
@@ -224,11 +224,11 @@ class CkksServer(Server):
 
 
 def label_id(label: Any) -> int:
-    """Give the number that is encrypted for a label."""
+    """Return the number that is encrypted for a label."""
     plain = label.item() if isinstance(label, np.generic) else label
     if isinstance(plain, int) and not isinstance(plain, bool) and abs(plain) < WHOLE:
         return plain
-    return WHOLE + int.from_bytes(sha256(encoded(label)).digest()[:5], "big")
+    return WHOLE + int.from_bytes(sha256(encode(label)).digest()[:5], "big")
 
 
 def warn() -> None:

@@ -40,7 +40,7 @@ class Directory:
         return self._at(DEPTH, 0)
 
     def path(self, token: bytes) -> bytes:
-        """Give the hashes beside the way from a token's leaf to the root."""
+        """Return the hashes beside the way from a token's leaf to the root."""
         place, beside = position(token), []
         for up in range(DEPTH):
             first = place - place % WAYS

@@ -26,7 +26,7 @@ from fedstrata.core.errors import RequestError
 Label = bool | int | float | str | bytes
 
 
-def encoded(label: Any) -> bytes:
+def encode(label: Any) -> bytes:
     """Write a label."""
     plain = label.item() if isinstance(label, np.generic) else label
     if isinstance(plain, bool):  # before int, of which it is a kind

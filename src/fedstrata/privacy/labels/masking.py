@@ -19,9 +19,9 @@ import numpy as np
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.rng import Rng
 from fedstrata.privacy.frames import SERVER, RefusedError
-from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.labels import ckks_paper, plain, prf
-from fedstrata.privacy.labels.parties import Client, Server
+from fedstrata.privacy.labels.parties import LabelClient, LabelServer
 from fedstrata.privacy.labels.served import remaining
 
 Note = Callable[..., None]
@@ -71,8 +71,8 @@ class Transcript:
 class Mode:
     """The parties of a protocol, and its limits."""
 
-    client: type[Client]
-    server: type[Server]
+    client: type[LabelClient]
+    server: type[LabelServer]
     keys: Callable[[], tuple[dict[str, Any], dict[str, Any]]] = lambda: ({}, {})  # of clients, and of the server
     most: int | None = None  # clients
     warning: str | None = None
@@ -90,7 +90,7 @@ MODES: dict[str, Mode] = {
 }
 
 
-def masked_labels(
+def mask_labels(
     mode: str,
     held: Sequence[Mapping[Any, int]],
     *,
@@ -132,19 +132,19 @@ def masked_labels(
     sources = [entropy(party) for party in range(len(held))]
     identities, server_entropy = [Identity.new(source) for source in sources], entropy(SERVER)
     server_identity = Identity.new(server_entropy)
-    roll = Roll.of(server_identity, identities)
+    key_directory = KeyDirectory.of(server_identity, identities)
     of_clients, of_server = kind.keys()
     clients = [
-        kind.client(i, identities[i], roll, held[i], sources[i], open_counts=distributions, **of_clients)
+        kind.client(i, identities[i], key_directory, held[i], sources[i], open_counts=distributions, **of_clients)
         for i in range(len(held))
     ]
     if kind.warning is not None:
         ckks_paper.warn()
     post = _Post(clients, absent, transcript)
 
-    def begin(members: Sequence[int]) -> Server:
+    def begin(members: Sequence[int]) -> LabelServer:
         return kind.server(
-            server_identity, roll, members, server_entropy, rng, distributions=distributions, **of_server
+            server_identity, key_directory, members, server_entropy, rng, distributions=distributions, **of_server
         )
 
     server = agreed(kind, range(len(held)), begin, post.carry, rng, note)
@@ -153,8 +153,13 @@ def masked_labels(
 
 
 def agreed(
-    kind: Mode, everybody: Sequence[int], begin: Callable[[Sequence[int]], Server], carry: Carry, rng: Rng, note: Note
-) -> Server:
+    kind: Mode,
+    everybody: Sequence[int],
+    begin: Callable[[Sequence[int]], LabelServer],
+    carry: Carry,
+    rng: Rng,
+    note: Note,
+) -> LabelServer:
     """Play jobs until one is done, each without those who were missing from the last; give the server as it then is.
 
     `begin` makes the server's part of a job with some clients.
@@ -179,7 +184,7 @@ def agreed(
         members = stay
 
 
-def _played(server: Server, carry: Carry) -> dict[int, str]:
+def _played(server: LabelServer, carry: Carry) -> dict[int, str]:
     """Play a job until it is done or misses a reply; give why replies were refused, by client."""
     refused: dict[int, str] = {}
     while asks := server.asks():
@@ -196,7 +201,7 @@ def _played(server: Server, carry: Carry) -> dict[int, str]:
 
 
 def fitting(mode: str, clients: int) -> Mode:
-    """Give a mode; refuse one that does not fit so many clients."""
+    """Return a mode; refuse one that does not fit so many clients."""
     if mode not in MODES:
         raise unknown_name("privacy.labels", mode, MODES)
     kind = MODES[mode]
@@ -216,7 +221,7 @@ def fitting(mode: str, clients: int) -> Mode:
 class _Post:
     """Carries messages between the server and the clients, and loses those of absent ones."""
 
-    def __init__(self, clients: Sequence[Client], absent: Mapping[int, str], transcript: Transcript | None):
+    def __init__(self, clients: Sequence[LabelClient], absent: Mapping[int, str], transcript: Transcript | None):
         self.clients, self._absent, self._transcript = clients, absent, transcript
         self.up, self.down = np.zeros(len(clients), dtype=np.int64), np.zeros(len(clients), dtype=np.int64)
 
@@ -242,7 +247,9 @@ class _Post:
             self._transcript.messages.append(Message(step, sender, receiver, data))
 
 
-def known(mode: str, server: Server, own: Sequence[dict[Any, int]], up: np.ndarray, down: np.ndarray) -> MaskedLabels:
+def known(
+    mode: str, server: LabelServer, own: Sequence[dict[Any, int]], up: np.ndarray, down: np.ndarray
+) -> MaskedLabels:
     """Put together what a finished job gave; `own` is what each of all clients knows, and nobody else."""
     clients, placeholders = len(own), len(server.totals)
     holds = np.zeros((clients, placeholders), dtype=bool)

@@ -18,8 +18,8 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Rng
 from fedstrata.privacy.frames import JOB, MAGIC, SERVER, Frame, Inbox, RefusedError
-from fedstrata.privacy.identity import Entropy, Identity, Roll
-from fedstrata.privacy.labels.encoding import encoded
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
+from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.served import Served
 
 Fields = tuple[bytes, ...]
@@ -29,7 +29,7 @@ WORD, INDEX = np.dtype("<u8"), np.dtype("<u4")
 DISTRIBUTION = "distribution"  # the step in which clients tell their counts openly
 
 
-class Client(ABC):
+class LabelClient(ABC):
     """A client's side; lives as long as its memory of jobs."""
 
     domain: ClassVar[str]  # names the protocol and its version in every message
@@ -42,7 +42,7 @@ class Client(ABC):
         self,
         me: int,
         identity: Identity,
-        roll: Roll,
+        key_directory: KeyDirectory,
         held: Mapping[Any, int],
         entropy: Entropy,
         *,
@@ -51,8 +51,8 @@ class Client(ABC):
     ):
         self.me, self.own = me, dict[Any, int]()  # own labels' placeholders, once they are known
         self.served = Served() if served is None else served
-        self._identity, self._roll, self._entropy, self._open = identity, roll, entropy, open_counts
-        self._held = {label: (encoded(label), _count(label, count)) for label, count in held.items()}
+        self._identity, self._key_directory, self._entropy, self._open = identity, key_directory, entropy, open_counts
+        self._held = {label: (encode(label), _count(label, count)) for label, count in held.items()}
         if len({code for code, _ in self._held.values()}) < len(self._held):
             raise RequestError(f"client {me} holds two labels that are written alike; allowed: different labels")
         self._inbox: Inbox | None = None  # of the job that is under way
@@ -77,18 +77,22 @@ class Client(ABC):
             raise
         frame = Frame(replied(self.domain, step, self._number), self._job, self.me, reply)
         self._number, self._next = self._number + 1, place + 1
-        return frame.signed(self._identity)
+        return frame.sign(self._identity)
 
     def _begin(self, data: bytes) -> None:
         """Open a job: its id stands at a fixed place behind the kind."""
         kind = asked(self.domain, self.steps[0], 0, self.me)
         at = len(MAGIC) + 4 + len(kind)
         job = data[at : at + JOB]
-        digest, clients = fixed(Inbox(self._roll, job).take(data, kind, SERVER).fields, 2)
+        digest, clients = fixed(Inbox(self._key_directory, job).take(data, kind, SERVER).fields, 2)
         members = tuple(numbers(clients, INDEX).tolist())
-        if digest != self._roll.digest:
+        if digest != self._key_directory.digest:
             raise RefusedError("the server has another roll of parties")
-        if list(members) != sorted(set(members)) or self.me not in members or members[-1] >= len(self._roll.clients):
+        if (
+            list(members) != sorted(set(members))
+            or self.me not in members
+            or members[-1] >= len(self._key_directory.clients)
+        ):
             raise RefusedError("the server names clients that are not on the roll, or not this one")
         if len(members) < self.least:
             raise RefusedError(f"a job with {len(members)} clients is asked for; at least {self.least} must take part")
@@ -100,7 +104,7 @@ class Client(ABC):
                 raise RequestError(
                     f"label {label!r} has the count {count}; allowed: below {bound}, or a total may wrap"
                 )
-        self._inbox, self._job, self._members = Inbox(self._roll, job), job, members
+        self._inbox, self._job, self._members = Inbox(self._key_directory, job), job, members
         self._number = self._next = self.placeholders = 0
         self.own = {}
 
@@ -128,7 +132,7 @@ class Client(ABC):
         self.placeholders, self.own = placeholders, dict(zip(labels, own, strict=True))
 
     def _counts(self) -> np.ndarray:
-        """Give own counts in the order of placeholders."""
+        """Return own counts in the order of placeholders."""
         counts = np.zeros(self.placeholders, dtype=WORD)
         for label, placeholder in self.own.items():
             counts[placeholder] = self._held[label][1]
@@ -140,7 +144,7 @@ class Client(ABC):
         return (self._counts().tobytes(),)
 
 
-class Server(ABC):
+class LabelServer(ABC):
     """The server's side of one job."""
 
     domain: ClassVar[str]
@@ -149,7 +153,7 @@ class Server(ABC):
     def __init__(
         self,
         identity: Identity,
-        roll: Roll,
+        key_directory: KeyDirectory,
         members: Sequence[int],
         entropy: Entropy,
         rng: Rng,
@@ -161,16 +165,16 @@ class Server(ABC):
         self.totals: np.ndarray = np.zeros(0, dtype=np.int64)
         self.counts: dict[int, np.ndarray] | None = {} if distributions else None
         self.missing: set[int] = set()  # those whose reply has not come yet
-        self._identity, self._roll, self._entropy, self._rng = identity, roll, entropy, rng
-        self._inbox = Inbox(roll, self.job)
+        self._identity, self._key_directory, self._entropy, self._rng = identity, key_directory, entropy, rng
+        self._inbox = Inbox(key_directory, self.job)
         self._number = dict.fromkeys(self.members, 0)
         self._asks: dict[int, bytes] = {}
         self._replies: dict[int, Fields] = {}
         self._flow = self._play()
-        self._go_on(None)
+        self._advance(None)
 
     def asks(self) -> Mapping[int, bytes]:
-        """Give the messages of the present step, by client; none when the job is done."""
+        """Return the messages of the present step, by client; none when the job is done."""
         return self._asks
 
     def take(self, client: int, data: bytes) -> None:
@@ -186,9 +190,9 @@ class Server(ABC):
         self._number[client] += 1
         self.missing.discard(client)
         if not self.missing:
-            self._go_on(self._replies)
+            self._advance(self._replies)
 
-    def _go_on(self, replies: dict[int, Fields] | None) -> None:
+    def _advance(self, replies: dict[int, Fields] | None) -> None:
         self._asks, self._replies = {}, {}
         try:
             asks: Mapping[int, Fields] = {}
@@ -200,7 +204,7 @@ class Server(ABC):
         self.missing = set(asks)
         for client, fields in asks.items():
             frame = Frame(asked(self.domain, self.step, self._number[client], client), self.job, SERVER, fields)
-            self._asks[client] = frame.signed(self._identity)
+            self._asks[client] = frame.sign(self._identity)
 
     @abstractmethod
     def _play(self) -> Generator[Asks, dict[int, Fields], None]:
@@ -213,7 +217,7 @@ class Server(ABC):
     def _opening(self) -> dict[int, Fields]:
         """Say which job this is, and who takes part."""
         members = np.array(self.members, dtype=INDEX).tobytes()
-        return dict.fromkeys(self.members, (self._roll.digest, members))
+        return dict.fromkeys(self.members, (self._key_directory.digest, members))
 
     def _distributions(self) -> Generator[Asks, dict[int, Fields], None]:
         """Ask for open counts, if they are wanted."""

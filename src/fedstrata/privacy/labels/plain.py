@@ -13,9 +13,9 @@ from fedstrata.privacy.labels.parties import (
     INDEX,
     WORD,
     Asks,
-    Client,
     Fields,
-    Server,
+    LabelClient,
+    LabelServer,
     counts_of,
     fixed,
 )
@@ -24,7 +24,7 @@ DOMAIN = "fedstrata labels none v1"
 STEPS = ("labels", "placeholders", DISTRIBUTION)
 
 
-class PlainClient(Client):
+class PlainClient(LabelClient):
     """A client that trusts the server."""
 
     domain: ClassVar[str] = DOMAIN
@@ -38,7 +38,7 @@ class PlainClient(Client):
         return ()
 
 
-class PlainServer(Server):
+class PlainServer(LabelServer):
     """A server that is trusted."""
 
     domain: ClassVar[str] = DOMAIN

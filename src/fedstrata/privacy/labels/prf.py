@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.agreement import Agreement, Pair, derived, transcript_of, unwrapped, wrapped
+from fedstrata.privacy.agreement import Agreement, Pair, derive, transcript_of, unwrap, wrap
 from fedstrata.privacy.frames import Inbox, RefusedError, join
 from fedstrata.privacy.labels.directory import HASH, Directory, check_paths
 from fedstrata.privacy.labels.parties import (
@@ -38,9 +38,9 @@ from fedstrata.privacy.labels.parties import (
     INDEX,
     WORD,
     Asks,
-    Client,
     Fields,
-    Server,
+    LabelClient,
+    LabelServer,
     counts_of,
     fixed,
     numbers,
@@ -54,7 +54,7 @@ TOKEN = 16  # bytes
 STEPS = ("key", "contributions", "confirm", "tokens", "agree", DISTRIBUTION, "counts")
 
 
-class PrfClient(Client):
+class PrfClient(LabelClient):
     """A client: has its labels, its part of every shared key, and the group key."""
 
     domain: ClassVar[str] = DOMAIN
@@ -91,25 +91,25 @@ class PrfClient(Client):
         return (self._agreement.public,)
 
     def _contributions(self, signed: Fields) -> Fields:
-        kind, inbox = replied(DOMAIN, "key", 0), Inbox(self._roll, self._job)
+        kind, inbox = replied(DOMAIN, "key", 0), Inbox(self._key_directory, self._job)
         frames = zip(self._members, fixed(signed, len(self._members)), strict=True)
         keys = {client: fixed(inbox.take(data, kind, client).fields, 1)[0] for client, data in frames}
         if keys[self.me] != self._agreement.public:
             raise RefusedError("the server shows another public key than this client sent")
-        self._tr = transcript_of(DOMAIN.encode() + self._roll.digest, self._job, keys)
+        self._tr = transcript_of(DOMAIN.encode() + self._key_directory.digest, self._job, keys)
         self._pairs = {
             client: self._agreement.pair(client, key, self._tr) for client, key in keys.items() if client != self.me
         }
         self._contribution = self._entropy(32)
         return tuple(
-            wrapped(pair.wrap, self.me, client, self._contribution, self._tr) for client, pair in self._pairs.items()
+            wrap(pair.wrap, self.me, client, self._contribution, self._tr) for client, pair in self._pairs.items()
         )
 
     def _confirm(self, wraps: Fields) -> Fields:
         others = zip(self._pairs.items(), fixed(wraps, len(self._pairs)), strict=True)
-        given = {client: unwrapped(pair.wrap, client, self.me, data, self._tr) for (client, pair), data in others}
+        given = {client: unwrap(pair.wrap, client, self.me, data, self._tr) for (client, pair), data in others}
         given[self.me] = self._contribution
-        self._group = derived(join([given[client] for client in self._members]), self._tr, b"group key")
+        self._group = derive(join([given[client] for client in self._members]), self._tr, b"group key")
         return (self._proof(b"confirm", self.me),)
 
     def _tokens(self, proofs: Fields) -> Fields:
@@ -129,7 +129,7 @@ class PrfClient(Client):
         self._all_prove(b"agree", proofs, "another assignment of placeholders", self._assignment)
         self.served.sent(self._keys_of(self._members))
         counts = self._counts()
-        keys = {client: derived(pair.mask, self._tr, b"label counts") for client, pair in self._pairs.items()}
+        keys = {client: derive(pair.mask, self._tr, b"label counts") for client, pair in self._pairs.items()}
         plus, minus = ([keys[c] for c in keys if c > self.me], [keys[c] for c in keys if c < self.me])
         add_streams(counts, plus, minus)  # of two, one adds what the other subtracts
         self._pairs, self._group, self._contribution = {}, b"", b""  # they served
@@ -137,7 +137,7 @@ class PrfClient(Client):
 
     def _keys_of(self, members: Sequence[int]) -> list[bytes]:
         """Name clients as they are remembered from run to run: their numbers mean something in one roll only."""
-        return [self._roll.clients[member] for member in members]
+        return [self._key_directory.clients[member] for member in members]
 
     def _mac(self, *parts: bytes) -> bytes:
         return hmac.digest(self._group, join([DOMAIN.encode(), self._tr, *parts]), "sha256")
@@ -152,7 +152,7 @@ class PrfClient(Client):
                 raise RefusedError(f"client {client} has {instead} than client {self.me}")
 
 
-class PrfServer(Server):
+class PrfServer(LabelServer):
     """The server: passes on what it cannot read, numbers tokens, adds up masked counts."""
 
     domain: ClassVar[str] = DOMAIN

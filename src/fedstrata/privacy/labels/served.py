@@ -68,7 +68,7 @@ class Served:
 def remaining(
     members: Collection[int], missing: Collection[int], least: int, first: int, told: bool, rng: Rng
 ) -> tuple[int, ...]:
-    """Give the clients with whom a job can be repeated without the missing ones.
+    """Return the clients with whom a job can be repeated without the missing ones.
 
     `first`: of how many clients counts were asked first, 0 if of none yet; `told`: whether in this job some may have
     sent theirs. Then at least three must stay away, and the server draws who goes with the missing ones.

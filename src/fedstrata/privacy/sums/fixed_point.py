@@ -46,7 +46,7 @@ class Encoding:
         return 2.0**-self.fraction
 
     def most(self, n: int) -> float:
-        """Give the largest size of a number of which n are summed."""
+        """Return the largest size of a number of which n are summed."""
         return self._limit(n) * self.unit
 
     def words(self, values: Any, n: int, weight: float = 1.0) -> np.ndarray:
@@ -71,7 +71,7 @@ class Encoding:
         return words.view(f"<i{self.bits // 8}") * np.float64(self.unit)
 
     def _limit(self, n: int) -> float:
-        """Give the largest whole number, as a float, of which n do not wrap around."""
+        """Return the largest whole number, as a float, of which n do not wrap around."""
         limit = (2 ** (self.bits - 1) - 1) // n
         return float(limit) if int(float(limit)) <= limit else float(np.nextafter(float(limit), 0.0))
 

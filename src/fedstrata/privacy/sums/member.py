@@ -10,9 +10,9 @@ from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.agreement import Agreement, unwrapped, wrapped
-from fedstrata.privacy.frames import SERVER, Frame, RefusedError, join, opened
-from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.agreement import Agreement, unwrap, wrap
+from fedstrata.privacy.frames import SERVER, Frame, RefusedError, join, open_frame
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.masks import add_streams
 from fedstrata.privacy.sums.protocol import (
     ADVERTISE,
@@ -24,14 +24,14 @@ from fedstrata.privacy.sums.protocol import (
     REVEAL,
     SHARES,
     SURVIVORS,
-    Task,
+    SumTask,
     fields_of,
     listed,
     listing,
-    packed,
-    unpacked,
+    pack_fields,
+    unpack_fields,
 )
-from fedstrata.privacy.sums.shamir import SHARE, shared
+from fedstrata.privacy.sums.shamir import SHARE, share_secret
 
 ORDER = (ADVERTISE, KEYS, DELIVERY, SURVIVORS, AGREED)  # what makes a member act, each once
 
@@ -46,13 +46,19 @@ class _Pair:
     bound_to: bytes
 
 
-class Member:
+class SumMember:
     """One client's part of one sum."""
 
-    def __init__(self, task: Task, me: int, identity: Identity, roll: Roll, entropy: Entropy):
-        if me not in task.members or task.roll != roll.digest:
+    def __init__(self, task: SumTask, me: int, identity: Identity, key_directory: KeyDirectory, entropy: Entropy):
+        if me not in task.members or task.key_directory != key_directory.digest:
             raise RequestError(f"client {me} is no member of this sum, or has another roll")
-        self._task, self._me, self._identity, self._roll, self._entropy = task, me, identity, roll, entropy
+        self._task, self._me, self._identity, self._key_directory, self._entropy = (
+            task,
+            me,
+            identity,
+            key_directory,
+            entropy,
+        )
         self._mask, self._wrap, self._seed = Agreement.new(me, entropy), Agreement.new(me, entropy), entropy(32)
         self._told = (task.digest, self._mask.public, self._wrap.public, task.commitment(self._seed))
         self._steps = 0
@@ -72,11 +78,11 @@ class Member:
         self._enough(len(theirs), "are there")
         for other, advertised in theirs.items():
             self._pairs[other] = self._pair(other, advertised)
-        seeds = shared(self._seed, self._task.threshold, theirs, self._entropy)
-        secrets = shared(self._mask.private.private_bytes_raw(), self._task.threshold, theirs, self._entropy)
+        seeds = share_secret(self._seed, self._task.threshold, theirs, self._entropy)
+        secrets = share_secret(self._mask.private.private_bytes_raw(), self._task.threshold, theirs, self._entropy)
         boxes = {}
         for other, pair in self._pairs.items():
-            boxes[other] = wrapped(pair.wrap, self._me, other, seeds[other] + secrets[other], pair.bound_to)
+            boxes[other] = wrap(pair.wrap, self._me, other, seeds[other] + secrets[other], pair.bound_to)
         return self._sent(SHARES, listing(boxes))
 
     def masked(self, delivery: bytes, values: Any) -> bytes:
@@ -86,7 +92,7 @@ class Member:
         self._enough(len(boxes), "dealt shares")
         for other, box in boxes.items():
             pair = self._pairs[other]
-            self._held[other] = unwrapped(pair.wrap, other, self._me, box, pair.bound_to)
+            self._held[other] = unwrap(pair.wrap, other, self._me, box, pair.bound_to)
         words = self._task.encoding.words(values, len(self._task.members), weight)
         if len(words) != self._task.size:
             raise RequestError(f"the sum is over arrays of {self._task.size} numbers, not of {len(words)}")
@@ -98,7 +104,7 @@ class Member:
     def agree(self, survivors: bytes) -> bytes:
         """Look at the list of those whose inputs arrived, and put the name to it."""
         (told,) = fields_of(self._take(survivors, SURVIVORS), 1)
-        self._survivors = unpacked(told, self._task.members)
+        self._survivors = unpack_fields(told, self._task.members)
         if self._me not in self._survivors or len(self._survivors) < FEWEST:
             raise RefusedError(f"a sum over fewer than {FEWEST} members, or one without me, is not unmasked")
         if not set(self._task.neighbours[self._me]).intersection(self._survivors) <= set(self._held):
@@ -109,7 +115,7 @@ class Member:
         return self._sent(AGREE, (sha256(told).digest(), *listing(near)))
 
     def reveal(self, agreed: bytes) -> bytes:
-        """Give one share for every neighbour: of its own mask if it is in the sum, else of its pairwise masks."""
+        """Return one share for every neighbour: of its own mask if it is in the sum, else of its pairwise masks."""
         near = self._near()
         told = listed(self._take(agreed, AGREED), near)
         self._enough(sum(compare_digest(self._agreement(other, other), mac) for other, mac in told.items()), "agreed")
@@ -118,7 +124,9 @@ class Member:
         return self._sent(REVEAL, listing(held))
 
     def _pair(self, other: int, advertised: bytes) -> _Pair:
-        fields = fields_of(opened(advertised, self._roll, ADVERTISE, self._task.job, other).fields, 4, 32, 32, 32, 32)
+        fields = fields_of(
+            open_frame(advertised, self._key_directory, ADVERTISE, self._task.job, other).fields, 4, 32, 32, 32, 32
+        )
         if fields[0] != self._task.digest:
             raise RefusedError(f"member {other} was told another task")
         bound_to = self._task.between(self._me, join(self._told), other, join(fields))
@@ -126,12 +134,12 @@ class Member:
         return _Pair(self._mask.pair(other, fields[1], bound_to).mask, wrap.wrap, wrap.mask, bound_to)
 
     def _near(self) -> set[int]:
-        """Give the neighbours that are in the sum."""
+        """Return the neighbours that are in the sum."""
         return set(self._survivors).intersection(self._task.neighbours[self._me])
 
     def _agreement(self, sender: int, other: int) -> bytes:
         """Authenticate the list to a neighbour, or by it: nobody else has the key."""
-        return digest(self._pairs[other].agree, packed([sender, *self._survivors]), "sha256")
+        return digest(self._pairs[other].agree, pack_fields([sender, *self._survivors]), "sha256")
 
     def _enough(self, count: int, what: str) -> None:
         if count < self._task.threshold:
@@ -140,7 +148,7 @@ class Member:
     def _take(self, data: bytes, kind: str) -> tuple[bytes, ...]:
         """Read what the server says; what is not genuine changes nothing, and what is counts, whatever it says."""
         self._due(kind)
-        fields = opened(data, self._roll, kind, self._task.job, SERVER).fields
+        fields = open_frame(data, self._key_directory, kind, self._task.job, SERVER).fields
         self._steps += 1
         return fields
 
@@ -149,7 +157,7 @@ class Member:
             raise RefusedError(f"a member acts on {kind!r} once, and in its turn")
 
     def _sent(self, kind: str, fields: tuple[bytes, ...]) -> bytes:
-        return Frame(kind, self._task.job, self._me, fields).signed(self._identity)
+        return Frame(kind, self._task.job, self._me, fields).sign(self._identity)
 
 
 def _weight(fields: tuple[bytes, ...]) -> float:

@@ -32,7 +32,7 @@ LEAKS, FAILS = 2.0**-40, 2.0**-20  # probabilities, for a whole sum
 
 @cache
 def degree(n: int) -> int:
-    """Give the number of neighbours that each of n members has."""
+    """Return the number of neighbours that each of n members has."""
     for k in range(2, n - 1, 2) if n > EVERYBODY else ():
         if leaks(n, k) <= LEAKS and fails(n, k) <= FAILS:
             return k
@@ -40,7 +40,7 @@ def degree(n: int) -> int:
 
 
 def threshold(n: int, k: int) -> int:
-    """Give how many of k neighbours are needed to recover a secret."""
+    """Return how many of k neighbours are needed to recover a secret."""
     return ceil(2 * k / 3) if k == n - 1 else k // 2 + 1
 
 
@@ -57,7 +57,7 @@ def fails(n: int, k: int) -> float:
 
 
 def neighbours(members: Sequence[int], seed: bytes) -> dict[int, tuple[int, ...]]:
-    """Give every member's neighbours, in ascending order; a seed of 32 bytes gives the same to everybody."""
+    """Return every member's neighbours, in ascending order; a seed of 32 bytes gives the same to everybody."""
     n, k = len(members), degree(len(members))
     if k == n - 1:
         return {member: tuple(sorted(set(members) - {member})) for member in members}
@@ -70,7 +70,7 @@ def neighbours(members: Sequence[int], seed: bytes) -> dict[int, tuple[int, ...]
 
 
 def _at_least(least: int, population: int, marked: int, drawn: int) -> float:
-    """Give the probability that so many of those drawn are marked."""
+    """Return the probability that so many of those drawn are marked."""
     every = _log_choose(population, drawn)
     found = range(least, min(marked, drawn) + 1)
     return sum(exp(_log_choose(marked, i) + _log_choose(population - marked, drawn - i) - every) for i in found)

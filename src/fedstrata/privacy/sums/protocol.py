@@ -37,7 +37,7 @@ import numpy as np
 
 from fedstrata.core.errors import RequestError, UnsummableError
 from fedstrata.privacy import FEWEST
-from fedstrata.privacy.agreement import derived, transcript_of
+from fedstrata.privacy.agreement import derive, transcript_of
 from fedstrata.privacy.frames import RefusedError, join
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding
 from fedstrata.privacy.sums.neighbours import neighbours, threshold
@@ -56,7 +56,7 @@ def enough_weight(weights: Mapping[int, float]) -> None:
 
 
 @dataclass(frozen=True)
-class Task:
+class SumTask:
     """One sum. Members that were told different tasks share no keys.
 
     More shares needed (`needed`) withstand more colluding members, and fewer drop-outs.
@@ -65,7 +65,7 @@ class Task:
     job: bytes
     members: tuple[int, ...]  # all who are asked, in ascending order
     size: int  # of every member's array
-    roll: bytes  # the digest of the roll
+    key_directory: bytes  # the digest of the roll
     encoding: Encoding = NARROW
     needed: int | None = None
 
@@ -83,12 +83,12 @@ class Task:
         """What two parties compare to know that they were told the same."""
         numbers = [self.size, self.encoding.bits, self.encoding.fraction, self.needed or 0]
         told = [b"%d" % number for number in numbers]
-        return sha256(join([DOMAIN, self.job, self.roll, packed(self.members), *told])).digest()
+        return sha256(join([DOMAIN, self.job, self.key_directory, pack_fields(self.members), *told])).digest()
 
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:
         """Who masks with whom."""
-        return neighbours(self.members, derived(self.job, self.digest, b"neighbours"))
+        return neighbours(self.members, derive(self.job, self.digest, b"neighbours"))
 
     @cached_property
     def threshold(self) -> int:
@@ -108,24 +108,24 @@ class Task:
         return np.searchsorted(self.members, [self.neighbours[member] for member in self.members])
 
     def between(self, one: int, its: bytes, other: int, others: bytes) -> bytes:
-        """Give what the keys of two members are bound to: everything that both advertised."""
+        """Return what the keys of two members are bound to: everything that both advertised."""
         return transcript_of(self.digest, self.job, {one: its, other: others})
 
     def own_mask(self, seed: bytes) -> bytes:
-        """Give the key of a member's own mask."""
-        return derived(seed, self.digest, b"own mask")
+        """Return the key of a member's own mask."""
+        return derive(seed, self.digest, b"own mask")
 
     def commitment(self, seed: bytes) -> bytes:
-        """Give what tells the server that it recovered the right seed."""
-        return derived(seed, self.digest, b"commitment")
+        """Return what tells the server that it recovered the right seed."""
+        return derive(seed, self.digest, b"commitment")
 
 
-def packed(parties: Iterable[int]) -> bytes:
+def pack_fields(parties: Iterable[int]) -> bytes:
     """Write down parties."""
     return np.fromiter(parties, "<i4").tobytes()
 
 
-def unpacked(data: bytes, allowed: Collection[int]) -> list[int]:
+def unpack_fields(data: bytes, allowed: Collection[int]) -> list[int]:
     """Read parties, in ascending order, none of them twice."""
     if len(data) % 4:
         raise RefusedError("a list of parties is cut off")
@@ -144,10 +144,10 @@ def fields_of(fields: tuple[bytes, ...], count: int, *sizes: int) -> tuple[bytes
 
 def listed(fields: tuple[bytes, ...], allowed: Collection[int]) -> dict[int, bytes]:
     """Read a list of parties and one field for each of them."""
-    parties = unpacked(fields[0], allowed) if fields else []
+    parties = unpack_fields(fields[0], allowed) if fields else []
     return dict(zip(parties, fields_of(fields, len(parties) + 1)[1:], strict=True))
 
 
 def listing(told: dict[int, bytes]) -> tuple[bytes, ...]:
     """Undo `listed`."""
-    return packed(sorted(told)), *(told[party] for party in sorted(told))
+    return pack_fields(sorted(told)), *(told[party] for party in sorted(told))

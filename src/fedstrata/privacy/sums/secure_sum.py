@@ -11,10 +11,10 @@ import numpy as np
 
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding
-from fedstrata.privacy.sums.member import Member
-from fedstrata.privacy.sums.protocol import Task
+from fedstrata.privacy.sums.member import SumMember
+from fedstrata.privacy.sums.protocol import SumTask
 from fedstrata.privacy.sums.summing import Summing
 
 
@@ -24,12 +24,12 @@ class Parties:
 
     server: Identity
     clients: Mapping[int, Identity]
-    roll: Roll
+    key_directory: KeyDirectory
     entropy: Callable[[int], Entropy]
 
 
 @dataclass(frozen=True)
-class Summed:
+class SecureSum:
     """A weighted sum, and the bytes that each client sent and received for it."""
 
     total: np.ndarray  # float64
@@ -40,7 +40,7 @@ class Summed:
 Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies
 
 
-def carried(
+def carry_out(
     server: Summing,
     asked: Sequence[int],
     weights: Mapping[int, float],
@@ -64,7 +64,7 @@ def carried(
     return server.total()
 
 
-def acted(member: Member, step: str, message: bytes, values: Any) -> bytes:
+def act(member: SumMember, step: str, message: bytes, values: Any) -> bytes:
     """Let a member act on the message of a step."""
     acts: dict[str, Callable[[], bytes]] = {
         "advertise": member.advertise,
@@ -86,16 +86,18 @@ def secure_sum(
     job: bytes,
     encoding: Encoding = NARROW,
     needed: int | None = None,
-) -> Summed:
+) -> SecureSum:
     """Sum flat arrays times weights of 0 to 1. Clients that are asked and have no array go missing before their input.
 
     A job's number serves once: it, and the entropy, must be other ones for the next sum.
     """
     if not values or not set(values) <= set(asked):
         raise RequestError("a secure sum is over arrays of clients that were asked, and at least of some")
-    task = Task(job, tuple(sorted(asked)), len(next(iter(values.values()))), parties.roll.digest, encoding, needed)
+    task = SumTask(
+        job, tuple(sorted(asked)), len(next(iter(values.values()))), parties.key_directory.digest, encoding, needed
+    )
     members = {
-        client: Member(task, client, parties.clients[client], parties.roll, parties.entropy(client))
+        client: SumMember(task, client, parties.clients[client], parties.key_directory, parties.entropy(client))
         for client in task.members
     }
     up: Counter[int] = Counter()
@@ -107,14 +109,14 @@ def secure_sum(
             down[client] += len(message)
             if step == "masked" and client not in values:
                 continue
-            replies[client] = acted(members[client], step, message, values.get(client))
+            replies[client] = act(members[client], step, message, values.get(client))
             up[client] += len(replies[client])
         return replies
 
-    server = Summing(task, parties.server, parties.roll)
+    server = Summing(task, parties.server, parties.key_directory)
     given = {client: weights.get(client, 0.0) for client in asked}
-    total = carried(server, task.members, given, carry, _never)
-    return Summed(total, dict(up), dict(down))
+    total = carry_out(server, task.members, given, carry, _never)
+    return SecureSum(total, dict(up), dict(down))
 
 
 def _never(client: int, error: RefusedError) -> None:

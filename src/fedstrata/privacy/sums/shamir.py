@@ -21,8 +21,8 @@ class UnrecoverableError(UnsummableError):
     """Too many parties are missing, or what they gave does not fit: the sum cannot be unmasked."""
 
 
-def shared(secret: bytes, threshold: int, parties: Iterable[int], entropy: Entropy) -> dict[int, bytes]:
-    """Give every party its share."""
+def share_secret(secret: bytes, threshold: int, parties: Iterable[int], entropy: Entropy) -> dict[int, bytes]:
+    """Return every party its share."""
     if len(secret) != SECRET:
         raise ValueError(f"a secret has {SECRET} bytes, not {len(secret)}")
     drawn = entropy(DRAWN * (threshold - 1))
@@ -37,8 +37,8 @@ def shared(secret: bytes, threshold: int, parties: Iterable[int], entropy: Entro
     return shares
 
 
-def recovered(shares: Sequence[tuple[int, bytes]], threshold: int) -> bytes:
-    """Give the secret back from (party, share)."""
+def recover_secret(shares: Sequence[tuple[int, bytes]], threshold: int) -> bytes:
+    """Return the secret back from (party, share)."""
     if len({party for party, _ in shares}) != len(shares):
         raise UnrecoverableError("two shares of one party were given")
     if len(shares) < threshold:

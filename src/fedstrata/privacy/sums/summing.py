@@ -18,7 +18,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement
 from fedstrata.privacy.frames import SERVER, Frame, Inbox, RefusedError, join
-from fedstrata.privacy.identity import Identity, Roll
+from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.privacy.masks import add_streams
 from fedstrata.privacy.sums.protocol import (
     ADVERTISE,
@@ -30,13 +30,13 @@ from fedstrata.privacy.sums.protocol import (
     REVEAL,
     SHARES,
     SURVIVORS,
-    Task,
+    SumTask,
     fields_of,
     listed,
     listing,
-    packed,
+    pack_fields,
 )
-from fedstrata.privacy.sums.shamir import SHARE, UnrecoverableError, recovered
+from fedstrata.privacy.sums.shamir import SHARE, UnrecoverableError, recover_secret
 
 Told = TypeVar("Told")
 STEPS = (ADVERTISE, SHARES, INPUT, AGREE, REVEAL)
@@ -45,10 +45,10 @@ STEPS = (ADVERTISE, SHARES, INPUT, AGREE, REVEAL)
 class Summing:
     """The server's part of one sum."""
 
-    def __init__(self, task: Task, identity: Identity, roll: Roll):
-        if task.roll != roll.digest:
+    def __init__(self, task: SumTask, identity: Identity, key_directory: KeyDirectory):
+        if task.key_directory != key_directory.digest:
             raise RequestError("a sum's task names another roll")
-        self._task, self._identity, self._inbox = task, identity, Inbox(roll, task.job)
+        self._task, self._identity, self._inbox = task, identity, Inbox(key_directory, task.job)
         self._step = 0
         self._frames: dict[int, bytes] = {}  # ADVERTISE, as it came
         self._advertised: dict[int, tuple[bytes, ...]] = {}
@@ -101,13 +101,13 @@ class Summing:
             raise UnrecoverableError(f"{len(self._survivors)} inputs arrived: fewer than {FEWEST} are not summed")
         self._ends(INPUT, self._survivors)
         self._survivors.sort()
-        told = self._sent(SURVIVORS, (packed(self._survivors),))
+        told = self._sent(SURVIVORS, (pack_fields(self._survivors),))
         return dict.fromkeys(self._survivors, told)
 
     def agreed(self, member: int, data: bytes) -> None:
         """Take a member's agreement with the list."""
-        shown, *rest = self._take(AGREE, member, data) or (b"",)
-        if shown != sha256(packed(self._survivors)).digest():
+        open_tensors, *rest = self._take(AGREE, member, data) or (b"",)
+        if open_tensors != sha256(pack_fields(self._survivors)).digest():
             raise RefusedError(f"member {member} agrees with another list of those in the sum")
         near = self._of_near(member, dict.fromkeys(self._survivors))
         told = listed(tuple(rest), near)
@@ -162,7 +162,7 @@ class Summing:
 
     def _recovered(self, member: int) -> bytes:
         try:
-            return recovered(self._shares[member], self._task.threshold)
+            return recover_secret(self._shares[member], self._task.threshold)
         except UnrecoverableError as error:
             raise UnrecoverableError(f"a secret of member {member} is lost: {error}") from None
 
@@ -190,4 +190,4 @@ class Summing:
             raise RefusedError(f"{kind!r} is not what comes next")
 
     def _sent(self, kind: str, fields: tuple[bytes, ...]) -> bytes:
-        return Frame(kind, self._task.job, SERVER, fields).signed(self._identity)
+        return Frame(kind, self._task.job, SERVER, fields).sign(self._identity)

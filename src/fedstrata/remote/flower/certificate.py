@@ -15,8 +15,8 @@ VALID = timedelta(days=90)
 SKEW = timedelta(days=1)  # clocks of sites may be that wrong
 
 
-def certified(host: str) -> tuple[bytes, bytes, bytes]:
-    """Give a key, a certificate for a host (name or address), and the authority that vouches for it, all as PEM.
+def make_certificate(host: str) -> tuple[bytes, bytes, bytes]:
+    """Return a key, a certificate for a host (name or address), and the authority that vouches for it, all as PEM.
 
     The authority's own key is forgotten at once: it can never vouch for anything else.
     """

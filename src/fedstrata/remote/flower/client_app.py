@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.remote.flower.records import unwrapped, wrapped
+from fedstrata.remote.flower.records import unwrap, wrap
 from fedstrata.remote.site_socket import ask, look
 
 RAISED = 2  # Flower's own code for an app that could not answer
@@ -24,10 +24,10 @@ def forward(message: Message, context: Context) -> Message:
     """Carry a request to the site's process and its reply back."""
     try:
         path = Path(_configured(context, "socket"))
-        reply = ask(path, unwrapped(message.content), message.metadata.ttl)
+        reply = ask(path, unwrap(message.content), message.metadata.ttl)
     except FedstrataError as error:
         return Message(Error(RAISED, str(error)), reply_to=message)
-    return Message(wrapped(reply), reply_to=message)
+    return Message(wrap(reply), reply_to=message)
 
 
 @app.query("site")

@@ -7,7 +7,7 @@ from fedstrata.remote.transport import Answer
 
 
 def with_stream(answer: Answer) -> Answer:
-    """Give an answer that also follows invitations to a stream; it lasts as long as the stream does.
+    """Return an answer that also follows invitations to a stream; it lasts as long as the stream does.
 
     Requests may then come from several threads; the one who answers sees to their order.
     """

@@ -21,7 +21,7 @@ from httpx import HTTPError
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.invitation import FORMS
-from fedstrata.remote.flower.records import unwrapped, wrapped
+from fedstrata.remote.flower.records import unwrap, wrap
 from fedstrata.remote.transport import LONGEST, WORDS, Failure
 
 SOONEST, LATEST = 0.1, 1.0  # seconds between two looks for replies
@@ -51,7 +51,7 @@ class Messages:
         self._closed = threading.Event()
 
     def names(self) -> list[str]:
-        """Give the sites that are there and have said who they are. Waits for nobody."""
+        """Return the sites that are there and have said who they are. Waits for nobody."""
         with self._lock:
             self._look_around()
             return sorted(self._sites.values())
@@ -89,7 +89,7 @@ class Messages:
             self._sent += 1
             ttl, group = ALWAYS if deadline is None else deadline + SLACK, str(self._sent)
             posted = {
-                name: Message(wrapped(requests[name]), nodes[name], "train", ttl=ttl, group_id=group) for name in nodes
+                name: Message(wrap(requests[name]), nodes[name], "train", ttl=ttl, group_id=group) for name in nodes
             }
             ids = self._push(list(posted.values()))
             return {name: (node, sent) for (name, node), sent in zip(nodes.items(), ids, strict=True)}
@@ -100,10 +100,10 @@ class Messages:
         return ids or [""] * len(messages)  # nothing at all comes back where they are too long for it
 
     def _reply(self, node: int, sent: str) -> bytes | Failure | None:
-        """Give the reply to a message, or None while there is none."""
+        """Return the reply to a message, or None while there is none."""
         reply = self._pull(node, sent)
         try:
-            return unwrapped(reply.content, self._longest) if isinstance(reply, Message) else reply
+            return unwrap(reply.content, self._longest) if isinstance(reply, Message) else reply
         except FedstrataError as error:
             return Failure(str(error))
 

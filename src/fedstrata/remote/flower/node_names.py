@@ -13,14 +13,14 @@ MOST = 1000  # nodes that are remembered: without keys, a site is a new one when
 
 def remember(path: Path, node: int, site: str) -> None:
     """Note a node's name."""
-    known = {k: v for k, v in remembered(path).items() if k != str(node)} | {str(node): site}
+    known = {k: v for k, v in recall(path).items() if k != str(node)} | {str(node): site}
     new = path.with_suffix(".new")
     new.write_text(json.dumps(dict(list(known.items())[-MOST:])))
     new.replace(path)
 
 
-def remembered(path: Path) -> dict[str, str]:
-    """Give the sites by node; who was met last is last."""
+def recall(path: Path) -> dict[str, str]:
+    """Return the sites by node; who was met last is last."""
     try:
         known: dict[str, str] = json.loads(path.read_text())
     except (OSError, ValueError):

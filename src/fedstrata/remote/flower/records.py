@@ -10,13 +10,13 @@ from fedstrata.remote.transport import LONGEST
 PART = 8 << 20  # bytes
 
 
-def wrapped(data: bytes) -> RecordDict:
+def wrap(data: bytes) -> RecordDict:
     """Put bytes into records."""
     starts = range(0, max(len(data), 1), PART)
     return RecordDict({f"part-{i}": ConfigRecord({"data": data[at : at + PART]}) for i, at in enumerate(starts)})
 
 
-def unwrapped(records: RecordDict, longest: int = LONGEST) -> bytes:
+def unwrap(records: RecordDict, longest: int = LONGEST) -> bytes:
     """Undo `wrapped`; anything else is refused."""
     parts, size = [], 0
     for i in range(len(records)):

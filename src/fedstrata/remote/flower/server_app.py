@@ -85,7 +85,7 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
     if asked.folder:
         os.chdir(asked.folder)
         sys.path.insert(0, "")
-    from fedstrata.remote.credentials import Papers  # noqa: PLC0415
+    from fedstrata.remote.credentials import Credentials  # noqa: PLC0415
     from fedstrata.remote.session import run_at_sites  # noqa: PLC0415 - torch; first things first
 
     met = partial(remember, Path(asked.met)) if asked.met else lambda *_: None
@@ -95,7 +95,7 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
         wait_for(messages, asked.sites, asked.wait)
         transport, why = way(messages, asked, run) if asked.stream else (messages, None)
         limit = asked.deadline or None
-        papers = Papers.load(Path(asked.keys)) if asked.keys else None
+        credentials = Credentials.load(Path(asked.keys)) if asked.keys else None
         run_at_sites(
             transport,
             asked.experiment,
@@ -103,7 +103,7 @@ def _run(grid: Grid, asked: Asked, run: str) -> None:
             asked.sites,
             resumed=asked.resume,
             deadline=limit,
-            papers=papers,
+            credentials=credentials,
             patience=asked.wait,
             no_stream=why,
         )
@@ -121,7 +121,7 @@ def registered(path: Path) -> dict[int, str]:
 
 
 def way(messages: Transport, asked: Asked, run: str) -> tuple[Transport, str | None]:
-    """Give the stream if as many sites as are wanted come onto it; if not, and messages will do, those, and why."""
+    """Return the stream if as many sites as are wanted come onto it; if not, and messages will do, those, and why."""
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415 - gRPC, where it is needed
     from fedstrata.remote.site_registry import recorded  # noqa: PLC0415 - torch
 

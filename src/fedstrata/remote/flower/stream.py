@@ -25,7 +25,7 @@ import grpc  # type: ignore[import-untyped]
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.remote.flower.certificate import certified
+from fedstrata.remote.flower.certificate import make_certificate
 from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import FORMS, Invitation
 from fedstrata.remote.transport import LONGEST, WORDS, Failure, Transport
@@ -87,7 +87,7 @@ class StreamServer:
         if not re.fullmatch(FORMS["address"], address):
             raise RequestError(f'stream = "{address}" is not valid; allowed: HOST:PORT, as sites find the server')
         host, _, _ = address.rpartition(":")
-        key, certificate, self._authority = certified(host.strip("[]"))
+        key, certificate, self._authority = make_certificate(host.strip("[]"))
         self._pool = ThreadPoolExecutor(MOST, "stream")
         options = (*ALIVE, ("grpc.so_reuseport", 0))  # without: two runs could share a port
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=MOST)
@@ -109,7 +109,7 @@ class StreamServer:
     # ---- the transport
 
     def names(self) -> list[str]:
-        """Give the sites that are on the stream."""
+        """Return the sites that are on the stream."""
         with self._lock:
             return sorted(site for site, line in self._lines.items() if line.there(self._grace))
 
@@ -162,7 +162,7 @@ class StreamServer:
                 self._put(self._lines[site], parcel)
 
     def _wake(self, until: float) -> float | None:
-        """Give the time at which something may have to be given up; None where there is nothing to wait for."""
+        """Return the time at which something may have to be given up; None where there is nothing to wait for."""
         with self._lock:
             for site in [site for site in self._asked if self._lines[site].away(self._grace)]:
                 del self._asked[site]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from fedstrata.report.figures import clients, curves, faults, labels, methods
-from fedstrata.report.run_data import Trail
+from fedstrata.report.run_data import RunData
 
 SECTIONS = {"curves": "Curves", "labels": "Labels", "clients": "Clients", "method": "The method", "faults": "Faults"}
 
@@ -23,7 +23,7 @@ class Shown(NamedTuple):
     figure: go.Figure
 
 
-OWN: Sequence[tuple[str, str, str, str, Callable[[Trail], go.Figure | None]]] = (
+OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] = (
     (
         "labels",
         "recall",
@@ -63,10 +63,10 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[Trail], go.Figure | None]]] = 
     ),
     (
         "clients",
-        "drift",
+        "update_norm",
         "Drift",
         "How far a client moves the model that it received, as the length of its update.",
-        clients.drift,
+        clients.update_norm,
     ),
     (
         "method",
@@ -122,43 +122,43 @@ READ = {
 }
 
 
-def overlays(trails: Sequence[Trail]) -> Iterator[Shown]:
-    """Give the figures that show all runs together."""
-    several = len({trail.group for trail in trails}) > 1 or len(trails) > 1
-    band = "Lines are means over seeds, bands reach from the least to the most. " if _banded(trails) else ""
+def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
+    """Return the figures that show all runs together."""
+    several = len({run_data.group for run_data in runs_data}) > 1 or len(runs_data) > 1
+    band = "Lines are means over seeds, bands reach from the least to the most. " if _banded(runs_data) else ""
     wanted = [*(("accuracy",) if several else ()), *(("balanced_accuracy", "worst10") if several else ()), "loss_test"]
-    if not several and (drawn := curves.accuracy(trails[0])):
+    if not several and (drawn := curves.accuracy(runs_data[0])):
         said = "Over all test samples, as the mean over labels, and for the tenth of clients that are served worst."
         yield Shown("curves", "accuracy", "Accuracy", said, drawn)
     for metric in wanted:
-        if drawn := curves.curves(trails, metric):
+        if drawn := curves.curves(runs_data, metric):
             yield Shown(
                 "curves", metric.replace("_", "-"), _capital(curves.METRICS[metric]), band + READ[metric], drawn
             )
-    if several and (drawn := labels.final_recall(trails)):
+    if several and (drawn := labels.final_recall(runs_data)):
         said = "What each run recognises of each label in its last scored round."
         yield Shown("labels", "final-recall", "Recall of each label at the end", said, drawn)
-    if drawn := curves.curves(trails, "label_divergence"):
+    if drawn := curves.curves(runs_data, "label_divergence"):
         said = (
             "Kullback-Leibler divergence of the labels that the clients of a round hold from those of all; 0 is even."
         )
         yield Shown("labels", "divergence", "Label divergence of each round", band + said, drawn)
-    if drawn := clients.ranked(trails):
+    if drawn := clients.rank_clients(runs_data):
         said = "Each client's accuracy on its own test data at the end. The worst tenth is shaded."
         yield Shown("clients", "ranked", "Clients, worst first", said, drawn)
-    if several and (drawn := curves.curves(trails, "drift")):
-        yield Shown("clients", "mean-drift", "Mean drift", band + "The length of the clients' updates.", drawn)
+    if several and (drawn := curves.curves(runs_data, "update_norm")):
+        yield Shown("clients", "update-norm", "Mean drift", band + "The length of the clients' updates.", drawn)
 
 
-def of_one(trail: Trail) -> Iterator[Shown]:
-    """Give the figures that show one run; those for which it holds nothing are left out."""
+def of_one(run_data: RunData) -> Iterator[Shown]:
+    """Return the figures that show one run; those for which it holds nothing are left out."""
     for section, name, title, said, draw in OWN:
-        if drawn := draw(trail):
+        if drawn := draw(run_data):
             yield Shown(section, name, title, said, drawn)
 
 
-def _banded(trails: Sequence[Trail]) -> bool:
-    return len({trail.group for trail in trails}) < len(trails)
+def _banded(runs_data: Sequence[RunData]) -> bool:
+    return len({run_data.group for run_data in runs_data}) < len(runs_data)
 
 
 def _capital(text: str) -> str:

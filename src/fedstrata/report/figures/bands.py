@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from fedstrata.report.figures.style import faint, thinned
+from fedstrata.report.figures.style import faint, thin
 
 
 def spread(rounds: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Give rounds, and in each the values at a tenth, a half and nine tenths of all that are known."""
+    """Return rounds, and in each the values at a tenth, a half and nine tenths of all that are known."""
     rounds, values = rounds[known := ~np.isnan(values)], values[known]
     order = np.argsort(rounds, kind="stable")
     found, starts = np.unique(rounds[order], return_index=True)
     parts = np.split(values[order], starts[1:])
-    shown = thinned(len(found))
+    shown = thin(len(found))
     low, middle, high = np.array([np.quantile(parts[i], (0.1, 0.5, 0.9)) for i in shown]).reshape(-1, 3).T
     return found[shown], low, middle, high
 

@@ -15,73 +15,73 @@ from fedstrata.report.figures.style import (
     CLIENTS,
     LINES,
     ROUNDS,
-    binned,
+    bin_values,
     bins,
     faint,
     figure,
     heat_map,
     line_style,
     plain,
-    thinned,
+    thin,
 )
-from fedstrata.report.run_data import Trail
+from fedstrata.report.run_data import RunData
 
 MANY = 10_000  # clients beyond which a matrix of them is not made
 
 
-def participation(trail: Trail) -> go.Figure | None:
+def participation(run_data: RunData) -> go.Figure | None:
     """Draw who took part in which round; those who did most often come first. Beyond 100, clients are binned."""
-    if not len(trail) or not len(trail.visits.client) or trail.clients > MANY:
+    if not len(run_data) or not len(run_data.client_updates.client) or run_data.clients > MANY:
         return None
-    times = trail.participation()
+    times = run_data.participation()
     order = np.argsort(-times.sum(1), kind="stable")
-    shown = binned(binned(times[order], CLIENTS, axis=0), ROUNDS)
+    shown = bin_values(bin_values(times[order], CLIENTS, axis=0), ROUNDS)
     most = float(max(shown.max(initial=0.0), 1.0))
     return heat_map(
         shown,
-        trail.rounds[bins(times.shape[1], ROUNDS)],
+        run_data.rounds[bins(times.shape[1], ROUNDS)],
         _clients(order),
         hover="client %{y}, round %{x}: took part %{z:.2f} times a round",
         across="round",
         down="clients by rank, most often first" if len(order) > CLIENTS else "client",
         limits=(0.0, most),
         percent=False,
-        title=f"{trail.name}: who took part",
+        title=f"{run_data.name}: who took part",
     )
 
 
-def accuracy_by_client(trail: Trail) -> go.Figure | None:
+def accuracy_by_client(run_data: RunData) -> go.Figure | None:
     """Draw the accuracy of every client on its own test data, by round; those served worst are at the bottom."""
-    scored = _scored(trail)
-    if not len(scored) or trail.client_accuracy.shape[1] != trail.clients:
+    scored = _scored(run_data)
+    if not len(scored) or run_data.client_accuracy.shape[1] != run_data.clients:
         return None
-    own = trail.client_accuracy[scored].T
+    own = run_data.client_accuracy[scored].T
     own, tested = own[known := ~np.isnan(own).all(1)], np.flatnonzero(known)
     order = np.argsort(-np.nan_to_num(own[:, -1]), kind="stable")
-    rounds = trail.rounds[scored]
+    rounds = run_data.rounds[scored]
     return heat_map(
-        binned(binned(own[order], CLIENTS, axis=0), ROUNDS),
+        bin_values(bin_values(own[order], CLIENTS, axis=0), ROUNDS),
         rounds[bins(len(rounds), ROUNDS)],
         _clients(tested[order]),
         hover="client %{y}, round %{x}: accuracy %{z:.1%}",
         across="round",
         down="clients by rank, best first" if len(order) > CLIENTS else "client",
-        title=f"{trail.name}: accuracy of each client",
+        title=f"{run_data.name}: accuracy of each client",
     )
 
 
-def spread(trail: Trail) -> go.Figure | None:
+def spread(run_data: RunData) -> go.Figure | None:
     """Draw the distribution of the clients' accuracy over the rounds, with the mean of the worst tenth."""
-    scored = _scored(trail)
+    scored = _scored(run_data)
     if not len(scored):
         return None
-    scored = scored[thinned(len(scored))]
-    rounds, own = trail.rounds[scored], trail.client_accuracy[scored]
+    scored = scored[thin(len(scored))]
+    rounds, own = run_data.rounds[scored], run_data.client_accuracy[scored]
     low, quarter, middle, upper, high = np.nanquantile(own, (0.1, 0.25, 0.5, 0.75, 0.9), axis=1)
-    drawn = figure(title=f"{trail.name}: accuracy over clients", hovermode="x unified")
+    drawn = figure(title=f"{run_data.name}: accuracy over clients", hovermode="x unified")
     add_band(drawn, rounds, low, high, LINES[0], name="eight in ten clients")
     add_band(drawn, rounds, quarter, upper, LINES[0], name="half of them")
-    worst = trail.column("worst10")[scored]
+    worst = run_data.column("worst10")[scored]
     for values, name, colour in ((middle, "median client", LINES[0]), (worst, "mean of the worst tenth", ALARM)):
         hover = "%{y:.1%}"
         line = {"color": colour, "width": 2}
@@ -91,10 +91,10 @@ def spread(trail: Trail) -> go.Figure | None:
     return drawn
 
 
-def ranked(trails: Sequence[Trail]) -> go.Figure | None:
+def rank_clients(runs_data: Sequence[RunData]) -> go.Figure | None:
     """Draw the clients' last accuracies, the worst first: the left tenth is whom a run serves worst."""
     drawn = figure(title="clients' accuracy in the last round, worst first", hovermode="closest")
-    for at, (group, own) in enumerate(grouped(trails).items()):
+    for at, (group, own) in enumerate(grouped(runs_data).items()):
         finals = [f for f in map(last_accuracies, own) if len(f)]
         if not finals:
             continue
@@ -113,22 +113,22 @@ def ranked(trails: Sequence[Trail]) -> go.Figure | None:
     return drawn
 
 
-def last_accuracies(trail: Trail) -> np.ndarray:
-    """Give the clients' accuracies, or their deciles, in the last round that was scored."""
-    scored = _scored(trail)
-    own = trail.client_accuracy[scored[-1]] if len(scored) else np.zeros(0)
+def last_accuracies(run_data: RunData) -> np.ndarray:
+    """Return the clients' accuracies, or their deciles, in the last round that was scored."""
+    scored = _scored(run_data)
+    own = run_data.client_accuracy[scored[-1]] if len(scored) else np.zeros(0)
     known: np.ndarray = own[~np.isnan(own)]
     return known
 
 
-def drift(trail: Trail) -> go.Figure | None:
+def update_norm(run_data: RunData) -> go.Figure | None:
     """Draw how far clients move the model they received: the median client, and eight in ten."""
-    visits = trail.visits
-    told = visits.arrived & ~np.isnan(visits.drift)
+    client_updates = run_data.client_updates
+    told = client_updates.arrived & ~np.isnan(client_updates.update_norm)
     if not told.any():
         return None
-    rounds, low, middle, high = bands.spread(visits.round[told], visits.drift[told])
-    drawn = figure(title=f"{trail.name}: drift", hovermode="x unified")
+    rounds, low, middle, high = bands.spread(client_updates.round[told], client_updates.update_norm[told])
+    drawn = figure(title=f"{run_data.name}: drift", hovermode="x unified")
     add_band(drawn, rounds, low, high, LINES[2], name="eight in ten clients")
     drawn.add_scatter(x=rounds, y=middle, name="median client", mode="lines", line={"color": LINES[2], "width": 2})
     drawn.update_xaxes(title_text="round")
@@ -136,9 +136,9 @@ def drift(trail: Trail) -> go.Figure | None:
     return drawn
 
 
-def _scored(trail: Trail) -> np.ndarray:
-    """Give the rounds in which clients were scored."""
-    own = trail.client_accuracy
+def _scored(run_data: RunData) -> np.ndarray:
+    """Return the rounds in which clients were scored."""
+    own = run_data.client_accuracy
     return np.flatnonzero(~np.isnan(own).all(1)) if own.size else np.zeros(0, dtype=int)
 
 

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 
 from fedstrata.core.errors import RequestError
 from fedstrata.report.figures.bands import add_band
-from fedstrata.report.figures.style import POINTS, figure, line_style, plain, thinned
-from fedstrata.report.run_data import Trail
+from fedstrata.report.figures.style import POINTS, figure, line_style, plain, thin
+from fedstrata.report.run_data import RunData
 
 AXES = {  # what a curve can be drawn against; lines carry all of these in `meta`, so that a page can change its mind
     "rounds": "round",
@@ -26,43 +26,43 @@ METRICS = {
     "worst10": "worst tenth of clients",
     "loss_test": "loss on test data",
     "label_divergence": "divergence of a round's labels",
-    "drift": "mean drift of clients",
+    "update_norm": "mean drift of clients",
     "jain": "fairness of participation (Jain)",
 }
 ALL_POINTS = 2400  # of all curves of a figure together
-UNITS = {"loss_test": "loss", "label_divergence": "nats", "drift": "length of an update", "jain": "Jain's index"}
+UNITS = {"loss_test": "loss", "label_divergence": "nats", "update_norm": "length of an update", "jain": "Jain's index"}
 SHARES = ("accuracy", "balanced_accuracy", "worst10", "jain")
 
 
 def curves(
-    trails: Sequence[Trail], metric: str = "accuracy", against: str = "rounds", title: str = ""
+    runs_data: Sequence[RunData], metric: str = "accuracy", against: str = "rounds", title: str = ""
 ) -> go.Figure | None:
     """Draw a metric of several runs; runs of one group become their mean, with a band from the least to the most."""
     drawn = _empty(against, metric, title or METRICS.get(metric, metric))
-    groups = grouped(trails)
-    lines = len(groups) * (3 if len(groups) < len(trails) else 1)
+    groups = grouped(runs_data)
+    lines = len(groups) * (3 if len(groups) < len(runs_data) else 1)
     most = max(2, min(POINTS, ALL_POINTS // max(lines, 1)))
     for at, (group, own) in enumerate(groups.items()):
-        found = [_points(trail, metric) for trail in own]
+        found = [_points(run_data, metric) for run_data in own]
         _add(drawn, [points for points in found if len(points)], group, at, against, metric, most)
     drawn.update_layout(showlegend=len(drawn.data) > 1)
     return drawn if drawn.data else None
 
 
-def accuracy(trail: Trail, against: str = "rounds") -> go.Figure | None:
+def accuracy(run_data: RunData, against: str = "rounds") -> go.Figure | None:
     """Draw three sides of one run's accuracy: of all samples, of all labels alike, of the clients it serves worst."""
-    drawn = _empty(against, "accuracy", f"{trail.name}: accuracy")
+    drawn = _empty(against, "accuracy", f"{run_data.name}: accuracy")
     for at, metric in enumerate(("accuracy", "balanced_accuracy", "worst10")):
-        if len(points := _points(trail, metric)):
+        if len(points := _points(run_data, metric)):
             _add(drawn, [points], METRICS[metric], at, against, metric)
     return drawn if drawn.data else None
 
 
-def grouped(trails: Sequence[Trail]) -> dict[str, list[Trail]]:
+def grouped(runs_data: Sequence[RunData]) -> dict[str, list[RunData]]:
     """Put runs of a group together, groups in the order in which they come."""
-    order = list(dict.fromkeys(trail.group for trail in trails))
-    ordered = sorted(trails, key=lambda trail: order.index(trail.group))
-    return {group: list(own) for group, own in groupby(ordered, key=lambda trail: trail.group)}
+    order = list(dict.fromkeys(run_data.group for run_data in runs_data))
+    ordered = sorted(runs_data, key=lambda run_data: order.index(run_data.group))
+    return {group: list(own) for group, own in groupby(ordered, key=lambda run_data: run_data.group)}
 
 
 def _empty(against: str, metric: str, title: str) -> go.Figure:
@@ -76,10 +76,10 @@ def _empty(against: str, metric: str, title: str) -> go.Figure:
     return drawn
 
 
-def _points(trail: Trail, metric: str) -> np.ndarray:
-    """Give the axes and the value of every round that has one, [points, 5]."""
-    axes = (trail.rounds, trail.traffic / 1e6, trail.column("client_updates"), trail.column("time"))
-    points = np.stack([*map(np.float64, axes), trail.column(metric)], axis=1) if len(trail) else np.zeros((0, 5))
+def _points(run_data: RunData, metric: str) -> np.ndarray:
+    """Return the axes and the value of every round that has one, [points, 5]."""
+    axes = (run_data.rounds, run_data.traffic / 1e6, run_data.column("client_updates"), run_data.column("time"))
+    points = np.stack([*map(np.float64, axes), run_data.column(metric)], axis=1) if len(run_data) else np.zeros((0, 5))
     known: np.ndarray = points[~np.isnan(points[:, 4])]
     return known
 
@@ -94,7 +94,7 @@ def _add(
     if not shared:
         return
     stacked = np.stack([points[np.isin(points[:, 0], list(shared))] for points in runs]).astype(np.float32)
-    stacked = stacked[:, thinned(stacked.shape[1], most)]
+    stacked = stacked[:, thin(stacked.shape[1], most)]
     axes, values = stacked[..., :4].mean(0), stacked[..., 4]
     style, x = line_style(at), axes[:, list(AXES).index(against)]
     common: dict[str, Any] = {"meta": dict(zip(AXES, axes.T, strict=True)), "legendgroup": name}

@@ -9,23 +9,23 @@ import plotly.graph_objects as go
 
 from fedstrata.core.events import FAULTS
 from fedstrata.report.figures.style import LINES, bins, figure, plain
-from fedstrata.report.run_data import Trail
+from fedstrata.report.run_data import RunData
 
 BARS = 100
 
 
-def faults(trail: Trail) -> go.Figure | None:
+def faults(run_data: RunData) -> go.Figure | None:
     """Draw lost reports, by reason, and other faults, by round."""
     counted: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for fault in trail.faults:
+    for fault in run_data.faults:
         if fault.round is not None:
             name = FAULTS[fault.kind] + (f": {fault.why[:40]}" if fault.kind == "dropped" else "")
             counted[name].append((fault.round, max(len(fault.clients), 1)))
-    if not counted or not len(trail):
+    if not counted or not len(run_data):
         return None
-    last = max(int(trail.rounds[-1]), *(round for own in counted.values() for round, _ in own))
+    last = max(int(run_data.rounds[-1]), *(round for own in counted.values() for round, _ in own))
     starts = bins(last, BARS)
-    drawn = figure(title=f"{trail.name}: faults", barmode="stack", height=300, bargap=0.1)
+    drawn = figure(title=f"{run_data.name}: faults", barmode="stack", height=300, bargap=0.1)
     for at, (name, own) in enumerate(sorted(counted.items(), key=lambda item: -len(item[1]))):
         rounds, weights = np.array(own).T
         heights = np.bincount(np.searchsorted(starts, rounds - 1, side="right") - 1, weights, len(starts))

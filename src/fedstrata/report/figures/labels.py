@@ -8,33 +8,33 @@ import numpy as np
 import plotly.graph_objects as go
 
 from fedstrata.report.figures.curves import grouped
-from fedstrata.report.figures.style import APART, ROUNDS, binned, bins, figure, heat_map, line_style, plain
-from fedstrata.report.run_data import Trail
+from fedstrata.report.figures.style import APART, ROUNDS, bin_values, bins, figure, heat_map, line_style, plain
+from fedstrata.report.run_data import RunData
 
 SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 
 
-def recall(trail: Trail) -> go.Figure | None:
+def recall(run_data: RunData) -> go.Figure | None:
     """Draw how much of each label is recognised, by round; the rarest labels are at the bottom, and marked."""
-    scored = ~np.isnan(trail.recall).all(1) if trail.recall.size else np.zeros(0, dtype=bool)
+    scored = ~np.isnan(run_data.recall).all(1) if run_data.recall.size else np.zeros(0, dtype=bool)
     if not scored.any():
         return None
-    order, rounds = _by_share(trail), trail.rounds[scored]
+    order, rounds = _by_share(run_data), run_data.rounds[scored]
     return heat_map(
-        binned(trail.recall[scored].T, ROUNDS)[order],
+        bin_values(run_data.recall[scored].T, ROUNDS)[order],
         rounds[bins(len(rounds), ROUNDS)],
-        [_named(trail, label) for label in order],
+        [_named(run_data, label) for label in order],
         hover="label %{y}, round %{x}: %{z:.1%} recognised",
         across="round",
         down="label",
-        title=f"{trail.name}: recall by label",
+        title=f"{run_data.name}: recall by label",
     )
 
 
-def final_recall(trails: Sequence[Trail]) -> go.Figure | None:
+def final_recall(runs_data: Sequence[RunData]) -> go.Figure | None:
     """Draw the last recall of each label, side by side for several runs: the mean over a group's."""
-    shown = [trail for trail in trails if len(last_recall(trail))]
-    classes = max((trail.classes for trail in shown), key=len, default=[])
+    shown = [run_data for run_data in runs_data if len(last_recall(run_data))]
+    classes = max((run_data.classes for run_data in shown), key=len, default=[])
     if not shown or len(classes) > 100:
         return None
     drawn = figure(title="recall of each label in the last round")
@@ -52,47 +52,51 @@ def final_recall(trails: Sequence[Trail]) -> go.Figure | None:
     return drawn
 
 
-def last_recall(trail: Trail) -> np.ndarray:
-    """Give the recall of each label in the last round that was scored; empty if none was."""
-    known = trail.recall[~np.isnan(trail.recall).all(1)] if trail.recall.size else trail.recall
+def last_recall(run_data: RunData) -> np.ndarray:
+    """Return the recall of each label in the last round that was scored; empty if none was."""
+    known = run_data.recall[~np.isnan(run_data.recall).all(1)] if run_data.recall.size else run_data.recall
     return known[-1] if len(known) else np.zeros(0)
 
 
-def balance(trail: Trail) -> go.Figure | None:
+def balance(run_data: RunData) -> go.Figure | None:
     """Draw each label's share of what the clients of a round hold, over its share of everything."""
-    if trail.mix is None or trail.labels.shape[1] != len(trail.mix):
+    if run_data.mix is None or run_data.labels.shape[1] != len(run_data.mix):
         return None
-    held = trail.labels.sum(1, keepdims=True)
-    shares = np.divide(trail.labels, held, out=np.full(trail.labels.shape, np.nan), where=held > 0)
-    order = _by_share(trail)
-    points = 100 * (binned(shares.T, ROUNDS) - trail.mix[:, None])[order]
+    held = run_data.labels.sum(1, keepdims=True)
+    shares = np.divide(run_data.labels, held, out=np.full(run_data.labels.shape, np.nan), where=held > 0)
+    order = _by_share(run_data)
+    points = 100 * (bin_values(shares.T, ROUNDS) - run_data.mix[:, None])[order]
     most = max(float(np.nanmax(np.abs(points), initial=0.0)), 1.0)
     return heat_map(
         points,
-        trail.rounds[bins(len(trail), ROUNDS)],
-        [_named(trail, label) for label in order],
+        run_data.rounds[bins(len(run_data), ROUNDS)],
+        [_named(run_data, label) for label in order],
         hover="label %{y}, round %{x}: %{z:+.1f} points against all data",
         across="round",
         down="label",
         scale=APART,
         limits=(-most, most),
         percent=False,
-        title=f"{trail.name}: labels of each round against those of all clients, percentage points",
+        title=f"{run_data.name}: labels of each round against those of all clients, percentage points",
     )
 
 
-def exposure(trail: Trail) -> go.Figure | None:
+def exposure(run_data: RunData) -> go.Figure | None:
     """Draw Stratify's own account: the share of each label in what the model trained on, by round."""
-    counted = [e for e in trail.exposures if e.get("exposure")]
+    counted = [e for e in run_data.exposures if e.get("exposure")]
     if not counted:
         return None
     counts = np.array([e["exposure"] for e in counted], dtype=np.float64)
     totals = counts.sum(1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-    names = trail.classes if len(trail.classes) == counts.shape[1] else [f"stratum {i}" for i in range(counts.shape[1])]
+    names = (
+        run_data.classes
+        if len(run_data.classes) == counts.shape[1]
+        else [f"stratum {i}" for i in range(counts.shape[1])]
+    )
     rounds = np.array([e["round"] for e in counted])
     return heat_map(
-        binned(shares.T, ROUNDS) * counts.shape[1],
+        bin_values(shares.T, ROUNDS) * counts.shape[1],
         rounds[bins(len(rounds), ROUNDS)],
         names,
         hover="label %{y}, round %{x}: %{z:.2f} of an even share",
@@ -101,16 +105,16 @@ def exposure(trail: Trail) -> go.Figure | None:
         scale=APART,
         limits=(0.0, 2.0),
         percent=False,
-        title=f"{trail.name}: exposure to each label; 1 is an even share",
+        title=f"{run_data.name}: exposure to each label; 1 is an even share",
     )
 
 
-def _by_share(trail: Trail) -> np.ndarray:
-    """Give labels from the most common to the rarest; in their own order where none is rare."""
-    if trail.mix is None or not trail.rare.any():
-        return np.arange(len(trail.classes))
-    return np.argsort(-trail.mix, kind="stable")
+def _by_share(run_data: RunData) -> np.ndarray:
+    """Return labels from the most common to the rarest; in their own order where none is rare."""
+    if run_data.mix is None or not run_data.rare.any():
+        return np.arange(len(run_data.classes))
+    return np.argsort(-run_data.mix, kind="stable")
 
 
-def _named(trail: Trail, label: int) -> str:
-    return f"{trail.classes[label]} (rare)" if trail.rare[label] else trail.classes[label]
+def _named(run_data: RunData, label: int) -> str:
+    return f"{run_data.classes[label]} (rare)" if run_data.rare[label] else run_data.classes[label]

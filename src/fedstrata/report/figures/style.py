@@ -22,7 +22,7 @@ TICKS = 20  # most names beside a heat map
 
 
 def template(dark: bool = False) -> go.layout.Template:
-    """Give what differs between light and dark paper, and what all figures share."""
+    """Return what differs between light and dark paper, and what all figures share."""
     ink, grid, paper = ("#e6e6e6", "#3a3f44", "#16191d") if dark else ("#1f2328", "#dfe3e7", "#ffffff")
     axis = {"gridcolor": grid, "linecolor": grid, "zerolinecolor": grid, "automargin": True, "title": {"standoff": 8}}
     layout = {
@@ -40,7 +40,7 @@ def template(dark: bool = False) -> go.layout.Template:
 
 
 def figure(*traces: Any, height: int = 340, title: str = "", **layout: Any) -> go.Figure:
-    """Give a figure of ours. Its title is for notebooks; a page has headings."""
+    """Return a figure of ours. Its title is for notebooks; a page has headings."""
     drawn = go.Figure(data=list(traces))
     drawn.update_layout(template=template(), height=height, **layout)
     if title:
@@ -85,8 +85,8 @@ def heat_map(
     return drawn
 
 
-def binned(values: np.ndarray, most: int, axis: int = -1) -> np.ndarray:
-    """Give means of neighbours, so that at most so many are left; what is not known does not count."""
+def bin_values(values: np.ndarray, most: int, axis: int = -1) -> np.ndarray:
+    """Return means of neighbours, so that at most so many are left; what is not known does not count."""
     edges = bins(values.shape[axis], most)
     if len(edges) == values.shape[axis]:
         return values.astype(np.float64)
@@ -99,27 +99,27 @@ def binned(values: np.ndarray, most: int, axis: int = -1) -> np.ndarray:
 
 
 def bins(size: int, most: int) -> np.ndarray:
-    """Give where bins of neighbours begin."""
+    """Return where bins of neighbours begin."""
     return np.unique(np.linspace(0, size, min(size, most), endpoint=False).astype(np.int64))
 
 
-def thinned(size: int, most: int = POINTS) -> np.ndarray:
-    """Give places of points to draw: all, or as many as can be seen, the last among them."""
+def thin(size: int, most: int = POINTS) -> np.ndarray:
+    """Return places of points to draw: all, or as many as can be seen, the last among them."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64)) if size else np.zeros(0, int)
 
 
 def line_style(at: int) -> dict[str, Any]:
-    """Give the colour and dash of the n-th line. Neighbours differ in both: one may lie on the other, or be grey."""
+    """Return the colour and dash of the n-th line. Neighbours differ in both: one may lie on the other, or be grey."""
     dash = DASHES[(at + at // len(LINES)) % len(DASHES)]
     return {"color": LINES[at % len(LINES)], "dash": dash, "width": 2}
 
 
 def faint(colour: str, opacity: float = 0.2) -> str:
-    """Give a colour for bands."""
+    """Return a colour for bands."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
 
 def plain(text: object) -> str:
-    """Give text that is shown as it is: plotly reads some HTML, and users' labels may hold any character."""
+    """Return text that is shown as it is: plotly reads some HTML, and users' labels may hold any character."""
     return escape(str(text), quote=False)

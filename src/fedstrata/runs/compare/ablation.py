@@ -9,8 +9,8 @@ from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.runs.compare.cells import Entry
 
 
-def ablated(whole: Entry, stages: Sequence[str]) -> tuple[list[Entry], list[str]]:
-    """Give an entry for each stage in which the method is not FedAvg, and remarks about the others."""
+def ablate_method(whole: Entry, stages: Sequence[str]) -> tuple[list[Entry], list[str]]:
+    """Return an entry for each stage in which the method is not FedAvg, and remarks about the others."""
     for stage in stages:
         if stage not in METHOD_STAGES:
             raise unknown_name("ablate", stage, METHOD_STAGES)

@@ -31,7 +31,7 @@ class Entry:
     without: str | None = None  # the stage that was put back to FedAvg's
 
     def seeded(self, seed: int) -> Experiment:
-        """Give the experiment with a seed."""
+        """Return the experiment with a seed."""
         train = self.experiment.train.model_copy(update={"seed": seed})
         return self.experiment.model_copy(update={"train": train})
 
@@ -87,6 +87,6 @@ def first_weights(init: str | None, model: nn.Module | None) -> str | None:
 
 
 def listed(cell: Cell, root: Path) -> dict[str, Any]:
-    """Give a cell's line in comparison.json."""
+    """Return a cell's line in comparison.json."""
     line = {"method": cell.method, "seed": cell.seed, "state": cell.state, "run_dir": str(cell.path.relative_to(root))}
     return {**line, "data": cell.data, "hash": cell.hash} | ({"why": cell.why} if cell.why else {})

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import per_round
@@ -28,13 +28,13 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
 from fedstrata.plots import Plots
 from fedstrata.runs.compare import budget as budgets
-from fedstrata.runs.compare.ablation import ablated
+from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, Entry, first_weights, identity, listed
-from fedstrata.runs.compare.cells_pool import Tell, in_turn, side_by_side, why_not
+from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
 from fedstrata.runs.folder import Run, finite, write_atomically
-from fedstrata.runs.session import checked, with_devices
-from fedstrata.runs.training import described, differences, fixed
+from fedstrata.runs.session import check_experiment, with_devices
+from fedstrata.runs.training import describe_experiment, differences, fixed
 
 KEYS = ("version", "experiment", "methods", "seeds", "cells", "notes")  # of comparison.json; others come from the runs
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
@@ -42,7 +42,7 @@ WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting proces
 
 @dataclass
 class Comparison(Plots):
-    """Several methods over several seeds. `go_on` plays what is left; `rows` sums up what is there."""
+    """Several methods over several seeds. `run` plays what is left; `rows` sums up what is there."""
 
     path: Path
     entries: list[Entry]
@@ -91,7 +91,7 @@ class Comparison(Plots):
         """Write the rows as a plain table."""
         return table_of(self.rows)
 
-    def go_on(self, *, jobs: int | None = None, watch: Tell | None = None) -> Comparison:
+    def run(self, *, jobs: int | None = None, watch: Tell | None = None) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
 
         Parameters
@@ -145,7 +145,7 @@ class Comparison(Plots):
         on_gpu = engine.device != "cpu" and torch.cuda.is_available()  # which one cell fills
         if on_gpu or sum(cell.guess for cell in left) < WORTH_PROCESSES:
             return 1
-        jobs = min(cores() // (1 if engine.lanes == "auto" else engine.lanes), len(left))
+        jobs = min(cores() // (1 if engine.workers == "auto" else engine.workers), len(left))
         if reason is not None and jobs > 1:
             self.notes = [*dict.fromkeys([*self.notes, f"cells were played one after another: {reason}"])]
         return jobs if jobs > 1 and reason is None else 1
@@ -196,10 +196,10 @@ def compare(
     ablate
         Stages of the one method, or of the experiment's own, to put back to FedAvg's, one at a time.
     jobs, watch
-        As in `Comparison.go_on`.
+        As in `Comparison.run`.
     """
     prepared = prepare(experiment, methods, seeds, overrides, federation, model, out, budget, ablate)
-    return prepared.go_on(jobs=jobs, watch=watch)
+    return prepared.run(jobs=jobs, watch=watch)
 
 
 def prepare(
@@ -229,14 +229,14 @@ def prepare(
     if seeds < 1:
         raise RequestError(f"seeds = {seeds} must be at least 1")
     asked = {**(overrides or {}), **budgets.overrides(budget)}
-    own = described(experiment, None, asked, federation, model)
+    own = describe_experiment(experiment, None, asked, federation, model)
     first = own.train.seed
-    named = {name: described(experiment, name, asked, federation, model) for name in methods}
+    named = {name: describe_experiment(experiment, name, asked, federation, model) for name in methods}
     entries = [Entry(name, one) for name, one in (named or {own.method.name: own}).items()]
     _refuse_twins(entries)
     notes: list[str] = []
     if ablate:
-        without, notes = ablated(entries[0], ablate)
+        without, notes = ablate_method(entries[0], ablate)
         entries += without
     path = None if out is None else Path(out)
     return _laid_out(path, entries, list(range(first, first + seeds)), _shared(own), notes, federation, model)
@@ -268,7 +268,7 @@ def _laid_out(
     weights = first_weights(entries[0].experiment.model.init, model)
     found, guesses = dict[int, str](), dict[str, float]()
     for seed in seeds:
-        data = federation or federation_of(entries[0].seeded(seed))
+        data = federation or build_federation(entries[0].seeded(seed))
         found[seed] = with_devices(entries[0].seeded(seed), data).fingerprint
         if not guesses:
             guesses = {entry.name: _fitting(entry, data, model) for entry in entries}
@@ -291,11 +291,11 @@ def _laid_out(
 def _fitting(entry: Entry, data: Federation, model: nn.Module | None) -> float:
     """Assemble a method as its runs will, and guess how long one takes on one core."""
     try:
-        data, plan = checked(entry.experiment, data, model)
+        data, plan = check_experiment(entry.experiment, data, model)
     except RequestError as error:
         raise RequestError(f"{entry.name} cannot be compared: {error}") from error
-    visits = plan.rounds * min(per_round(plan.clients_per_round, len(data)), len(data))
-    return Guess.of(plan.local, data, visits).seconds
+    client_updates = plan.rounds * min(per_round(plan.clients_per_round, len(data)), len(data))
+    return Guess.of(plan.local, data, client_updates).seconds
 
 
 def _refuse_twins(entries: Sequence[Entry]) -> None:
@@ -312,7 +312,7 @@ def _refuse_twins(entries: Sequence[Entry]) -> None:
 
 
 def _shared(experiment: Experiment) -> dict[str, Any]:
-    """Give what all cells of a comparison have in common; seeds may be added."""
+    """Return what all cells of a comparison have in common; seeds may be added."""
     table = fixed(experiment.dump())
     return {**table, "train": {key: value for key, value in table["train"].items() if key != "seed"}}
 

@@ -20,7 +20,7 @@ ENOUGH = 10  # seeds from which on a bootstrap interval is about as wide as it s
 
 
 def interval(values: Sequence[float | None]) -> dict[str, Any]:
-    """Give the mean of the known values and its percentile bootstrap interval; one value has none."""
+    """Return the mean of the known values and its percentile bootstrap interval; one value has none."""
     known = np.array([v for v in values if v is not None], dtype=np.float64)
     if not len(known):
         return {"mean": None, "interval": None}
@@ -39,7 +39,7 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """Give the two-sided p of the paired permutation test: the share of sign flips whose mean is as far from 0."""
+    """Return the two-sided p of the paired permutation test: the share of sign flips whose mean is as far from 0."""
     values = np.array(differences, dtype=np.float64)
     n = len(values)
     if n <= EXACT:
@@ -52,7 +52,7 @@ def p_value(differences: Sequence[float]) -> float:
 
 
 def least_p(seeds: int) -> float:
-    """Give the smallest p that so many seeds can show."""
+    """Return the smallest p that so many seeds can show."""
     return min(1.0, 0.5 ** (seeds - 1))
 
 
@@ -81,7 +81,7 @@ def caution(seeds: int) -> list[str]:
 
 @cache
 def _resampled(n: int) -> np.ndarray:
-    """Give the draws of the bootstrap, the same for every figure and method."""
+    """Return the draws of the bootstrap, the same for every figure and method."""
     return _generator().integers(0, n, (RESAMPLES, n))
 
 

@@ -39,7 +39,7 @@ Summaries = Mapping[tuple[str, int], Mapping[str, Any]]  # of the cells that are
 
 
 def rows_of(entries: Sequence[Entry], seeds: Sequence[int], done: Summaries) -> list[dict[str, Any]]:
-    """Give a row a method; pairs are formed over the seeds that both have finished."""
+    """Return a row a method; pairs are formed over the seeds that both have finished."""
     complete = [seed for seed in seeds if all((entry.name, seed) in done for entry in entries)]
     accuracies = {e.name: {s: done[e.name, s]["accuracy"] for s in seeds if (e.name, s) in done} for e in entries}
     placed = ranks({name: [own[seed] for seed in complete] for name, own in accuracies.items()})
@@ -64,7 +64,7 @@ def rows_of(entries: Sequence[Entry], seeds: Sequence[int], done: Summaries) -> 
 
 
 def remarks_of(entries: Sequence[Entry], seeds: Sequence[int], done: Summaries) -> list[str]:
-    """Give what the runs themselves remarked, once a method, and what so few seeds cannot show."""
+    """Return what the runs themselves remarked, once a method, and what so few seeds cannot show."""
     said: dict[str, list[str]] = {}
     for (method, seed), summary in done.items():
         for remark in summary["remarks"]:

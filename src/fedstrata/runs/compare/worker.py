@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedstrata.runs.compare.cells_pool import Player
+from fedstrata.runs.compare.pool import CellRunner
 
 
 def main(socket: int) -> None:
@@ -27,7 +27,7 @@ def main(socket: int) -> None:
 
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         sys.path[:] = line.recv()
-        player = Player(*pickle.loads(line.recv_bytes()))
+        player = CellRunner(*pickle.loads(line.recv_bytes()))
         while True:
             path, experiment = line.recv()
             line.send(player.play(path, experiment, tell))

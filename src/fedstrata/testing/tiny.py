@@ -16,10 +16,10 @@ from fedstrata.core.server_parts import Engine, Outcome, Scores
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcess
+from fedstrata.engines.local.in_process import InProcessPool
 from fedstrata.runs.folder import Checkpoints
-from fedstrata.runs.session import Work
-from fedstrata.runs.training import described
+from fedstrata.runs.session import Session
+from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import State, play_round
 
 TINY: Mapping[str, Any] = {
@@ -34,7 +34,7 @@ TINY: Mapping[str, Any] = {
 
 
 def tiny_federation(clients: int = 6, seed: int = 0) -> Federation:
-    """Give a few clients of 3 to 17 samples in 4 dimensions with 3 classes; one client has a single label."""
+    """Return a few clients of 3 to 17 samples in 4 dimensions with 3 classes; one client has a single label."""
     rng = np.random.default_rng(seed)
     sizes = [3 + (7 * i) % 15 for i in range(clients)]
     centres = rng.normal(size=(3, 4))
@@ -48,50 +48,50 @@ def tiny_federation(clients: int = 6, seed: int = 0) -> Federation:
     return Federation.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows)
 
 
-def work_of(overrides: Mapping[str, Any] | None = None, federation: Federation | None = None) -> Work:
+def session_of(overrides: Mapping[str, Any] | None = None, federation: Federation | None = None) -> Session:
     """Prepare an experiment on a tiny federation."""
     federation = federation or tiny_federation()
-    asked = described(None, None, {**TINY, **(overrides or {})}, federation, None)
-    return Work(asked, federation, None)
+    asked = describe_experiment(None, None, {**TINY, **(overrides or {})}, federation, None)
+    return Session(asked, federation, None)
 
 
-def in_process(work: Work) -> Engine:
-    """Give the plain local engine."""
-    return LocalEngine(InProcess(work.plan.local, work.private.federation))
+def in_process(work: Session) -> Engine:
+    """Return the plain local engine."""
+    return LocalEngine(InProcessPool(work.plan.local, work.private.federation))
 
 
 def play(
-    work: Work,
+    work: Session,
     rounds: int = 4,
-    engine: Callable[[Work], Engine] = in_process,
+    engine: Callable[[Session], Engine] = in_process,
     cut: int | None = None,
 ) -> tuple[State, list[list[Outcome]]]:
     """Play rounds; with `cut`, save after that many rounds, forget everything, and go on from the checkpoint."""
-    state, at, outcomes = work.fresh(), engine(work), []
-    roster = work.roster if at.joins else work.roster.behind_messages()
+    state, at, outcomes = work.initial_state(), engine(work), []
+    client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     for round in range(rounds):
-        view = work.plan.view(roster, round, lambda *_, **__: None)
+        view = work.plan.view(client_info, round, lambda *_, **__: None)
         with one_thread():
             played = play_round(work.plan, state, view, at)
-        work.plan.select.feedback(state.select, view, played, Scores())
+        work.plan.selector.feedback(state.selector, view, played, Scores())
         state.round += 1
         outcomes.append(played)
         if cut is not None and state.round == cut:
-            work = Work(work.experiment, work.federation, work.model)  # parts made anew: what they hid is gone
-            state, keeps = _saved_and_read(work, state, at)
+            work = Session(work.experiment, work.federation, work.model)  # parts made anew: what they hid is gone
+            state, client_states = _saved_and_read(work, state, at)
             at = engine(work)
-            at.restore(keeps)
+            at.restore(client_states)
     return state, outcomes
 
 
-def _saved_and_read(work: Work, state: State, engine: Engine) -> tuple[State, Any]:
+def _saved_and_read(work: Session, state: State, engine: Engine) -> tuple[State, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        Checkpoints(Path(folder)).write(state.round, state, engine.keeps(), {})
+        Checkpoints(Path(folder)).write(state.round, state, engine.client_states(), {})
         checkpoints = Checkpoints(Path(folder))
         manifest = checkpoints.manifest()
         assert manifest is not None
-        read, keeps = checkpoints.read(manifest, like=work.fresh())
-        return read, dict(keeps)  # before the folder is gone
+        read, client_states = checkpoints.read(manifest, like=work.initial_state())
+        return read, dict(client_states)  # before the folder is gone
 
 
 def alike(a: Any, b: Any) -> bool:

@@ -1,7 +1,7 @@
 """Cells are played one after another in this process, or side by side, each in a process of its own.
 
-Either way a cell keeps to one thread outside its lanes, so that neither their number nor their order changes a bit. A
-cell that fails is told of and the others go on. Processes are started as lanes are: as plain children, so that a
+Either way a cell keeps to one thread outside its workers, so that neither their number nor their order changes a bit. A
+cell that fails is told of and the others go on. Processes are started as workers are: as plain children, so that a
 user's script is never imported a second time. They survive no one: they end when this process hangs up.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-from fedstrata.config.build import federation_of
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.threads import keeping_to
@@ -37,7 +37,7 @@ PATIENCE = 10.0  # seconds that a process has to put its things away before it i
 Tell = Callable[[Cell, Mapping[str, Any]], None]  # the events of a cell's run, then "finished" or "failed"
 
 
-class Player:
+class CellRunner:
     """Plays cells; those of a seed share their data."""
 
     def __init__(self, federation: Federation | None, model: nn.Module | None):
@@ -64,19 +64,19 @@ class Player:
             return self._given
         asked = experiment.data, experiment.train.seed
         if self._last is None or self._last[0] != asked:
-            self._last = asked, federation_of(experiment)
+            self._last = asked, build_federation(experiment)
         return self._last[1]
 
 
 def in_turn(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, tell: Tell) -> None:
     """Play cells one after another."""
-    player = Player(federation, model)
+    player = CellRunner(federation, model)
     for cell in cells:
         tell(cell, player.play(cell.path, cell.experiment, partial(tell, cell)))
 
 
 @dataclass
-class Worker:
+class CellWorker:
     """A process that plays cells, the line to it, and what it has in hand."""
 
     process: subprocess.Popen[bytes]
@@ -89,7 +89,7 @@ def side_by_side(
 ) -> None:
     """Play so many cells at a time, in order; a process that dies takes only its own cell with it."""
     hello = pickle.dumps((federation, model))
-    left, workers = list(cells), list[Worker]()
+    left, workers = list(cells), list[CellWorker]()
     try:
         while left or any(worker.cell for worker in workers):
             while left and len(workers) < jobs:
@@ -98,7 +98,7 @@ def side_by_side(
                 if worker.cell is None and left:
                     worker.cell = left.pop(0)
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
-                        worker.line.send((worker.cell.path, _on_one_lane(worker.cell.experiment)))
+                        worker.line.send((worker.cell.path, _on_one_worker(worker.cell.experiment)))
             ready = wait([worker.line for worker in workers if worker.cell is not None])
             for worker in [worker for worker in workers if worker.line in ready]:
                 assert worker.cell is not None
@@ -127,13 +127,13 @@ def why_not(cells: Sequence[Cell], federation: Federation | None, model: nn.Modu
     return None
 
 
-def _on_one_lane(experiment: Experiment) -> Experiment:
-    """Let a cell that has neighbours use one core, unless the experiment says how many lanes it wants."""
-    lanes = 1 if experiment.engine.lanes == "auto" else experiment.engine.lanes
-    return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"lanes": lanes})})
+def _on_one_worker(experiment: Experiment) -> Experiment:
+    """Let a cell that has neighbours use one core, unless the experiment says how many workers it wants."""
+    workers = 1 if experiment.engine.workers == "auto" else experiment.engine.workers
+    return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": workers})})
 
 
-def _started(hello: bytes) -> Worker:
+def _started(hello: bytes) -> CellWorker:
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "fedstrata.runs.compare.worker", str(theirs.fileno())],
@@ -145,10 +145,10 @@ def _started(hello: bytes) -> Worker:
     line = Connection(ours.detach())
     line.send(sys.path)
     line.send_bytes(hello)
-    return Worker(process, line)
+    return CellWorker(process, line)
 
 
-def _end(workers: Sequence[Worker]) -> None:
+def _end(workers: Sequence[CellWorker]) -> None:
     """End processes: politely at first, for a cell may have processes of its own to put away."""
     for worker in workers:
         worker.line.close()  # which is enough for one that waits

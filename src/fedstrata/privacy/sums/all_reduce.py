@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement, transcript_of
-from fedstrata.privacy.frames import Frame, RefusedError, opened
-from fedstrata.privacy.identity import Entropy, Identity, Roll
+from fedstrata.privacy.frames import Frame, RefusedError, open_frame
+from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.masks import add_streams
 from fedstrata.privacy.sums.fixed_point import WIDE
 
@@ -25,22 +25,24 @@ DOMAIN = b"fedstrata meeting"
 KEY = "meeting/key"
 
 
-class Attendant:
+class Participant:
     """A client in a meeting: its key is signed, and every exchange has a number that only rises."""
 
-    def __init__(self, me: int, identity: Identity, roll: Roll, job: bytes, entropy: Entropy):
-        self.me, self._identity, self._roll, self._job = me, identity, roll, job
+    def __init__(self, me: int, identity: Identity, key_directory: KeyDirectory, job: bytes, entropy: Entropy):
+        self.me, self._identity, self._key_directory, self._job = me, identity, key_directory, job
         self._own = Agreement.new(me, entropy)
         self._pairs: dict[int, bytes] = {}
         self._last = 0
 
     def hello(self) -> bytes:
-        """Give the public key."""
-        return Frame(KEY, self._job, self.me, (self._own.public,)).signed(self._identity)
+        """Return the public key."""
+        return Frame(KEY, self._job, self.me, (self._own.public,)).sign(self._identity)
 
     def meet(self, hellos: Mapping[int, bytes]) -> None:
         """Learn everybody's keys."""
-        keys = {one: opened(data, self._roll, KEY, self._job, one).fields[0] for one, data in hellos.items()}
+        keys = {
+            one: open_frame(data, self._key_directory, KEY, self._job, one).fields[0] for one, data in hellos.items()
+        }
         if keys.get(self.me) != self._own.public:
             raise RefusedError(f"client {self.me} is not in a meeting that it is asked to")
         transcript = transcript_of(DOMAIN, self._job, keys)
@@ -49,7 +51,7 @@ class Attendant:
         }
 
     def masked(self, values: Any, exchange: int, present: Sequence[int]) -> np.ndarray:
-        """Give the words of what one brings, under a mask with everybody who is present."""
+        """Return the words of what one brings, under a mask with everybody who is present."""
         if len(set(present)) < FEWEST or not set(present) <= {self.me, *self._pairs}:
             raise RefusedError(f"a sum over {len(present)} clients tells one what another brought")
         if exchange <= self._last:
@@ -62,21 +64,21 @@ class Attendant:
         return words
 
 
-class MaskedMeeting:
+class MaskedAllReduce:
     """Everybody who meets in a step, in one process; calling it adds up what they bring."""
 
-    def __init__(self, attendants: Sequence[Attendant]):
-        self._attendants = list(attendants)
-        self._by_client = {one.me: one for one in attendants}
-        hellos = {one.me: one.hello() for one in attendants}
-        for one in attendants:
+    def __init__(self, participants: Sequence[Participant]):
+        self._participants = list(participants)
+        self._by_client = {one.me: one for one in participants}
+        hellos = {one.me: one.hello() for one in participants}
+        for one in participants:
             one.meet(hellos)
         self._exchanges = 0
 
     def __call__(self, brought: Mapping[int, Tensor]) -> Tensor:
         """Add up tensors, by the places of their owners."""
         like = next(iter(brought.values()))
-        flat = {self._attendants[place].me: values.reshape(-1) for place, values in brought.items()}
+        flat = {self._participants[place].me: values.reshape(-1) for place, values in brought.items()}
         return torch.from_numpy(self.sum(flat)).to(like.device, like.dtype).reshape(like.shape)
 
     def sum(self, brought: Mapping[int, Any]) -> np.ndarray:
@@ -87,5 +89,5 @@ class MaskedMeeting:
 
 
 def _key(pair: bytes, exchange: int) -> bytes:
-    """Give the key of one exchange: it tells nothing of those of others."""
+    """Return the key of one exchange: it tells nothing of those of others."""
     return hmac.digest(pair, b"exchange|%d" % exchange, "sha256")
