@@ -78,16 +78,16 @@ def build_plan(experiment: Experiment, federation: Federation, module: nn.Module
                 f"method.schedule.rounds_per_epoch = {schedule.rounds_per_epoch}: where data drift or stream, "
                 "an epoch is one round, because what a client holds changes in between; use 1"
             )
-    select = make("selectors", method.selector, "method.selector")
+    selector = make("selectors", method.selector, "method.selector")
     corrections = _corrections(method.corrections)
-    combine = make("combiners", method.combiner, "method.combiner")
-    server = make("server_steps", method.combiner["server"], "method.server_step")
+    combiner = make("combiners", method.combiner, "method.combiner")
+    server_step = make("server_steps", method.server_step, "method.server_step")
     optimizer = make("optimizers", train.optimizer or {}, "train.optimizer")
     rate = ScheduledRate(train.lr, make("lr_schedules", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
     server_steps = _half_at_server(driver, optimizer, rate)
-    server_steps |= {"server": server, **{n: p for n, p in corrections.items() if isinstance(p, ServerStep)}}
+    server_steps |= {"server_step": server_step, **{n: p for n, p in corrections.items() if isinstance(p, ServerStep)}}
     system = _devices(experiment, len(federation))
-    at_server: list[ServerSide] = [driver, select, combine, system, *server_steps.values()]
+    at_server: list[ServerSide] = [driver, selector, combiner, system, *server_steps.values()]
     build = _builder(experiment.model, federation, streams, module)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
     sample = inputs(federation.train.x[:2], dtype)
@@ -117,8 +117,8 @@ def build_plan(experiment: Experiment, federation: Federation, module: nn.Module
     )
     plan = Plan(
         driver=driver,
-        selector=select,
-        combiner=combine,
+        selector=selector,
+        combiner=combiner,
         server_steps=server_steps,
         system=system,
         local=local,
@@ -168,8 +168,8 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
     reasons = [
         (plan.combiner != SizeWeighted(), f"{type(plan.combiner).__name__} weighs what each client sends"),
         (
-            plan.server_steps["server"] != ServerSgd(),
-            f"the server step {type(plan.server_steps['server']).__name__} acts on every step",
+            plan.server_steps["server_step"] != ServerSgd(),
+            f"the server step {type(plan.server_steps['server_step']).__name__} acts on every step",
         ),
         (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each client update"),
         (not plan.system.reliable, "reports may be lost on the way"),

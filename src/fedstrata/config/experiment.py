@@ -85,6 +85,7 @@ class Method(Section):
     sampler: Spec = None
     corrections: Any = None  # a list of parts
     combiner: Spec = None
+    server_step: Spec = None
 
 
 class Stop(Section):
@@ -223,13 +224,13 @@ class EngineChoice(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "fused", "messages"] = "auto"  # of methods whose clients compute one batch together
     client_state: Literal["memory", "disk"] = "memory"  # where what clients keep lies between their client updates
-    together: Literal["auto", "always", "never"] = "auto"  # whether tiny clients are trained many at once
-    record: bool = True  # whether a GPU replays recorded steps
+    vmap: Literal["auto", "always", "never"] = "auto"  # whether tiny clients are trained many at once
+    cuda_graphs: bool = True  # whether a GPU replays recorded steps
 
     @property
     def place(self) -> dict[str, Any]:
         """Options of the engine itself."""
-        own = ("workers", "device", "precision", "client_state", "together", "record")
+        own = ("workers", "device", "precision", "client_state", "vmap", "cuda_graphs")
         return {name: getattr(self, name) for name in own}
 
 
@@ -263,16 +264,16 @@ class Experiment(Section):
     def _resolved(self) -> Experiment:
         recipe = registry.find("methods", self.method.name, "method.name").stages
         stages: dict[str, Any] = {}
-        for stage, kinds in METHOD_STAGES.items():
+        for stage in METHOD_STAGES:
             key, default, asked = f"method.{stage}", recipe.get(stage, DEFAULTS[stage]), getattr(self.method, stage)
-            if stage == "correct":
+            if stage == "corrections":
                 specs = tables.merge_lists(default, asked, key)
-                stages[stage] = [complete(kinds, s, f"{key}.{i}") for i, s in enumerate(specs)]
+                stages[stage] = [complete(stage, s, f"{key}.{i}") for i, s in enumerate(specs)]
             else:
-                stages[stage] = complete(kinds, tables.merge(default, asked, key), key)
+                stages[stage] = complete(f"{stage}s", tables.merge(default, asked, key), key)
         train = {
-            key: complete(stage, tables.merge(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}")
-            for key, stage in (("optimizer", "optimizers"), ("lr_schedule", "lr_schedules"))
+            key: complete(f"{key}s", tables.merge(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}")
+            for key in ("optimizer", "lr_schedule")
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:
             raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
@@ -296,21 +297,15 @@ class Experiment(Section):
         return tomli_w.dumps(self.dump())
 
 
-METHOD_STAGES = {
-    "schedule": "schedules",
-    "driver": "drivers",
-    "select": "selectors",
-    "sample": "samplers",
-    "correct": "corrections",
-    "combine": "combiners",
-}
+METHOD_STAGES = ("schedule", "driver", "selector", "sampler", "corrections", "combiner", "server_step")
 DEFAULTS: dict[str, Any] = {
     "schedule": {"kind": "none"},
     "driver": {"kind": "rounds"},
-    "select": {"kind": "random"},
-    "sample": {"kind": "shuffle"},
-    "correct": [],
-    "combine": {"kind": "size", "server": {"kind": "sgd"}},
+    "selector": {"kind": "random"},
+    "sampler": {"kind": "shuffle"},
+    "corrections": [],
+    "combiner": {"kind": "size"},
+    "server_step": {"kind": "sgd"},
     "optimizer": {"kind": "sgd"},
     "lr_schedule": {"kind": "constant"},
     "partition": {"kind": "dirichlet-class", "alpha": 0.1},
@@ -321,19 +316,14 @@ def make(stage: str, spec: Mapping[str, Any], key: str) -> Any:
     """Build the part that a table describes."""
     if "kind" not in spec:
         raise RequestError(f"{key}.kind is required; allowed: {', '.join(sorted(registry.names(stage)))}")
-    beside = ("kind", "server") if stage == "combiners" else ("kind",)
-    options = {k: v for k, v in spec.items() if k not in beside}
+    options = {k: v for k, v in spec.items() if k != "kind"}
     return registry.build(stage, str(spec["kind"]), options, key)
 
 
 def complete(stage: str, spec: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Check a part's table and write its name and all its options out."""
     part = make(stage, spec, key)
-    full = {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
-    if stage == "combiners":
-        server = tables.spec(spec.get("server", "sgd"), f"{key}.server")
-        full["server"] = complete("server_steps", server, f"{key}.server")
-    return full
+    return {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
 
 
 def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:

@@ -101,16 +101,10 @@ def spec(value: Any, key: str) -> dict[str, Any]:
 
 
 def merge(base: Any, override: Any, key: str) -> dict[str, Any]:
-    """Put an override on a recipe's part: the same kind keeps its other options, another kind replaces it.
-
-    What replaces a combiner keeps the recipe's server, unless it names one.
-    """
+    """Put an override on a recipe's part: the same kind keeps its other options, another kind replaces it."""
     ours, theirs = spec(base, key), spec({} if override is None else override, key)
     same = theirs.get("kind", ours.get("kind")) == ours.get("kind")
-    result = {**ours, **theirs} if same else theirs
-    if "server" in ours:
-        result["server"] = merge(ours["server"], theirs.get("server"), f"{key}.server")
-    return result
+    return {**ours, **theirs} if same else theirs
 
 
 def merge_lists(base: Sequence[Any], override: Any, key: str) -> list[dict[str, Any]]:

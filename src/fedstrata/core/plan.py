@@ -73,7 +73,7 @@ class Plan:
             "system": self.system,
             "method.sampler": self.local.sampler,
             "train.optimizer": self.local.optimizer,
-            "method.server_step": self.server_steps["server"],
+            "method.server_step": self.server_steps["server_step"],
             **{f"method.corrections ({name})": part for name, part in self.local.parts.items()},
         }
         for key, part in keys.items():

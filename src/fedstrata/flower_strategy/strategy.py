@@ -51,9 +51,9 @@ class Strategy(FedAvg):
 
     def __init__(
         self,
-        select: str | Mapping[str, Any] | Selector = "random",
-        combine: str | Mapping[str, Any] | Combiner = "size",
-        server: str | Mapping[str, Any] | ServerStep = "sgd",
+        selector: str | Mapping[str, Any] | Selector = "random",
+        combiner: str | Mapping[str, Any] | Combiner = "size",
+        server_step: str | Mapping[str, Any] | ServerStep = "sgd",
         *,
         clients_per_round: float | int | str = "all",
         seed: int = 0,
@@ -62,8 +62,8 @@ class Strategy(FedAvg):
         for key in {"fraction_train", "min_train_nodes"} & flower.keys():
             raise RequestError(f"{key} does not say who trains here; use clients_per_round")
         super().__init__(**flower)
-        parts = {"selectors": ("select", select), "combiners": ("combine", combine), "server_steps": ("server", server)}
-        self._parts: dict[str, Any] = {key: _part(stage, given, key) for stage, (key, given) in parts.items()}
+        parts = {"selector": selector, "combiner": combiner, "server_step": server_step}
+        self._parts: dict[str, Any] = {key: _part(f"{key}s", given, key) for key, given in parts.items()}
         self._metrics = {m for part in self._parts.values() for m in TOLD.get(_name(part), ())}
         self._share, self._streams, self._rounds = clients_per_round, Streams(seed), 1
         self._begun: _Begun | None = None
@@ -155,16 +155,16 @@ class Strategy(FedAvg):
             sleep(1.0)
         parts = self._parts
         needs = frozenset().union(*(part.needs for part in parts.values()))
-        timed = PROFILE in parts["select"].programs
+        timed = PROFILE in parts["selector"].programs
         facts = NodeFacts.asked(grid, nodes) if needs or timed else NodeFacts.unknown(nodes)
         if timed and not all(seconds > 0 for seconds in facts.seconds):
-            raise RequestError(f"select = {_name(parts['select'])} needs to know how long clients take: seconds > 0")
+            raise RequestError(f"selector = {_name(parts['selector'])} needs to know how long clients take: seconds > 0")
         layout = Layout.of(arrays)
         plan = Plan(
             Rounds(),
-            parts["select"],
-            parts["combine"],
-            {"server": parts["server"]},
+            parts["selector"],
+            parts["combiner"],
+            {"server_step": parts["server_step"]},
             Devices(),
             cast(Any, None),  # clients are not ours
             layout.space,

@@ -17,11 +17,14 @@ class Recipe:
     train: Mapping[str, Any] = field(default_factory=dict)  # suggested where the user sets nothing
 
 
+PLAIN = {"kind": "uniform"}  # every update counts the same
+
+
 def _adaptive(server: str) -> Recipe:
     return Recipe(
         f"FedAvg with the server step {server.capitalize()}.",
         "Reddi et al., ICLR 2021",
-        {"combine": {"kind": "size", "server": {"kind": server}}},
+        {"server_step": {"kind": server}},
     )
 
 
@@ -31,17 +34,17 @@ FEDAVG = Recipe(
 FEDSGD = Recipe(
     "Every client gives one gradient over all its samples.",
     "McMahan et al., AISTATS 2017",
-    {"select": {"kind": "everyone"}, "sample": {"kind": "full-batch"}},
+    {"selector": {"kind": "everyone"}, "sampler": {"kind": "full-batch"}},
 )
 FEDPROX = Recipe(
     "FedAvg with a proximal term that keeps local models near the global one.",
     "Li et al., MLSys 2020",
-    {"correct": [{"kind": "prox", "mu": 0.01}]},
+    {"corrections": [{"kind": "prox", "mu": 0.01}]},
 )
 SCAFFOLD = Recipe(
     "Control variates cancel the drift of local steps.",
     "Karimireddy et al., ICML 2020",
-    {"correct": [{"kind": "scaffold"}], "combine": {"kind": "uniform", "server": {"kind": "sgd"}}},
+    {"corrections": [{"kind": "scaffold"}], "combiner": PLAIN},
 )
 FEDADAGRAD, FEDADAM, FEDYOGI = (_adaptive(server) for server in ("adagrad", "adam", "yogi"))
 SFL = Recipe(
@@ -65,15 +68,15 @@ FEDTAN = Recipe(
     "FedAvg whose batch norms meet in the first local step.",
     "Wang et al., TNNLS 2023",
     {
-        "select": {"kind": "everyone"},
+        "selector": {"kind": "everyone"},
         "driver": {"kind": "rounds", "norms": "clients"},
-        "combine": {"kind": "uniform", "server": {"kind": "sgd"}},
+        "combiner": PLAIN,
     },
 )
 FLIPS = Recipe(
     "Clients are drawn evenly from clusters of label distributions; those that lost stragglers get more.",
     "FLIPS, 2023",
-    {"select": {"kind": "flips"}},
+    {"selector": {"kind": "flips"}},
 )
 TERRAFORM = Recipe(
     "All selected clients train, then the hard ones again, found by how far their last layer moved.",
@@ -84,81 +87,80 @@ TERRAFORM = Recipe(
 
 def _selecting(kind: str, summary: str, paper: str) -> Recipe:
     """Return a selector whose paper averages plainly."""
-    return Recipe(summary, paper, {"select": {"kind": kind}, "combine": {"kind": "uniform", "server": {"kind": "sgd"}}})
+    return Recipe(summary, paper, {"selector": {"kind": kind}, "combiner": PLAIN})
 
 
-PLAIN = {"kind": "uniform", "server": {"kind": "sgd"}}
 FEDPBS = Recipe(
     "FedAvg whose clients are held back by a proximal term only where their samples' losses vary much.",
     "FedPBS, arXiv 2603.13909",
     {
-        "sample": {"kind": "shuffle", "batch": "capacity"},
-        "correct": [{"kind": "prox", "when": "unstable"}],
-        "combine": PLAIN,
+        "sampler": {"kind": "shuffle", "batch": "capacity"},
+        "corrections": [{"kind": "prox", "when": "unstable"}],
+        "combiner": PLAIN,
     },
 )
 FEDBS = Recipe(
     "Clients whose samples' gradients differ least train; the less they differ, the more an update counts.",
     "FedPBS, arXiv 2603.13909",
-    {"select": {"kind": "sur"}, "combine": {"kind": "soft", "server": {"kind": "sgd"}}},
+    {"selector": {"kind": "sur"}, "combiner": {"kind": "soft"}},
 )
 FEDBSS = Recipe(
     "Clients train on samples of small loss first, and from epoch to epoch on more of the others.",
     "FedBSS, AAAI 2025",
-    {"sample": {"kind": "bias-aware"}, "combine": PLAIN},
+    {"sampler": {"kind": "bias-aware"}, "combiner": PLAIN},
 )
 FEDDYN = Recipe(
     "A linear term learned at each client makes local optima agree with the global one.",
     "Acar et al., ICLR 2021",
-    {"correct": [{"kind": "feddyn"}, {"kind": "clip", "norm": 10.0}], "combine": PLAIN},
+    {"corrections": [{"kind": "feddyn"}, {"kind": "clip", "norm": 10.0}], "combiner": PLAIN},
 )
 FEDNOVA = Recipe(
     "Updates are divided by their clients' numbers of steps before they are averaged.",
     "Wang et al., NeurIPS 2020",
-    {"combine": {"kind": "fednova", "server": {"kind": "sgd"}}},
+    {"combiner": {"kind": "fednova"}},
 )
 MOON = Recipe(
     "Features are drawn to those of the received model, and away from those of the client's last one.",
     "Li et al., CVPR 2021",
-    {"correct": [{"kind": "moon"}]},
+    {"corrections": [{"kind": "moon"}]},
 )
 FEDLC = Recipe(
     "Logits of labels that are rare at the client are lowered in training.",
     "Zhang et al., ICML 2022",
-    {"correct": [{"kind": "fedlc"}]},
+    {"corrections": [{"kind": "fedlc"}]},
 )
 FEDRS = Recipe(
     "Logits of labels that the client does not hold are scaled down in training.",
     "Li and Zhan, KDD 2021",
-    {"correct": [{"kind": "fedrs"}]},
+    {"corrections": [{"kind": "fedrs"}]},
 )
 FEDEXP = Recipe(
     "The server takes a longer step where clients' updates point in different directions.",
     "Jhunjhunwala et al., ICLR 2023",
-    {"combine": {"kind": "uniform", "server": {"kind": "fedexp"}}},
+    {"combiner": PLAIN, "server_step": {"kind": "fedexp"}},
 )
 FEDCDA = Recipe(
     "Of each client's last models, those that fit their data and lie close together are averaged.",
     "Wang et al., ICLR 2024",
-    {"combine": {"kind": "fedcda", "server": {"kind": "sgd"}}},
+    {"combiner": {"kind": "fedcda"}},
 )
 INCO = Recipe(
     "FedAvg in which deeper residual blocks also learn from the first block of their stage.",
     "Chan et al., ICLR 2024",
-    {"combine": {"kind": "inco", "server": {"kind": "sgd"}}},
+    {"combiner": {"kind": "inco"}},
 )
 FEDGA_GREEDY = Recipe(
     "Models are taken into the mean, best first, while that lowers the loss at the server (needs data.proxy).",
     "stand-in for Cong et al., KBS 2024",
-    {"combine": {"kind": "fedga-greedy", "server": {"kind": "sgd"}}},
+    {"combiner": {"kind": "fedga-greedy"}},
 )
 OORT = Recipe(
     "Clients with useful losses and fast devices train; new ones are explored (paper: system.over_select = 1.3).",
     "Lai et al., OSDI 2021",
-    {"select": {"kind": "oort"}},
+    {"selector": {"kind": "oort"}},
 )
 TIFL = Recipe(
-    "Rounds are filled from one tier of equally fast clients.", "Chai et al., HPDC 2020", {"select": {"kind": "tifl"}}
+    "Rounds are filled from one tier of equally fast clients.", "Chai et al., HPDC 2020", {"selector": {"kind": "tifl"}}
 )
 CLUSTERED_SIZE = _selecting(
     "clustered-size", "One client from each of k urns that are filled by size.", "Fraboni et al., ICML 2021"
@@ -172,10 +174,8 @@ HICS = _selecting(
     "Chen and Vikalo, NeurIPS 2024",
 )
 DIVFL = _selecting("divfl", "A diverse subset whose updates stand for those of all.", "Balakrishnan et al., ICLR 2022")
-POWER_OF_CHOICE = Recipe(
-    "Of some candidates, those with the highest loss train.",
-    "Cho et al., AISTATS 2022",
-    {"select": {"kind": "power-of-choice"}, "combine": {"kind": "uniform", "server": {"kind": "sgd"}}},
+POWER_OF_CHOICE = _selecting(
+    "power-of-choice", "Of some candidates, those with the highest loss train.", "Cho et al., AISTATS 2022"
 )
 
 PARTS = {

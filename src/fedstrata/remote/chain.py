@@ -40,7 +40,7 @@ def unsealable(plan: Plan) -> str | None:
     told = [
         name for name, part in plan.local.parts.items() if part.declare_aggregated(plan.space) or part.opens_tensors
     ]
-    at_server = [name for name in plan.server_steps if name not in ("server", "optimizer")]
+    at_server = [name for name in plan.server_steps if name not in ("server_step", "optimizer")]
     if plan.combiner not in (SizeWeighted(), Uniform()):
         return f"{type(plan.combiner).__name__} acts on what every hop sends"
     if plan.selector.individual:

@@ -8,7 +8,7 @@ from fedstrata.testing.conformance import (
     check_sampler,
     check_schedule,
     check_selector,
-    check_server,
+    check_server_step,
 )
 from fedstrata.testing.local_part import check_local_part
 from fedstrata.testing.sites import WireEngine
@@ -24,6 +24,6 @@ __all__ = [
     "check_sampler",
     "check_schedule",
     "check_selector",
-    "check_server",
+    "check_server_step",
     "tiny_federation",
 ]

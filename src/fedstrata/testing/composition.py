@@ -21,11 +21,11 @@ from fedstrata.testing.tiny import play, session_of
 STAGES = {  # as in an experiment -> in the registry
     "schedule": "schedules",
     "driver": "drivers",
-    "select": "selectors",
-    "sample": "samplers",
-    "correct": "corrections",
-    "combine": "combiners",
-    "server": "server_steps",
+    "selector": "selectors",
+    "sampler": "samplers",
+    "corrections": "corrections",
+    "combiner": "combiners",
+    "server_step": "server_steps",
     "optimizer": "optimizers",
 }
 BESIDE: tuple[Mapping[str, str], ...] = (  # what else a plan may be made of
@@ -33,6 +33,7 @@ BESIDE: tuple[Mapping[str, str], ...] = (  # what else a plan may be made of
     {"schedule": "stratified", "driver": "chain"},
     {"schedule": "stratified", "driver": "sync"},
 )
+NAMES = {"corrections": "correction", "also": "correction", "server_step": "server step"}
 Choice = Mapping[str, str]  # a part by stage
 
 
@@ -42,7 +43,7 @@ def pairs() -> Iterator[Choice]:
         for a, b in product(sorted(registry.names(STAGES[one])), sorted(registry.names(STAGES[other]))):
             yield {one: a, other: b}
     for a, b in combinations(sorted(registry.names("corrections")), 2):
-        yield {"correct": a, "also": b}  # corrections are a list
+        yield {"corrections": a, "also": b}  # corrections are a list
 
 
 def whole(stages: Iterable[str]) -> Iterator[Choice]:
@@ -90,16 +91,13 @@ def _runs(choice: frozenset[tuple[str, str]]) -> bool:
 def overrides(choice: Choice) -> dict[str, Any]:
     """Write a combination as an experiment would."""
     asked: dict[str, Any] = {f"method.{stage}": {"kind": choice[stage]} for stage in PLAIN if stage in choice}
-    corrections = [{"kind": choice[place]} for place in ("correct", "also") if place in choice]
+    corrections = [{"kind": choice[place]} for place in ("corrections", "also") if place in choice]
     asked |= {"method.corrections": corrections} if corrections else {}
     asked |= {"train.optimizer": {"kind": choice["optimizer"]}} if "optimizer" in choice else {}
-    if "combine" in choice or "server" in choice:
-        server = {"kind": choice.get("server", "sgd")}
-        asked["method.combiner"] = {"kind": choice.get("combine", "size"), "server": server}
     return asked
 
 
-PLAIN = ("schedule", "driver", "select", "sample")
+PLAIN = ("schedule", "driver", "selector", "sampler", "combiner", "server_step")
 
 
 def table(refusals: Mapping[tuple[str, str], str]) -> str:
@@ -121,5 +119,5 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 def named(choice: Choice) -> tuple[str, str]:
     """Return the two names of a pair."""
-    one, other = (f"{'correct' if stage == 'also' else stage} `{kind}`" for stage, kind in choice.items())
+    one, other = (f"{NAMES.get(stage, stage)} `{kind}`" for stage, kind in choice.items())
     return one, other

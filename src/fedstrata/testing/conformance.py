@@ -101,10 +101,10 @@ def check_combiner(combiner: Combiner) -> None:
     assert gap < 1e-9, f"three clients sent the same update, the combination is off by {gap:.2g}"
 
 
-def check_server(server: ServerStep) -> None:
+def check_server_step(server_step: ServerStep) -> None:
     """Check a server step: deterministic, resumable, and norm statistics are only averaged."""
-    check_part(server)
-    check_run({"method.combiner": {"kind": "size", "server": server}})
+    check_part(server_step)
+    check_run({"method.server_step": server_step})
 
 
 def check_partition(partition: Partition) -> None:

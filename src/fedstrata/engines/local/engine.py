@@ -137,8 +137,8 @@ class LocalEngineOptions(Part):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
     client_state: Literal["memory", "disk"] = "memory"
-    together: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
-    record: bool = True  # whether a GPU replays recorded steps
+    vmap: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
+    cuda_graphs: bool = True  # whether a GPU replays recorded steps
 
     def start(
         self, local: ClientPlan, federation: Federation, client_updates: int, note: Callable[..., None]
@@ -149,7 +149,7 @@ class LocalEngineOptions(Part):
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
         device = "cuda" if cuda and self.device != "cpu" else "cpu"
         guess = Guess.of(local, federation, client_updates)
-        together = self._together(local, guess, device)
+        together = self._vmap(local, guess, device)
 
         def remark(text: str) -> None:  # what may differ between equal runs stands under `wall`
             note("engine", wall={"remark": text})
@@ -163,22 +163,22 @@ class LocalEngineOptions(Part):
                 workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
                 None,
             )
-            gpu = GpuPool(local, federation, together, remark, workers, self.record)
+            gpu = GpuPool(local, federation, together, remark, workers, self.cuda_graphs)
             pool: WorkerPool = gpu
             workers = gpu.workers
         else:
             workers, why = self._workers(local, guess)
             pool = here() if workers == 1 else ProcessPool(local, federation, workers, together, remark)
-        about = {"workers": workers, "device": device, "precision": self.precision, "together": together, "remark": why}
+        about = {"workers": workers, "device": device, "precision": self.precision, "vmap": together, "remark": why}
         about["torch"] = torch.__version__
         note("engine", wall=about)
         return LocalEngine(pool, device, here, self.client_state)
 
-    def _together(self, local: ClientPlan, guess: Guess, device: str) -> bool:
+    def _vmap(self, local: ClientPlan, guess: Guess, device: str) -> bool:
         """Say whether clients are trained many at once."""
-        if self.together == "auto":
+        if self.vmap == "auto":
             return worth_grouping(local.build(), guess.products * local.batch_size, device)
-        return self.together == "always"
+        return self.vmap == "always"
 
     def _workers(self, local: ClientPlan, guess: Guess) -> tuple[int, str | None]:
         """Return the number of processes, and what the user should know about it."""

@@ -30,7 +30,7 @@ class Chain(Driver):
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse a server step, which would act after every hop."""
-        if plan.server_steps["server"] != ServerSgd():
+        if plan.server_steps["server_step"] != ServerSgd():
             return 'a chain takes the last model as it is; use method.server_step = "sgd" with lr = 1, momentum = 0'
         return None
 
