@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedstrata
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import Count
-from fedstrata.testing import check_local_part
+from fedstrata.testing import check_correction
 
 
 @dataclass(frozen=True)
-class SmallTrainHead(LocalPart):
+class SmallTrainHead(Correction):
     """Clients with few samples train the last layer only: they cannot spoil features that others learn."""
 
     least: Count = 40  # samples of a client that trains everything
@@ -40,7 +40,7 @@ class SmallTrainHead(LocalPart):
 
 
 if __name__ == "__main__":
-    check_local_part(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
+    check_correction(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
     for correct in ([], [SmallTrainHead()], [{"kind": "prox", "mu": 0.1}, SmallTrainHead()]):
         run = fedstrata.train(overrides={"method.corrections": correct, "train.rounds": 30})
         print(f"{run.summary['accuracy']:.4f} accuracy with {correct}: {run.path}")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
 from fedstrata.data.federation import Federation
@@ -24,7 +24,7 @@ from fedstrata.testing.tiny import in_process, play
 
 
 @dataclass(frozen=True)
-class Given(LocalPart):
+class Given(Correction):
     """Replaces the gradient by that of a quadratic of the client's own."""
 
     targets: tuple[tuple[float, float], ...] = ()

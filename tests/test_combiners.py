@@ -23,7 +23,7 @@ from fedstrata import Experiment, Federation, RequestError, train
 from fedstrata.config.build import build_federation
 from fedstrata.core import registry
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Report, Slot, weighted_sum
 from fedstrata.core.rng import Streams
@@ -53,7 +53,7 @@ from fedstrata.models.resnet import BasicBlock
 from fedstrata.runs.session import Session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import model_to_evaluate, play_round
-from fedstrata.testing import check_server, tiny_federation
+from fedstrata.testing import check_server_step, tiny_federation
 from fedstrata.testing.tiny import play, same, session_of
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
@@ -105,7 +105,7 @@ def model_of(*weights):
 
 
 @dataclass(frozen=True)
-class Moves(LocalPart):
+class Moves(Correction):
     """Replaces the gradient, so that each step of length 1 moves a client by its own vector."""
 
     by: tuple[tuple[float, ...], ...]
@@ -1176,4 +1176,4 @@ def test_fedexp_does_not_extrapolate_norm_statistics():
 
 
 def test_fedexp_conforms():
-    check_server(FedExp(eps=0.1, eps_each=True))
+    check_server_step(FedExp(eps=0.1, eps_each=True))

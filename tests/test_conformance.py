@@ -13,7 +13,7 @@ import torch
 
 from fedstrata import testing
 from fedstrata.core import registry
-from fedstrata.core.client_parts import Done, LocalPart, Optimizer, Order, Sampler
+from fedstrata.core.client_parts import Correction, Done, Optimizer, Order, Sampler
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
 from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerStep, Step, finish_choice
@@ -30,10 +30,10 @@ CHECKS = {
     "drivers": lambda part: testing.check_driver(part, "stratified" if isinstance(part, Sync) else "none"),
     "selectors": testing.check_selector,
     "samplers": testing.check_sampler,
-    "corrections": testing.check_local_part,
-    "optimizers": lambda part: testing.check_local_part(part, optimizer=True),
+    "corrections": testing.check_correction,
+    "optimizers": lambda part: testing.check_correction(part, optimizer=True),
     "combiners": testing.check_combiner,
-    "server_steps": testing.check_server,
+    "server_steps": testing.check_server_step,
     "partitions": testing.check_partition,
     "models": testing.check_model,
     "rates": check_part,
@@ -86,7 +86,7 @@ def test_registered_part_with_other_options(stage, name, options):
 
 
 @dataclass(frozen=True)
-class Floats(LocalPart):
+class Floats(Correction):
     """Reads the loss on the host."""
 
     def add_loss(self, own, buf, batch):
@@ -94,7 +94,7 @@ class Floats(LocalPart):
 
 
 @dataclass(frozen=True)
-class Masks(LocalPart):
+class Masks(Correction):
     """Picks samples by a boolean mask, whose shape depends on data."""
 
     def add_loss(self, own, buf, batch):
@@ -102,7 +102,7 @@ class Masks(LocalPart):
 
 
 @dataclass(frozen=True)
-class Branches(LocalPart):
+class Branches(Correction):
     """Does something else in the first step."""
 
     def fill(self, own, buf, context):
@@ -129,7 +129,7 @@ class Remembers(Optimizer):
 
 
 @dataclass(frozen=True)
-class Reallocates(LocalPart):
+class Reallocates(Correction):
     """Puts a new tensor in the place of the worker's weights."""
 
     def edit_gradient(self, own, buf, rate):
@@ -137,7 +137,7 @@ class Reallocates(LocalPart):
 
 
 @dataclass(frozen=True)
-class CountsPadding(LocalPart):
+class CountsPadding(Correction):
     """Adds a term over all rows of a batch, padding included."""
 
     def add_loss(self, own, buf, batch):
@@ -145,7 +145,7 @@ class CountsPadding(LocalPart):
 
 
 @dataclass(frozen=True)
-class SendsUndeclared(LocalPart):
+class SendsUndeclared(Correction):
     """Sends what it did not declare."""
 
     def finish(self, own, buf, context):
@@ -153,7 +153,7 @@ class SendsUndeclared(LocalPart):
 
 
 @dataclass(frozen=True)
-class KeepsUndeclared(LocalPart):
+class KeepsUndeclared(Correction):
     """Keeps what it did not declare."""
 
     def finish(self, own, buf, context):
@@ -161,7 +161,7 @@ class KeepsUndeclared(LocalPart):
 
 
 @dataclass(frozen=True)
-class SendsLess(LocalPart):
+class SendsLess(Correction):
     """Declares what it does not send."""
 
     def declare_aggregated(self, space):
@@ -169,7 +169,7 @@ class SendsLess(LocalPart):
 
 
 @dataclass(frozen=True)
-class MeterThatRemembers(LocalPart):
+class MeterThatRemembers(Correction):
     """Reports a number that still holds what the client before left."""
 
     def declare_slots(self, space):
@@ -210,7 +210,7 @@ class MeterThatCountsPadding(MeterThatRemembers):
 )
 def test_a_broken_local_part_is_caught(part, said):
     with pytest.raises(AssertionError, match=said):
-        testing.check_local_part(part)
+        testing.check_correction(part)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_broken_local_part_is_caught(part, said):
 )
 def test_a_broken_optimizer_is_caught(part, said):
     with pytest.raises(AssertionError, match=said):
-        testing.check_local_part(part, optimizer=True)
+        testing.check_correction(part, optimizer=True)
 
 
 def test_a_slot_that_is_not_cleared_breaks_the_equality_of_engines():
@@ -242,7 +242,7 @@ def test_a_slot_that_is_not_cleared_breaks_the_equality_of_engines():
 
 
 @dataclass(frozen=True)
-class GivesItsOwnBuffers(LocalPart):
+class GivesItsOwnBuffers(Correction):
     """Gives back the worker's own buffers: its last weights to sum, and the weights it received to keep."""
 
     def declare_slots(self, space):
@@ -278,7 +278,7 @@ class ReportsItsOwnBuffer(GivesItsOwnBuffers):
 
 
 @dataclass(frozen=True)
-class Shows(LocalPart):
+class Shows(Correction):
     """Shows the server the update of the head."""
 
     def finish(self, own, buf, context):
@@ -295,7 +295,7 @@ class Meter(MeterThatRemembers):
 
 @pytest.mark.parametrize("part", [GivesItsOwnBuffers(), Meter(), Shows()], ids=lambda part: type(part).__name__)
 def test_a_sound_local_part_passes(part):
-    testing.check_local_part(part)
+    testing.check_correction(part)
 
 
 @pytest.mark.parametrize("part", [GivesItsOwnBuffers(), ReportsItsOwnBuffer()], ids=lambda part: type(part).__name__)
@@ -487,7 +487,7 @@ class HiddenVelocity(ServerStep):
 
 def test_a_server_step_with_hidden_state_is_caught():
     with pytest.raises(AssertionError, match="resumed run differs"):
-        testing.check_server(HiddenVelocity())
+        testing.check_server_step(HiddenVelocity())
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedstrata.cli import main
 from fedstrata.core import registry
-from fedstrata.core.client_parts import Batch, LocalPart
+from fedstrata.core.client_parts import Batch, Correction
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Slot
 from fedstrata.core.server_parts import System
@@ -641,7 +641,7 @@ def test_bytes_beside_one_model_down_and_one_update_up(method, down, up):
 
 
 @dataclass(frozen=True)
-class Breaks(LocalPart):
+class Breaks(Correction):
     """Makes the loss of one client not finite, in one round."""
 
     client: int = 2

@@ -25,7 +25,7 @@ from fedstrata.methods.selectors.hics import HeadUpdate, Hics
 from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, lengths, sketch
 from fedstrata.methods.selectors.urns import by_group, by_size
 from fedstrata.methods.selectors.ward import ward
-from fedstrata.testing import check_local_part, check_selector
+from fedstrata.testing import check_correction, check_selector
 from fedstrata.testing.tiny import alike, play, session_of
 
 UPDATES = np.array([(1, 0), (0.9, 0.1), (0, 1), (0.1, 0.9)])
@@ -496,7 +496,7 @@ def test_conformance(selector):
 
 
 def test_conformance_of_the_meter():
-    check_local_part(HeadUpdate())
+    check_correction(HeadUpdate())
 
 
 @pytest.mark.parametrize("selector", ALL, ids=str)

@@ -14,7 +14,7 @@ import pytest
 from fedstrata import Run, client_updates
 from fedstrata.config.experiment import Experiment, Section
 from fedstrata.core import registry
-from fedstrata.testing import check_local_part, check_selector
+from fedstrata.testing import check_correction, check_selector
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +32,7 @@ def test_own_parts_conform(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     for name, part, check in (
         ("own_selector", "LongestWait", check_selector),
-        ("own_correction", "SmallTrainHead", check_local_part),
+        ("own_correction", "SmallTrainHead", check_correction),
     ):
         check(getattr(importlib.import_module(name), part)())
 

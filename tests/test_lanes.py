@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstrata import train
-from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.errors import ClientError, FedstrataError, RequestError
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.processes import ProcessPool
@@ -21,7 +21,7 @@ from fedstrata.testing.tiny import play, same, session_of
 
 
 @dataclass(frozen=True)
-class Broken(LocalPart):
+class Broken(Correction):
     """Fails for one client."""
 
     def fill(self, own, buf, context):
@@ -30,7 +30,7 @@ class Broken(LocalPart):
 
 
 @dataclass(frozen=True)
-class Deadly(LocalPart):
+class Deadly(Correction):
     """Kills the process it runs in."""
 
     def fill(self, own, buf, context):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstrata import Federation, train
-from fedstrata.core.client_parts import Done, LocalPart
+from fedstrata.core.client_parts import Correction, Done
 from fedstrata.core.messages import Slot
 from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerStep, Step, finish_choice
 from fedstrata.runs.session import Session
@@ -34,7 +34,7 @@ def notes_of(work, rounds=2, engine=None):
 
 
 @dataclass(frozen=True)
-class NanMeter(LocalPart):
+class NanMeter(Correction):
     """Sends NaN beside a sound update, from one client."""
 
     def declare_aggregated(self, space):

@@ -316,7 +316,7 @@ def test_oort_conforms(selector):
 
 
 def test_meter_conforms():
-    testing.check_local_part(Utility())
+    testing.check_correction(Utility())
 
 
 # ---- power-of-choice -------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_magnitude_oracle(layer, expected):
 
 @pytest.mark.parametrize("layer", ["head", "weight", "bias"])
 def test_meter_conforms(layer):
-    testing.check_local_part(Magnitude(layer))
+    testing.check_correction(Magnitude(layer))
 
 
 @pytest.mark.parametrize("signal", SIGNALS)

@@ -20,7 +20,7 @@ from fedstrata import Federation, train
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.vmapped import VmappedTrainer
 from fedstrata.core import registry
-from fedstrata.core.client_parts import LocalPart
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.messages import Task
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.groups import group_tasks, worth_grouping
@@ -170,7 +170,7 @@ def test_a_part_that_raises_names_its_client_also_where_clients_are_trained_at_o
 
 
 @dataclass(frozen=True)
-class BreaksAt(LocalPart):
+class BreaksAt(Correction):
     """Fails at one client."""
 
     client: int = 0
@@ -238,7 +238,7 @@ def test_processes_give_the_same_bits(method):
 
 
 @dataclass(frozen=True)
-class DiesOnce(LocalPart):
+class DiesOnce(Correction):
     """Kills its process, once in a file's life."""
 
     marker: str = ""

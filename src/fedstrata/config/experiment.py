@@ -272,7 +272,9 @@ class Experiment(Section):
             else:
                 stages[stage] = complete(f"{stage}s", tables.merge(default, asked, key), key)
         train = {
-            key: complete(f"{key}s", tables.merge(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}")
+            key: complete(
+                f"{key}s", tables.merge(DEFAULTS[key], getattr(self.train, key), f"train.{key}"), f"train.{key}"
+            )
             for key in ("optimizer", "lr_schedule")
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:

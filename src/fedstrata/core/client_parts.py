@@ -165,7 +165,7 @@ class LocalPart(Part):
     `logits`, `loss`, `observe` and `grad` run inside the local step, which may be captured: no host read
     (`float`, `.item()`, boolean masks), no data-dependent shape, the same operations whatever the client.
     `logits` and `loss` are pure; writing is for `observe` and `grad`.
-    `fedstrata.testing.check_local_part` checks all this.
+    `fedstrata.testing.check_correction` checks all this.
     """
 
     opens_tensors: ClassVar[bool] = False  # True: `finish` shows tensors, which is refused under masked aggregation
@@ -202,6 +202,10 @@ class LocalPart(Part):
     def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Report after the last step, without a host read. Give copies: the buffers serve the next client."""
         return Done()
+
+
+class Correction(LocalPart):
+    """How the local step is held back. Several corrections work in one plan, in the order of their list."""
 
 
 class Sampler(Part):

@@ -25,7 +25,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
     "drivers": ("fedstrata.methods.drivers", "fedstrata.core.server_parts:Driver"),
     "selectors": ("fedstrata.methods.selectors", "fedstrata.core.server_parts:Selector"),
     "samplers": ("fedstrata.methods.samplers", "fedstrata.core.client_parts:Sampler"),
-    "corrections": ("fedstrata.methods.corrections", "fedstrata.core.client_parts:LocalPart"),
+    "corrections": ("fedstrata.methods.corrections", "fedstrata.core.client_parts:Correction"),
     "optimizers": ("fedstrata.methods.optimizers", "fedstrata.core.client_parts:Optimizer"),
     "combiners": ("fedstrata.methods.combiners", "fedstrata.core.server_parts:Combiner"),
     "server_steps": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerPart"),

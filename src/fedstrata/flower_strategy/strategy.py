@@ -158,7 +158,9 @@ class Strategy(FedAvg):
         timed = PROFILE in parts["selector"].programs
         facts = NodeFacts.asked(grid, nodes) if needs or timed else NodeFacts.unknown(nodes)
         if timed and not all(seconds > 0 for seconds in facts.seconds):
-            raise RequestError(f"selector = {_name(parts['selector'])} needs to know how long clients take: seconds > 0")
+            raise RequestError(
+                f"selector = {_name(parts['selector'])} needs to know how long clients take: seconds > 0"
+            )
         layout = Layout.of(arrays)
         plan = Plan(
             Rounds(),

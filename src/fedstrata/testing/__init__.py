@@ -10,15 +10,15 @@ from fedstrata.testing.conformance import (
     check_selector,
     check_server_step,
 )
-from fedstrata.testing.local_part import check_local_part
+from fedstrata.testing.correction import check_correction
 from fedstrata.testing.sites import WireEngine
 from fedstrata.testing.tiny import tiny_federation
 
 __all__ = [
     "WireEngine",
     "check_combiner",
+    "check_correction",
     "check_driver",
-    "check_local_part",
     "check_model",
     "check_partition",
     "check_sampler",

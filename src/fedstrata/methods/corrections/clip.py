@@ -10,13 +10,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, LocalPart
+from fedstrata.core.client_parts import Buffers, Correction
 from fedstrata.core.messages import Tensors
 from fedstrata.core.options import Positive
 
 
 @dataclass(frozen=True)
-class Clip(LocalPart):
+class Clip(Correction):
     """Gradients longer than a bound are shortened to it."""
 
     paper: ClassVar[str] = "Pascanu et al., ICML 2013"

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Positive
@@ -32,7 +32,7 @@ class FedDynState:
 
 
 @dataclass(frozen=True)
-class FedDyn(LocalPart, ServerStep):
+class FedDyn(Correction, ServerStep):
     """A linear term learned at each client makes local optima agree with the global one."""
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"

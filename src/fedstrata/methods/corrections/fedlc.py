@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, LocalPart
+from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Correction
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import NonNegative
@@ -30,7 +30,7 @@ def margins(counts: np.ndarray, temperature: float) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class FedLc(LocalPart):
+class FedLc(Correction):
     """Logits of labels that are rare at the client are lowered in training."""
 
     paper: ClassVar[str] = "Zhang et al., ICML 2022"

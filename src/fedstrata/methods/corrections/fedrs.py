@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, LocalPart
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import Fraction
@@ -29,7 +29,7 @@ def scales(counts: np.ndarray, alpha: float, soft: bool) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class FedRs(LocalPart):
+class FedRs(Correction):
     """Logits of labels that the client does not hold are scaled down in training."""
 
     paper: ClassVar[str] = "Li and Zhan, KDD 2021"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Correction, Done
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import NonNegative, Positive
@@ -38,7 +38,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moon(LocalPart):
+class Moon(Correction):
     """Features are drawn to those of the received model, and away from those of the client's last one."""
 
     paper: ClassVar[str] = "Li et al., CVPR 2021"

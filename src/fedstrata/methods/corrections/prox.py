@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart, Of
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart, Of
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Fraction, Natural, NonNegative
@@ -41,7 +41,7 @@ f64 = partial(torch.tensor, dtype=torch.float64)  # a threshold that was rounded
 
 
 @dataclass(frozen=True)
-class Prox(LocalPart, ServerStep):
+class Prox(Correction, ServerStep):
     """A proximal term keeps the local model near the one received: always, or where a client is unstable."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020; FedPBS, arXiv 2603.13909"

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.plan import Plan
@@ -31,7 +31,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Scaffold(LocalPart, ServerStep):
+class Scaffold(Correction, ServerStep):
     """Control variates at server and clients cancel the drift of local steps."""
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"

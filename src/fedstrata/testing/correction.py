@@ -1,4 +1,4 @@
-"""`check_local_part`: can the local step of a part be captured once and replayed for every client?"""
+"""`check_correction`: can the local step of a part be captured once and replayed for every client?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstrata.testing.tiny import session_of
 HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "bincount")
 
 
-def check_local_part(part: LocalPart, optimizer: bool = False) -> None:
+def check_correction(part: LocalPart, optimizer: bool = False) -> None:
     """Check a correction or meter, or a local optimizer; raises AssertionError with what is wrong."""
     check_part(part)
     work = session_of()
