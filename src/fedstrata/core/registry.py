@@ -28,7 +28,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
     "corrections": ("fedstrata.methods.corrections", "fedstrata.core.client_parts:Correction"),
     "optimizers": ("fedstrata.methods.optimizers", "fedstrata.core.client_parts:Optimizer"),
     "combiners": ("fedstrata.methods.combiners", "fedstrata.core.server_parts:Combiner"),
-    "server_steps": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerPart"),
+    "server_steps": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerStep"),
     "lr_schedules": ("fedstrata.methods.lr_schedules", "fedstrata.methods.lr_schedules:LRSchedule"),
     "partitions": ("fedstrata.data.partitions", "fedstrata.data.partitions.base:Partition"),
     "noises": ("fedstrata.data.noise", "fedstrata.data.noise:Noise"),

@@ -1,5 +1,5 @@
 """Engines: where client updates happen."""
 
 PARTS = {
-    "local": "fedstrata.engines.local.engine:OnThisMachine",
+    "local": "fedstrata.engines.local.engine:LocalEngineOptions",
 }
