@@ -12,7 +12,7 @@ from fedstrata.core.client_parts import Optimizer
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Slot
 from fedstrata.core.server_parts import Ask, Outcome, Step
-from fedstrata.core.traffic import Traffic
+from fedstrata.server.accounting import Traffic
 from fedstrata.data.federation import Federation
 from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, ScheduledRate, StepDecay
 from fedstrata.runs.session import Session

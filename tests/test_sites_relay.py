@@ -13,7 +13,7 @@ import torch
 
 from fedstrata import RequestError, train
 from fedstrata.config.experiment import Experiment
-from fedstrata.core.fast_replace import fast_replace
+from fedstrata.core.messages import fast_replace
 from fedstrata.core.rng import Streams
 from fedstrata.core.wire import pack_report, unpack_report, unpack_task
 from fedstrata.data.devices import Devices

@@ -23,7 +23,7 @@ from fedstrata.core import registry
 from fedstrata.core.client_parts import Correction
 from fedstrata.core.messages import Task
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.groups import group_tasks, worth_grouping
+from fedstrata.engines.local.worker import group_tasks, worth_grouping
 from fedstrata.engines.local.in_process import InProcessPool
 from fedstrata.engines.local.processes import ProcessPool
 from fedstrata.engines.local.worker import MOST_REPLICAS, Worker

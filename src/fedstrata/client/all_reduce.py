@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.batch_norm import AllReduce, By
+from fedstrata.core.engine import SumTensors
 from fedstrata.core.flat_model import ParameterSpace
 
 T = TypeVar("T")
-Add = Callable[[Mapping[int, Tensor]], Tensor]  # what members bring, in their order -> its sum
 
 
 class AbandonedError(RuntimeError):
@@ -61,7 +61,7 @@ class AllReduceGroup:
     A member that is done leaves, and the others go on without it; one that fails takes the meeting down with it.
     """
 
-    def __init__(self, members: int, by: By, add: Add | None = None):
+    def __init__(self, members: int, by: By, add: SumTensors | None = None):
         self._members, self._add, self._statistics = set(range(members)), add or sum_in_order, Statistics(by)
         self._brought: dict[int, tuple[str, Tensor, float]] = {}
         self._agreed: tuple[Tensor, float] | None = None  # the average, and the count it is of
@@ -126,7 +126,7 @@ def sum_in_order(brought: Mapping[int, Tensor]) -> Tensor:
 
 
 def run_in_lockstep(
-    client_updates: Sequence[Callable[[AllReduce], T]], by: By, add: Add | None = None
+    client_updates: Sequence[Callable[[AllReduce], T]], by: By, add: SumTensors | None = None
 ) -> tuple[list[T], AllReduceGroup]:
     """Make client updates in turns, one thread each, so that they can meet; results in order."""
     place = AllReduceGroup(len(client_updates), by, add)

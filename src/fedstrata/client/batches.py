@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedstrata.core.client_parts import ClientContext, Order
 
@@ -76,3 +78,13 @@ class Ring:
         rate[slot] = rates
         shape = len(cut), deep, width
         return cls(index.reshape(shape), weight.reshape(shape), keys.reshape(shape), rate.reshape(shape[:2]))
+
+
+def copy_to_device(values: np.ndarray, to: Tensor) -> None:
+    """Copy from the host to a tensor; the host goes on at once."""
+    host = torch.from_numpy(values)
+    if not to.is_cuda:
+        to.copy_(host)
+        return
+    pinned = torch.empty(host.shape, dtype=to.dtype, pin_memory=True)
+    to.copy_(pinned.copy_(host), non_blocking=True)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fedstrata.client.batches import BatchPlan
 from fedstrata.core.client_parts import Batch, Buffers, ClientContext, ClientPlan, Done, LocalPart
-from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Report, Tensors, Value, add_prefix, tensor_bytes, value_bytes
+from fedstrata.core.messages import Report, Tensors, Value, add_prefix, fast_replace, tensor_bytes, value_bytes
 
 Slots = Mapping[str, Tensors]  # of each part
 
@@ -101,9 +100,7 @@ def common(space: ParameterSpace, buf: Buffers) -> Common:
     return Common(aggregated, aggregated["update"].norm(dim=-1), finite, loss)
 
 
-def finish(
-    local: ClientPlan, own: Slots, buf: Buffers, batch_plan: BatchPlan, every: Common, probed: float
-) -> tuple[Report, Tensors]:
+def finish(local: ClientPlan, own: Slots, buf: Buffers, batch_plan: BatchPlan, every: Common) -> tuple[Report, Tensors]:
     """Collect what a client update gives back: its report, and the client's new state."""
     context, order, samples = batch_plan.context, batch_plan.order, len(batch_plan.batches.rows)
     ends = {name: part.finish(own[name], buf, context.scope(name)) for name, part in local.chain.items()}
@@ -116,11 +113,11 @@ def finish(
         loss=every.loss / max(samples, 1),
         work=samples,
     )
-    return report(context, done, every, probed), {**context.client_state, **done.client_state}
+    return report(context, done, every), {**context.client_state, **done.client_state}
 
 
-def report(context: ClientContext, done: Done, every: Common | None = None, probed: float = 0.0) -> Report:
-    """Write down what a client update gave; `every` holds what was found out already, `probed` is work beside training."""
+def report(context: ClientContext, done: Done, every: Common | None = None) -> Report:
+    """Write down what a client update gave; `every` holds what was found out already."""
     more = [t for name, t in done.aggregated.items() if every is None or name not in every.aggregated]
     finite = _all_finite([*more, *done.open_tensors.values()], done.loss if every is None else every.finite)
     update_norm = done.aggregated["update"].norm() if every is None and "update" in done.aggregated else 0.0
@@ -133,7 +130,7 @@ def report(context: ClientContext, done: Done, every: Common | None = None, prob
         metrics=done.metrics,
         aggregated=done.aggregated,
         open_tensors=done.open_tensors,
-        work=done.work + probed,
+        work=done.work + context.probe_work.samples,
         finite=finite,
         nbytes=tensor_bytes(done.aggregated) + tensor_bytes(done.open_tensors) + value_bytes(done.metrics),
     )

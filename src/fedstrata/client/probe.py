@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedstrata.client.network import Network
-from fedstrata.core.client_parts import Buffers, Client, Of, SampleScores
+from fedstrata.core.client_parts import Buffers, Client, Of, ProbeWork, SampleScores
 from fedstrata.core.flat_model import ParameterSpace, Segment
 from fedstrata.core.inputs import Inputs
 
@@ -23,11 +23,13 @@ GRADIENTS = 2**24  # numbers of single samples' gradients that are held at a tim
 class Probe:
     """One client and the received model, in eval mode. What was seen once is not computed again."""
 
-    def __init__(self, network: Network, space: ParameterSpace, inputs: Inputs, buf: Buffers, client: Client):
+    def __init__(
+        self, network: Network, space: ParameterSpace, inputs: Inputs, buf: Buffers, client: Client, work: ProbeWork
+    ):
         self._network, self._space, self._inputs, self._buf, self._client = network, space, inputs, buf, client
         self._all: SampleScores | None = None
         self._variances: dict[tuple[Of, bytes], float] = {}
-        self.work = 0.0  # samples that went forward and back; forward alone is about a third of that
+        self._work = work
 
     def score_samples(self, positions: np.ndarray | None = None) -> SampleScores:
         """Return losses and probabilities of some samples, or of all."""
@@ -114,7 +116,7 @@ class Probe:
     def _samples(self, positions: np.ndarray | None, size: int, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Return samples and labels, so many at a time; `whole`: they will go back through the model too."""
         buf, rows = self._buf, self._client.rows if positions is None else self._client.rows[positions]
-        self.work += len(rows) * (1.0 if whole else 1 / 3)
+        self._work.samples += len(rows) * (1.0 if whole else 1 / 3)
         for start in range(0, len(rows), size):
             at = torch.from_numpy(rows[start : start + size]).to(buf.x.device)
             yield self._inputs(buf.x.index_select(0, at), buf.w.dtype), buf.y.index_select(0, at)

@@ -13,8 +13,7 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.core.batch_norm import AllReduce
 from fedstrata.core.client_parts import Client
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Tag, Tensors
+from fedstrata.core.messages import Tag, Tensors, fast_replace
 from fedstrata.core.wire import pack_report, unpack_task
 
 

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.client.batches import RING, Batches, BatchPlan, Ring
+from fedstrata.client.batches import RING, Batches, BatchPlan, Ring, copy_to_device
 from fedstrata.client.local_step import common, copy_tensors, fill, finish, objective, observe, report, update_weights
 from fedstrata.client.network import Network, key_dropout
 from fedstrata.client.probe import Probe, evaluate_at
 from fedstrata.core.batch_norm import AllReduce, Norms, Tally
-from fedstrata.core.client_parts import Buffers, Client, ClientContext, ClientPlan, Gradient, Order
+from fedstrata.core.client_parts import Buffers, Client, ClientContext, ClientPlan, Gradient, Order, ProbeWork
 from fedstrata.core.counter_rng import Clock, sample_keys
-from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Report, Task, Tensors
+from fedstrata.core.messages import Report, Task, Tensors, fast_replace
 from fedstrata.core.rng import seed_torch
 from fedstrata.core.server_parts import Step
-from fedstrata.core.transfer import copy_to_device
 
 
 class Trainer:
@@ -84,6 +82,7 @@ class Trainer:
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._gradients = [p.of(buf.g) for p in space.params]
         self.norms, self.tally = Norms.of(module), Tally()
+        self._normed = bool(self.norms)
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.recorder: Callable[[int], None] | None = None  # an engine may replay steps instead of taking them
 
@@ -94,11 +93,11 @@ class Trainer:
     ) -> tuple[Report, Tensors]:
         """Do one task for one client: its report, and its state if the server accepts the report.
 
-        Clients of a step that is taken together meet while they compute: see `norms.py`.
+        Clients of a step that is taken together all-reduce while they compute: see `core/batch_norm.py`.
         """
-        return self.begin(client, task, client_state, all_reduce)()
+        return self.submit(client, task, client_state, all_reduce)()
 
-    def begin(
+    def submit(
         self, client: Client, task: Task, client_state: Tensors, all_reduce: AllReduce | None = None
     ) -> Callable[[], tuple[Report, Tensors]]:
         """Submit the work of a client update, and give a function that collects what it gave."""
@@ -113,7 +112,7 @@ class Trainer:
                 return partial(self._end, self._train(self.plan_batches(context), all_reduce), all_reduce)
             done = self.local.programs[task.kind](context)
             told = (
-                report(context, done, probed=self.probe.work),
+                report(context, done),
                 {**client_state, **copy_tensors(done.client_state)} if done.client_state else client_state,
             )
             return partial(self._end, lambda: told, all_reduce)
@@ -132,8 +131,12 @@ class Trainer:
         """Return what a client's parts may look at."""
         local = self.local
         where = {"round": task.round, "step": task.turn, "client": client.id}
-        sees = "params" in task.down
-        self.probe = probe = Probe(self.network, self.space, local.inputs, self.buf, client)
+        sees, work = "params" in task.down, ProbeWork()
+
+        @cache
+        def probe() -> Probe:  # few methods look before they train
+            return Probe(self.network, self.space, local.inputs, self.buf, client, work)
+
         return ClientContext(
             client=client,
             task=task,
@@ -143,9 +146,12 @@ class Trainer:
             batch_size=local.batch_size,
             rate=local.rate.at(task.round, task.part),
             rng=lambda purpose, **other: local.streams(purpose, **(where | other)),
-            score_samples=probe.score_samples if sees else _no_model,
-            gradient=partial(self._gradient, client, self._key(task, client.id), all_reduce) if sees else _no_model,
-            sample_variance=probe.variance if sees else _no_model,
+            score_samples=(lambda positions=None: probe().score_samples(positions)) if sees else _no_model,
+            gradient=partial(self._gradient, client, self._key(task, client.id), all_reduce, work)
+            if sees
+            else _no_model,
+            sample_variance=(lambda of, positions: probe().variance(of, positions)) if sees else _no_model,
+            probe_work=work,
             rounds=local.rounds,
         )
 
@@ -196,20 +202,22 @@ class Trainer:
     ) -> Callable[[], tuple[Report, Tensors]]:
         batch_plan = fill(self.local, self.space, self.own, self.buf, batch_plan)
         self._run(batch_plan, all_reduce)
-        probe = self.probe
-        return lambda: finish(self.local, self.own, self.buf, batch_plan, common(self.space, self.buf), probe.work)
+        return lambda: finish(self.local, self.own, self.buf, batch_plan, common(self.space, self.buf))
 
-    def _gradient(self, client: Client, key: int, all_reduce: AllReduce | None, positions: np.ndarray) -> Gradient:
+    def _gradient(
+        self, client: Client, key: int, all_reduce: AllReduce | None, work: ProbeWork, positions: np.ndarray
+    ) -> Gradient:
         """Return the gradient of a sum of losses under the received model."""
         self._start()
         keys = sample_keys(key, 0, np.arange(len(positions)))
         self._fill_ring(Batches(client.rows[positions], np.array([len(positions)]), np.zeros(1), keys))
         self.buf.weight.ceil_()  # every sample counts whole
         self.norms.all_reduce = all_reduce
-        self.norms.train(all_reduce is not None or len(positions) > 1)
+        if self._normed:
+            self.norms.train(all_reduce is not None or len(positions) > 1)
         self.backward(self.width(len(positions)))
         self.norms.all_reduce = None
-        self.probe.work += len(positions)
+        work.samples += len(positions)
         return Gradient(self.buf.g.clone(), self.buf.loss / max(len(positions), 1))
 
     def _key(self, task: Task, client: int) -> int:
@@ -222,7 +230,7 @@ class Trainer:
         size, taken, sizes = order.batch_size, [], []
         for epoch in order.epochs:
             full, rest = divmod(len(epoch), size)
-            if self.norms and full and rest == 1:  # one sample has no variance: leave it out
+            if self._normed and full and rest == 1:  # one sample has no variance: leave it out
                 rest = 0
             taken.append(epoch[: full * size + rest])
             sizes += [size] * full + [rest] * (rest > 0)
@@ -242,7 +250,7 @@ class Trainer:
     def _start(self) -> None:
         self.buf.t.zero_()
         self.buf.loss.zero_()
-        if self.norms or not self.network.training:
+        if self._normed or not self.network.training:
             self.network.train()
 
     def _run(self, batch_plan: BatchPlan, all_reduce: AllReduce | None) -> None:
@@ -251,8 +259,9 @@ class Trainer:
         for start in range(0, len(batch_plan.batches), RING):
             self._fill_ring(batch_plan.batches, start)
             for size in batch_plan.batches.sizes[start : start + RING].tolist():
-                normal = size > 1 or not self.norms  # a batch norm does something else with one sample
-                self.norms.train(normal or self.norms.all_reduce is not None)
+                normal = size > 1 or not self._normed  # a batch norm does something else with one sample
+                if self._normed:
+                    self.norms.train(normal or self.norms.all_reduce is not None)
                 alone = normal and self.norms.all_reduce is None
                 step = self.recorder if alone and self.recorder is not None else self.step
                 step(self.width(size))
@@ -306,7 +315,7 @@ class Trainer:
         weight = buf.weight.index_select(0, slot)[0, :width]
         if self.draws:
             self.clock.keys, self.clock.uses = buf.keys.index_select(0, slot)[0, :width], 0
-        if self.pad and self.norms:
+        if self.pad and self._normed:
             self.norms.mask = (weight > 0).to(weight.dtype)
         x = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype)
         if self.norms.tally is not None:

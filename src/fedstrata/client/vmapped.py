@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedstrata.client.batches import RING, BatchPlan, Ring
+from fedstrata.client.batches import RING, BatchPlan, Ring, copy_to_device
 from fedstrata.client.local_step import Slots, common, fill, finish, objective, observe, update_weights
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import Buffers, Client
 from fedstrata.core.messages import Report, Task, Tensors
-from fedstrata.core.transfer import copy_to_device
 
 REPLICATED = ("w", "g", "b", "w0", "b0", "loss")  # what every replica has of its own
 
@@ -58,10 +57,9 @@ class VmappedTrainer:
         trainer.load(tasks[0].down)
         planned = []
         for client, task, client_state in zip(clients, tasks, client_states, strict=True):
-            batch_plan = trainer.plan_batches(trainer.make_context(client, task, client_state))
-            planned.append((batch_plan, trainer.probe))
-        by_steps = sorted(range(len(tasks)), key=lambda i: -len(planned[i][0].batches))
-        batch_plans = self._fill([planned[i][0] for i in by_steps])
+            planned.append(trainer.plan_batches(trainer.make_context(client, task, client_state)))
+        by_steps = sorted(range(len(tasks)), key=lambda i: -len(planned[i].batches))
+        batch_plans = self._fill([planned[i] for i in by_steps])
         reports: dict[int, tuple[Report, Tensors]] = {}
         steps = [len(batch_plan.batches) for batch_plan in batch_plans]
         active = len(batch_plans)
@@ -70,9 +68,10 @@ class VmappedTrainer:
                 left = sum(count > t for count in steps[:active])
                 every = common(trainer.space, self._buffers({n: s[left:active] for n, s in self._state.items()}))
                 for replica in range(left, active):
-                    who = by_steps[replica]
-                    probed, own = planned[who][1].work, every.of(replica - left)
-                    reports[who] = finish(trainer.local, *self._replicas[replica], batch_plans[replica], own, probed)
+                    slots, buf = self._replicas[replica]
+                    reports[by_steps[replica]] = finish(
+                        trainer.local, slots, buf, batch_plans[replica], every.of(replica - left)
+                    )
                 active = left
             if active and t % RING == 0:
                 self._fill_ring(batch_plans[:active], t)

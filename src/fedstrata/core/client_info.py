@@ -90,6 +90,11 @@ class ClientInfo:
         return self._get("speeds")
 
     @property
+    def told(self) -> frozenset[str]:
+        """What the clients told: names of the fields that can be read."""
+        return frozenset(name for name, value in self._known.items() if value is not None)
+
+    @property
     def setup_bytes(self) -> int:
         """What it cost the clients to tell: 4 bytes a label held or a label count, 8 a size or speed."""
         if self.setup is not None:

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.inputs import Inputs
-from fedstrata.core.messages import WHOLE, Fragment, Slot, Task, Tensors, Value, scope
+from fedstrata.core.messages import WHOLE, Fragment, Slot, Task, Tensors, Value, fast_replace, scope
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Rng, Streams
 
@@ -57,6 +56,13 @@ class Gradient(NamedTuple):
     loss: Tensor  # mean over the samples
 
 
+@dataclass
+class ProbeWork:
+    """What looking at samples cost: those that went forward and back; forward alone is about a third of that."""
+
+    samples: float = 0.0
+
+
 class Draw(Protocol):
     """A client's random streams."""
 
@@ -85,6 +91,7 @@ class ClientContext:
     planned: int = 0  # size of its batches, known once the sampler has planned
     steps: int = 0  # likewise
     rate_sum: float = 0.0
+    probe_work: ProbeWork = field(default_factory=ProbeWork)
 
     def batch(self) -> np.ndarray:
         """Draw one batch to look at; of equal size, it is the same in a probe and in the training that follows."""

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-
-from fedstrata.core.fast_replace import fast_replace
 
 Value = float | int | str | bool | tuple[int, ...] | tuple[float, ...]
 Tensors = Mapping[str, Tensor]
 Tag = tuple[int, int]  # (round, step)
 Fragment = tuple[int, int]  # (i, n): the i-th of n equal parts of a round
 WHOLE: Fragment = (0, 1)
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,16 @@ class Sums:
         return fast_replace(self, total=scope(self.total, part))
 
 
+def fast_replace(record: Record, **values: Any) -> Record:
+    """Return a copy of a frozen dataclass with some fields changed; nothing is checked or worked out again.
+
+    `dataclasses.replace` calls the constructor; a round of tiny clients revises hundreds of messages, and would feel it.
+    """
+    copy = object.__new__(type(record))
+    copy.__dict__.update(record.__dict__, **values)
+    return copy
+
+
 def read(reports: Sequence[Report]) -> list[Report]:
     """Read what is still a tensor in all of them at once: on a GPU, every single look waits for the device."""
     tensors = [t for report in reports for t in report.unread]
@@ -155,6 +164,13 @@ def scope(tensors: Tensors, part: str) -> dict[str, Tensor]:
     """Keep common names and a part's own; `part/name` becomes `name`, other parts' names disappear."""
     own = {k.removeprefix(f"{part}/"): v for k, v in tensors.items() if k.startswith(f"{part}/")}
     return {k: v for k, v in tensors.items() if "/" not in k} | own
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Bring a tensor to the host, and wait for it."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 def add_prefix(tensors: Tensors, part: str) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ chains, several exchanges inside a round are only different sequences of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
@@ -18,7 +18,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import LocalPart, Program, Sampler
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
-from fedstrata.core.messages import WHOLE, Fragment, Report, Sums, Tag, Task, Tensors, Value
+from fedstrata.core.messages import WHOLE, Fragment, Report, Sums, Tensors, Value
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Rng
 
@@ -53,6 +53,9 @@ class Scores:
 
     figures: Mapping[str, Any] = field(default_factory=dict)
     clients: Mapping[int, float] = field(default_factory=dict)
+
+
+Evaluate = Callable[[FlatModel, View], Scores]  # how a model does in a round; without scores, it was not its turn
 
 
 @dataclass(frozen=True)
@@ -314,34 +317,3 @@ class System(ServerSide):
     def took(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
         """Return the seconds that the step took on the virtual clock."""
         return max((r.seconds for r in reports if r.client not in lost), default=0.0)
-
-
-class Engine(Protocol):
-    """Where client updates happen: workers on this machine, or real sites."""
-
-    device: str  # where models are evaluated
-    can_fuse: bool  # whether it can execute a `FusedSteps`: all clients' samples lie in one place
-
-    def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
-        """Run tasks; give the open half of every report that came back, in task order."""
-
-    def collect(self, weights: Mapping[int, float]) -> Sums:
-        """Sum what the last step's clients sent: the only road to `Report.aggregated`. May be `Unsummable`."""
-
-    def each(self) -> Mapping[int, Report]:
-        """Return the last step's reports whole."""
-
-    def overhead_bytes(self) -> tuple[int, int]:
-        """Return the bytes that the last step's sum took, up and down, beside what its messages declare."""
-
-    def settle(self, accepted: Collection[int], tag: Tag) -> None:
-        """Commit the state of the clients whose report counted; forget the others' new state."""
-
-    def client_states(self) -> Mapping[int, tuple[Tag, Tensors]]:
-        """Return the state of every client that has any, with the step it is from, for the checkpoint."""
-
-    def restore(self, client_states: Mapping[int, tuple[Tag, Tensors]]) -> None:
-        """Take client state back from a checkpoint."""
-
-    def close(self) -> None:
-        """End workers and free memory."""

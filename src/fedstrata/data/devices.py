@@ -17,8 +17,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Report, value_bytes
+from fedstrata.core.messages import Report, fast_replace, value_bytes
 from fedstrata.core.options import AtLeastOne, Count, Fraction, NonNegative
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import FusedSteps, Step, System, View

@@ -26,8 +26,8 @@ from fedstrata.deploy.app import COMPONENTS
 from fedstrata.deploy.processes import held
 from fedstrata.deploy.server import FederationServer, tail
 from fedstrata.remote.session import possible_at_sites
+from fedstrata.runs.execution import Watch
 from fedstrata.runs.folder import Run
-from fedstrata.runs.session import Watch
 
 APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
 FAILED = "failed.json"  # what the server side writes when it gives up

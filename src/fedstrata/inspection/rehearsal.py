@@ -20,15 +20,14 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import initial_model
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import Client
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Report, Task, Value, tensor_bytes
+from fedstrata.core.messages import Report, Task, Value, fast_replace, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Outcome, Step, View
-from fedstrata.core.traffic import Traffic, count_cost
 from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
 from fedstrata.methods.drivers.scheduled import ScheduledDriver
-from fedstrata.server.loop import State, outgoing
+from fedstrata.server.accounting import Traffic, count_cost
+from fedstrata.server.loop import State, broadcast
 
 ROUNDS = 5  # that are rehearsed: a method may ask more of clients in one round than in another
 ENTRIES = 50_000  # most entries of a schedule that are played in a round
@@ -100,11 +99,11 @@ class _Rehearsal:
                 step = steps.send(outcome)
             except StopIteration:
                 return
-            down = outgoing(plan, state, step)
+            down = broadcast(plan, state, step)
             tasks = [
                 Task(a.client, number, at, step.kind, part=step.part, config=a.config, down=down) for a in step.asks
             ]
-            size = tensor_bytes(down if step.fused is None else outgoing(plan, state, replace(step, fused=None)))
+            size = tensor_bytes(down if step.fused is None else broadcast(plan, state, replace(step, fused=None)))
             reports = self._answers(step, tasks)
             self.traffic.add(count_cost(step, size, tasks, reports))
             outcome = Outcome(step, at, tuple(reports), ())

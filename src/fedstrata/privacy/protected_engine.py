@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.core.engine import AllReduceSum, Engine
 from fedstrata.core.errors import UnsummableError
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, tensor_bytes
+from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, fast_replace, tensor_bytes
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Step
 from fedstrata.privacy import FEWEST
@@ -33,9 +33,11 @@ NOT_TOLD = float("nan")
 class ProtectedEngine:
     """An engine whose updates leave their clients clipped, noised or masked."""
 
+    all_reduce_sum: AllReduceSum | None = None
+
     def __init__(
         self,
-        engine: Any,
+        engine: Engine,
         streams: Streams,
         clients: int,
         encoding: Encoding | None,
@@ -50,7 +52,7 @@ class ProtectedEngine:
         self._overhead_bytes = 0, 0
         if encoding is not None:
             self._server, self._clients, self._key_directory = identities(streams, clients)
-            engine.adding = self._all_reduce
+            engine.all_reduce_sum = self._all_reduce
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report, as far as it may be told."""

@@ -11,21 +11,21 @@ import numpy as np
 
 from fedstrata.config.experiment import Experiment, Privacy
 from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.engine import Engine, Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan, per_round
-from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.server_parts import Evaluate, Scores, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.privacy import FEWEST
+from fedstrata.privacy.accounting import Accountant, FixedSize
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.sums.fixed_point import Encoding
 
 if TYPE_CHECKING:
     from fedstrata.privacy.clustering import PrivateClusters
-
-Note = Callable[..., None]
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Setup:
     client_info: ClientInfo
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of setting it up
     clusters: str | None = None  # what was seen while clustering
-    evaluator: Callable[..., Any] | None = None  # where the test set lies in an enclave
+    evaluator: Evaluate | None = None  # where the test set lies in an enclave
     close: Callable[[], None] = lambda: None
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -46,16 +46,16 @@ class Setup:
 
 
 def set_up(
-    experiment: Experiment, plan: Plan, federation: Federation, arrange: Callable[[Setup], None] | None = None
+    experiment: Experiment, plan: Plan, federation: Federation, remotely: Callable[[Setup], None] | None = None
 ) -> Setup:
-    """Check that what is asked for fits, and do what comes before the first round; `arrange` does it at real sites."""
+    """Check that what is asked for fits, and do what comes before the first round; `remotely` does it at real sites."""
     privacy = experiment.privacy
     refuse(experiment, plan, federation)
     if privacy.aggregate == "masked":
         plan = replace(plan, fewest=FEWEST)
     now = Setup(plan, federation, federation.client_info(plan.needs, plan.streams))
-    if arrange is not None:
-        arrange(now)
+    if remotely is not None:
+        remotely(now)
         return now
     if privacy.labels != "none":
         _mask_labels(privacy, now)
@@ -68,14 +68,14 @@ def set_up(
     return now
 
 
-def protect_engine(experiment: Experiment, plan: Plan, engine: Any, clients: int, note: Note) -> Any:
+def protect_engine(experiment: Experiment, plan: Plan, engine: Engine, clients: int, log: Log) -> Engine:
     """Put the guard round an engine where updates are masked or noised."""
     privacy = experiment.privacy
     if privacy.aggregate == "open" and privacy.dp is None:
         return engine
     from fedstrata.privacy.protected_engine import ProtectedEngine  # noqa: PLC0415
 
-    return ProtectedEngine(engine, plan.streams, clients, encoding_of(privacy), noise_of(privacy), note)
+    return ProtectedEngine(engine, plan.streams, clients, encoding_of(privacy), noise_of(privacy), log)
 
 
 def encoding_of(privacy: Privacy) -> Encoding | None:
@@ -95,13 +95,11 @@ def hides_label_counts(privacy: Privacy) -> bool:
     return privacy.labels != "none" or privacy.clustering != "server" or privacy.histogram_epsilon is not None
 
 
-def accountant(experiment: Experiment, plan: Plan, client_info: ClientInfo) -> Any:
+def accountant(experiment: Experiment, plan: Plan, client_info: ClientInfo) -> Accountant | None:
     """Return what adds up epsilon; None without differential privacy."""
     dp = experiment.privacy.dp
     if dp is None:
         return None
-    from fedstrata.privacy.accounting import Accountant, FixedSize  # noqa: PLC0415
-
     clients = len(client_info.holders)
     k = min(per_round(plan.clients_per_round, client_info.clients), clients)
     equal = experiment.method.combiner["kind"] == "uniform"  # other weights' sum would tell who took part

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Report, Tag, Task, tensor_bytes
+from fedstrata.core.messages import Report, Tag, Task, fast_replace, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Step
 from fedstrata.core.wire import pack_task, unpack_report

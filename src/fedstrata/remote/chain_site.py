@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedstrata.client.local_step import all_finite
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Tag, Tensors
+from fedstrata.core.messages import Tag, Tensors, fast_replace
 from fedstrata.core.plan import Plan
 from fedstrata.core.wire import pack, pack_report, pack_task, unpack, unpack_report, unpack_task
 from fedstrata.privacy.envelopes import Letterbox, SpoiltError, StaleError, job_of

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import all_finite
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Report, Task, Tensors, tensor_bytes, value_bytes
+from fedstrata.core.messages import Report, Task, Tensors, fast_replace, tensor_bytes, value_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.privacy.frames import RefusedError

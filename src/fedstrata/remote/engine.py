@@ -18,6 +18,7 @@ from torch import Tensor
 from fedstrata.client.all_reduce import Statistics, sum_in_order
 from fedstrata.client.site_client import StatelessError
 from fedstrata.core.batch_norm import By
+from fedstrata.core.engine import AllReduceSum
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.core.plan import Plan, per_round
@@ -76,6 +77,7 @@ class AtSites:
 
     device = "cpu"
     can_fuse = False
+    all_reduce_sum: AllReduceSum | None = None
 
     def __init__(
         self,

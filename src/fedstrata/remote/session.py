@@ -32,8 +32,8 @@ from fedstrata.remote.setup import clustered_at, masked_labels_at
 from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
+from fedstrata.runs.execution import Watch
 from fedstrata.runs.folder import Run
-from fedstrata.runs.session import Watch
 from fedstrata.runs.training import begin, resume
 
 Log = Callable[..., None]
@@ -52,6 +52,7 @@ class SiteClients:
     no_stream: str | None = None  # why requests go by messages, where a stream was to carry them
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
+    known: RemoteFederation | None = None  # what sites said of themselves
 
     # ---- before a run
 
@@ -68,6 +69,7 @@ class SiteClients:
         site_registry.facts = dict(zip(names, federation.facts, strict=True))
         site_registry.classes = federation.classes
         site_registry.welcome = lambda name: self._welcome(name, federation)
+        self.known = federation
         return federation
 
     def _settle_question(self, plan: Plan, federation: RemoteFederation) -> None:
@@ -101,35 +103,36 @@ class SiteClients:
             introduced(site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline)
         )
 
-    def arrange(self, now: Setup) -> None:
+    def set_up(self, setup: Setup) -> None:
         """Let sites do their part of what comes before the first round."""
-        privacy, federation = self.experiment.privacy, now.federation
+        privacy, federation = self.experiment.privacy, setup.federation
         assert isinstance(federation, RemoteFederation)
-        now.notes += self.notes
+        setup.notes += self.notes
         if federation.masked is not None:
-            now.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
+            setup.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
         if privacy.histogram_epsilon is not None:
             noisy = NoisyHistograms(privacy.histogram_epsilon)
-            now.clusters = noisy.describe()
-            now.note("histograms_blurred", epsilon=noisy.spent())
+            setup.clusters = noisy.describe()
+            setup.note("histograms_blurred", epsilon=noisy.spent())
         if privacy.clustering == "masked":
-            assert isinstance(now.plan.selector, Flips)
+            assert isinstance(setup.plan.selector, Flips)
             credentials, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
-            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in now.client_info.holders}
+            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in setup.client_info.holders}
             classes = len(federation.classes)
             clustered(
-                now,
-                clustered_at(self._heard, credentials, self.site_registry.names, places, now.plan.selector, classes),
+                setup,
+                clustered_at(self._heard, credentials, self.site_registry.names, places, setup.plan.selector, classes),
             )
 
-    def observed(self, plan: Plan) -> Plan:
+    def with_real_clock(self, plan: Plan) -> Plan:
         """Return the plan with time as the clock says it."""
         system = plan.system
         return replace(plan, system=Observed(**vars(system))) if isinstance(system, Devices) else plan
 
-    def attended(self, client_info: ClientInfo, plan: Plan, federation: RemoteFederation) -> ClientInfo:
+    def with_attendance(self, client_info: ClientInfo, plan: Plan) -> ClientInfo:
         """Return what is known of sites with who is there, round by round; their data may change on the way."""
-        site_registry, names = self.site_registry, self.site_registry.names
+        site_registry, names, federation = self.site_registry, self.site_registry.names, self.known
+        assert federation is not None
 
         def now(round: int) -> ClientInfo:
             there = site_registry.attending(plan.fewest)
@@ -143,21 +146,21 @@ class SiteClients:
 
         return replace(client_info, later=now)
 
-    def engine(self, plan: Plan, federation: RemoteFederation, note: Log) -> AtSites:
+    def start_engine(self, plan: Plan, log: Log) -> AtSites:
         """Tell every site to take part, and give the engine."""
         site_registry, masks, noise = self.site_registry, self._masks(), noise_of(self.experiment.privacy)
-        relay = self._relay(plan, note)
+        relay = self._relay(plan, log)
         self.chained = relay is not None
-        site_registry.note = note
+        site_registry.note = log
         site_registry.write(self.folder)
         for name, error in site_registry.begin(site_registry.names, site_registry.deadline).items():
             if not self.resumed:
                 raise RequestError(f"site {name}: {error}")
-            note("site_refused", site=name, client=site_registry.names.index(name), why=str(error))
-        note("sites", wall={"sites": site_registry.names})
+            log("site_refused", site=name, client=site_registry.names.index(name), why=str(error))
+        log("sites", wall={"sites": site_registry.names})
         if self.no_stream is not None:
-            note("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
-        return AtSites(site_registry, plan, note, masks, noise, relay)
+            log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
+        return AtSites(site_registry, plan, log, masks, noise, relay)
 
     def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
         """Let models of a chain pass the server sealed, where that can be."""
@@ -170,7 +173,7 @@ class SiteClients:
         names = self.site_registry.names
         return SealedChain(names, self.credentials.key_directory(names), self.site_registry.run, plan, note)
 
-    def evaluator(self, classes: int) -> SiteEvaluator:
+    def make_evaluator(self, classes: int) -> SiteEvaluator:
         """Return what scores models."""
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None

@@ -26,8 +26,8 @@ from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.flat_model import ParameterSpace
+from fedstrata.core.messages import fast_replace
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread

@@ -27,11 +27,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedstrata.core import tree
+from fedstrata.core.engine import ClientStates
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Tag, Tensors
 from fedstrata.plots import RunPlots
-
-ClientStates = Mapping[int, tuple[Tag, Tensors]]
 
 
 class Run(RunPlots):

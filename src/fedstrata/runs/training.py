@@ -12,8 +12,9 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import GIVEN, Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
+from fedstrata.runs.execution import Watch, run_session
 from fedstrata.runs.folder import Run
-from fedstrata.runs.session import RemoteClients, Session, Watch
+from fedstrata.runs.session import RemoteClients, build_session
 
 
 def train(
@@ -88,10 +89,10 @@ def begin(
     remote: RemoteClients | None = None,
 ) -> Run:
     """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
-    work = Session(experiment, federation, model, remote)
+    session = build_session(experiment, federation, model, remote)
     path = path or Run.claim(Path("runs"), experiment.method.name)
     with Run.create(path, experiment.to_toml()).locked() as folder:
-        return work.run(folder, work.initial_state(folder.log), watch)
+        return run_session(session, folder, session.initial_state(folder.log), watch)
 
 
 def resume(
@@ -115,17 +116,17 @@ def resume(
             return folder
         if model is not None and experiment.model.name != GIVEN:
             raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
-        work = Session(experiment, federation or build_federation(experiment), model, remote)
+        session = build_session(experiment, federation or build_federation(experiment), model, remote)
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
             folder.cut_events(0)
-            return work.run(folder, work.initial_state(folder.log), watch)
-        for what, identity in work.identity.items():
+            return run_session(session, folder, session.initial_state(folder.log), watch)
+        for what, identity in session.identity.items():
             if manifest["identity"][what] != identity:
                 raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
-        state, client_states = folder.checkpoints.read(manifest, like=work.initial_state(init=False))
+        state, client_states = folder.checkpoints.read(manifest, like=session.initial_state(init=False))
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
-        return work.run(folder, state, watch, manifest["seconds"], client_states)
+        return run_session(session, folder, state, watch, manifest["seconds"], client_states)
 
 
 def fixed(experiment: dict[str, Any]) -> dict[str, Any]:

@@ -15,14 +15,14 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.engine import Engine, Log
 from fedstrata.core.errors import UnsummableError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Engine, Outcome, Scores, Step, Steps, View
-from fedstrata.core.traffic import Traffic, count_cost
+from fedstrata.core.server_parts import Evaluate, Outcome, Step, Steps, View
+from fedstrata.server.accounting import ParticipationLog, Traffic, count_cost
 from fedstrata.server.metrics import by_client, round_figures
-from fedstrata.server.participation import ParticipationLog
 from fedstrata.server.stopping import Progress, Stopping
 
 
@@ -35,7 +35,7 @@ class State:
     selector: Any
     combiner: Any
     server_steps: dict[str, Any]
-    participation_log: ParticipationLog  # who took part
+    participation_log: ParticipationLog
     round: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     clock: float = 0.0  # virtual seconds
@@ -60,9 +60,9 @@ def run(
     client_info: ClientInfo,
     engine: Engine,
     state: State,
-    evaluator: Callable[[FlatModel, View], Scores],
+    evaluate: Evaluate,
     stopping: Stopping,
-    log: Callable[..., None],
+    log: Log,
     save: Callable[[State], None],
 ) -> None:
     """Play rounds until the last one or until a reason to stop; log and save after each."""
@@ -73,7 +73,7 @@ def run(
         outcomes = play_round(plan, state, view, engine)
         state.round += 1
         spent = stopping.spent(state.round, state.traffic, state.clock)
-        scores = evaluator(model_to_evaluate(plan, state), view if spent is None else replace(view, rounds=state.round))
+        scores = evaluate(model_to_evaluate(plan, state), view if spent is None else replace(view, rounds=state.round))
         plan.selector.feedback(state.selector, view, outcomes, scores)
         state.stopped = spent or stopping.reason(state.progress, scores.figures)
         figures = {**scores.figures, **by_client(scores.clients, client_info.clients)}
@@ -91,16 +91,59 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
     turns: Counter[str] = Counter()
     steps = plan.driver.round(state.driver, view, lambda: plan.selector.select(state.selector, view))
     while (step := _next(steps, outcomes)) is not None:
-        outcomes.append(play(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
+        outcomes.append(play_step(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
         turns[step.kind] += 1
     return outcomes
 
 
-def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
+def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
     """Play one step, the `at`-th of the round and the `turn`-th of its kind."""
-    step, view = plan.system.adapt(view, turn, step), replace(view, part=step.part)
-    down = outgoing(plan, state, step)
-    tasks = [
+    step = plan.system.adapt(view, turn, step)
+    view = replace(view, part=step.part)
+
+    # 1. the model goes out, clients work, reports come back
+    down = broadcast(plan, state, step)
+    size = tensor_bytes(down if step.fused is None else broadcast(plan, state, replace(step, fused=None)))
+    tasks = make_tasks(state, view, step, at, turn, down)
+    reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
+    lost = plan.system.lost(view, turn, step, reports)
+    took = plan.system.took(view, step, size, reports, lost)
+    arrived = usable(view, at, step, reports, lost)
+
+    # 2. their sum makes the next model
+    if step.combine:
+        arrived = update_model(plan, state, view, engine, step, at, arrived)
+
+    # 3. clients whose report counts keep their new state; what it cost is written down
+    seen = whole_reports(engine, arrived) if plan.selector.individual else arrived
+    here = [r.client for r in arrived]
+    engine.settle(here, (view.round, at))
+    state.participation_log.accept(here, (view.round, at))
+    if step.combine:
+        state.participation_log.count(here, step.count_updates(here))
+    cost = count_cost(step, size, tasks, [r for r in reports if r.client not in lost], engine.overhead_bytes())
+    state.traffic.add(cost)
+    state.clock += took
+    missing = tuple(a.client for a in step.asks if a.client not in set(here))
+    return Outcome(step, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down)
+
+
+# ---- 1. out and back
+
+
+def broadcast(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
+    """Return what every client of a step receives: the model and, where it makes a new one, what server steps add."""
+    down = state.model.wire(buffers=step.buffers or step.fused is not None) if step.model else {}
+    for name, part in plan.server_steps.items() if step.model and step.combine else ():
+        extra = part.broadcast if step.fused is None else part.lend
+        down |= add_prefix(extra(state.server_steps[name]), name)
+    return down
+
+
+def make_tasks(state: State, view: View, step: Step, at: int, turn: int, down: dict[str, Tensor]) -> list[Task]:
+    """Write a task for everybody who is asked; it names the report from whose state its client goes on."""
+    tags = state.participation_log.tags([ask.client for ask in step.asks])
+    return [
         Task(
             client=ask.client,
             round=view.round,
@@ -113,52 +156,43 @@ def play(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: i
             accepted=accepted,
             durable=durable,
         )
-        for ask, (accepted, durable) in zip(
-            step.asks, state.participation_log.tags([a.client for a in step.asks]), strict=True
-        )
+        for ask, (accepted, durable) in zip(step.asks, tags, strict=True)
     ]
-    size = tensor_bytes(down if step.fused is None else outgoing(plan, state, replace(step, fused=None)))
-    reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
-    lost = plan.system.lost(view, turn, step, reports)
-    state.clock += (took := plan.system.took(view, step, size, reports, lost))
-    arrived = _arrived(view, at, step, reports, lost)
-    gathered = ArrivedReports(engine, step, arrived, plan.combiner.individual)
 
-    if step.combine and arrived:
+
+def usable(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
+    """Leave out reports that are lost and those that are not finite; every client left out is an event."""
+    silent = {a.client for a in step.asks} - {r.client for r in reports}
+    broken = {r.client for r in reports if not r.finite} - lost
+    for why, clients in (("no answer", silent), ("late", lost), ("not finite", broken)):
+        if clients and step.fused is None:
+            view.note("dropped", round=view.round + 1, step=at, clients=sorted(clients), why=why)
+    return [r for r in reports if r.client not in lost | broken]
+
+
+# ---- 2. the next model
+
+
+def update_model(
+    plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, arrived: list[Report]
+) -> list[Report]:
+    """Combine the reports into the next model; return those that count: none where no sum may be formed."""
+    if arrived:
         try:
-            sums = plan.combiner.combine(state.combiner, view, state.model, gathered)
+            sums = plan.combiner.combine(
+                state.combiner, view, state.model, ArrivedReports(engine, step, arrived, plan.combiner.individual)
+            )
             state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
         except UnsummableError as error:  # under masks, a sum over too few is not formed
             view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
             arrived = []
-    if step.combine and not arrived and step.fused is None:
+    if not arrived and step.fused is None:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
-
-    here = [r.client for r in arrived]
-    whole = engine.each() if plan.selector.individual else {}
-    seen = [replace(r, aggregated=whole[r.client].aggregated) if whole else r for r in arrived]
-    engine.settle(here, (view.round, at))
-    state.participation_log.accept(here, (view.round, at))
-    if step.combine:
-        state.participation_log.count(here, step.count_updates(here))
-    cost = count_cost(step, size, tasks, [r for r in reports if r.client not in lost], engine.overhead_bytes())
-    state.traffic.add(cost)
-    there = set(here)
-    missing = tuple(a.client for a in step.asks if a.client not in there)
-    return Outcome(step, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down)
-
-
-def outgoing(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
-    """Return what every client of a step receives: the model and, where it will make a new one, what server parts add."""
-    down = state.model.wire(buffers=step.buffers or step.fused is not None) if step.model else {}
-    for name, part in plan.server_steps.items() if step.model and step.combine else ():
-        extra = part.broadcast if step.fused is None else part.lend
-        down |= add_prefix(extra(state.server_steps[name]), name)
-    return down
+    return arrived
 
 
 def server_step(plan: Plan, state: State, view: View, sums: Sums) -> FlatModel:
-    """Propose model + combined update, and let each server part change the proposal in turn."""
+    """Propose model + combined update, and let each server step change the proposal in turn."""
     model = state.model
     buffers = model.buffers + sums.mean("buffers") if "buffers" in sums.total else model.buffers
     proposal = FlatModel(model.params + sums.total["update"], buffers)
@@ -168,7 +202,7 @@ def server_step(plan: Plan, state: State, view: View, sums: Sums) -> FlatModel:
 
 
 def model_to_evaluate(plan: Plan, state: State) -> FlatModel:
-    """Return the model to evaluate."""
+    """Return the model to evaluate, which need not be the one to train on."""
     model = state.model
     for name, part in plan.server_steps.items():
         model = part.model_to_evaluate(state.server_steps[name], model)
@@ -205,18 +239,13 @@ class ArrivedReports:
         """Return whole reports."""
         if not self.individual:
             raise RuntimeError("a combiner that looks at single updates must say so: individual = True")
-        whole = self.engine.each()
-        return [whole[r.client] for r in self.reports]
+        return whole_reports(self.engine, self.reports)
 
 
-def _arrived(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
-    """Leave out reports that are lost and those that are not finite; every client left out is an event."""
-    silent = {a.client for a in step.asks} - {r.client for r in reports}
-    broken = {r.client for r in reports if not r.finite} - lost
-    for why, clients in (("no answer", silent), ("late", lost), ("not finite", broken)):
-        if clients and step.fused is None:
-            view.note("dropped", round=view.round + 1, step=at, clients=sorted(clients), why=why)
-    return [r for r in reports if r.client not in lost | broken]
+def whole_reports(engine: Engine, reports: Sequence[Report]) -> list[Report]:
+    """Return reports with the tensors that otherwise only their sum shows."""
+    whole = engine.each()
+    return [replace(r, aggregated=whole[r.client].aggregated) for r in reports]
 
 
 def _next(steps: Steps, outcomes: Sequence[Outcome]) -> Step | None:

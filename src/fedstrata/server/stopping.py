@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.core.traffic import Traffic
+from fedstrata.server.accounting import Traffic
 
 COARSE = 1.1  # what a last round may spend beyond a budget before it is said
 

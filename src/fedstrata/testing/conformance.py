@@ -85,8 +85,7 @@ def check_sampler(sampler: Sampler) -> None:
             return order
 
     local = dataclasses.replace(work.plan.local, sampler=Watched(**vars(sampler)))
-    work.plan = dataclasses.replace(work.plan, local=local)
-    play(work)
+    play(dataclasses.replace(work, plan=dataclasses.replace(work.plan, local=local)))
     check_run({"method.sampler": sampler})
 
 

@@ -14,6 +14,7 @@ from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.site_client import Site
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import ClientPlan
+from fedstrata.core.engine import AllReduceSum
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.core.server_parts import Step
@@ -26,6 +27,7 @@ class WireEngine:
 
     device = "cpu"
     can_fuse = False
+    all_reduce_sum: AllReduceSum | None = None
 
     def __init__(self, local: ClientPlan, federation: Federation):
         self._sites: dict[int, Site] = {}

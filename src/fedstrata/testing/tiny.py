@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from fedstrata.core import tree
-from fedstrata.core.server_parts import Engine, Outcome, Scores
+from fedstrata.core.engine import Engine
+from fedstrata.core.server_parts import Outcome, Scores
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.in_process import InProcessPool
 from fedstrata.runs.folder import Checkpoints
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import Session, build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import State, play_round
 
@@ -52,7 +53,7 @@ def session_of(overrides: Mapping[str, Any] | None = None, federation: Federatio
     """Prepare an experiment on a tiny federation."""
     federation = federation or tiny_federation()
     asked = describe_experiment(None, None, {**TINY, **(overrides or {})}, federation, None)
-    return Session(asked, federation, None)
+    return build_session(asked, federation, None)
 
 
 def in_process(work: Session) -> Engine:
@@ -77,7 +78,7 @@ def play(
         state.round += 1
         outcomes.append(played)
         if cut is not None and state.round == cut:
-            work = Session(work.experiment, work.federation, work.model)  # parts made anew: what they hid is gone
+            work = build_session(work.experiment, work.federation, work.model)  # parts made anew: what they hid is gone
             state, client_states = _saved_and_read(work, state, at)
             at = engine(work)
             at.restore(client_states)

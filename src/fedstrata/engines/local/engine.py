@@ -14,22 +14,20 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedstrata.client.all_reduce import Add
 from fedstrata.core.client_parts import ClientPlan
+from fedstrata.core.engine import AllReduceSum
 from fedstrata.core.errors import RequestError
-from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, weighted_sum
+from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, to_host, weighted_sum
 from fedstrata.core.options import Count
 from fedstrata.core.part import Part
 from fedstrata.core.server_parts import Step
 from fedstrata.core.threads import cores
-from fedstrata.core.transfer import to_host
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
 from fedstrata.engines.local.gpu import GpuPool, workers_on_gpu
-from fedstrata.engines.local.groups import worth_grouping
 from fedstrata.engines.local.in_process import InProcessPool
 from fedstrata.engines.local.processes import ProcessPool, why_not
-from fedstrata.engines.local.worker import Answer
+from fedstrata.engines.local.worker import Answer, worth_grouping
 
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
@@ -67,7 +65,7 @@ class LocalEngine:
         self._reports: dict[int, Report] = {}
         self._outcome: Tensors | None = None  # of a fused step
         self._statistics: Tensor | None = None  # of norms that met
-        self.adding: Callable[[Sequence[Task]], Add] | None = None  # how clients that meet add up; None: in the open
+        self.all_reduce_sum: AllReduceSum | None = None
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report."""
@@ -77,7 +75,7 @@ class LocalEngine:
         if step.fused is not None:
             answers, self._outcome = self._in_this_process().run_fused(step, tasks, client_states)
         elif step.together is not None:
-            add = None if self.adding is None else self.adding(tasks)
+            add = None if self.all_reduce_sum is None else self.all_reduce_sum(tasks)
             answers, self._statistics = self._in_this_process().lockstep(tasks, client_states, step.together, add)
         else:
             answers = self._pool.work(tasks, client_states)

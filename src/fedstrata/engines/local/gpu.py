@@ -14,17 +14,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedstrata.client.all_reduce import Add
 from fedstrata.core.batch_norm import By
 from fedstrata.core.client_parts import ClientPlan
+from fedstrata.core.engine import SumTensors
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.messages import Task, Tensors
-from fedstrata.core.transfer import to_device, to_host
+from fedstrata.core.messages import Task, Tensors, to_host
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cuda_graph import Recorder
-from fedstrata.engines.local.groups import group_tasks
 from fedstrata.engines.local.in_process import InProcessPool
-from fedstrata.engines.local.worker import Answer, Assignment, Worker
+from fedstrata.engines.local.worker import Answer, Assignment, Worker, group_tasks
 
 LARGE = 1e9  # multiplications of a batch that keep a GPU busy by themselves
 
@@ -35,7 +33,7 @@ def workers_on_gpu(products: float) -> int:
 
 
 class GpuPool(InProcessPool):
-    """Client updates clients on one or several GPUs."""
+    """Runs tasks on one or several GPUs."""
 
     def __init__(
         self,
@@ -102,9 +100,9 @@ class GpuPool(InProcessPool):
         queues: list[list[list[int]]] = [[] for _ in self._workers]
         load = [0] * len(queues)
         for group in group_tasks(tasks, self._sizes, self._together, len(self._data)):
-            trainer = load.index(min(load))
-            queues[trainer].append(group)
-            load[trainer] += sum(int(self._sizes[tasks[i].client]) for i in group)
+            shortest = load.index(min(load))
+            queues[shortest].append(group)
+            load[shortest] += sum(int(self._sizes[tasks[i].client]) for i in group)
         down = {d: {k: to_device(t, d) for k, t in tasks[0].down.items()} for d in self._data}
         answers: dict[int, Answer] = {}
         for turn in range(max(map(len, queues))):
@@ -113,17 +111,17 @@ class GpuPool(InProcessPool):
                 if turn < len(queue):
                     stream.wait_stream(torch.cuda.default_stream(stream.device))
                     with torch.cuda.stream(stream):
-                        who = [self._there(tasks[i], client_states, down, stream.device) for i in queue[turn]]
-                        begun.append((stream, queue[turn], worker.begin(who)))
+                        who = [self._assign_on(tasks[i], client_states, down, stream.device) for i in queue[turn]]
+                        begun.append((stream, queue[turn], worker.submit(who)))
             for stream, group, collect in begun:
                 with torch.cuda.stream(stream):
                     answers |= dict(zip(group, collect(), strict=True))
         for stream in self._streams:
             torch.cuda.default_stream(stream.device).wait_stream(stream)
-        return self._brought_home([answers[i] for i in range(len(tasks))])
+        return self._to_host([answers[i] for i in range(len(tasks))])
 
     def lockstep(
-        self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: Add | None = None
+        self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: SumTensors | None = None
     ) -> tuple[list[Answer], Tensor | None]:
         """Clients that meet compute step by step: what they tell each other cannot be recorded."""
         recorders = [worker.trainer.recorder for worker in self._workers]
@@ -134,7 +132,7 @@ class GpuPool(InProcessPool):
             worker.trainer.recorder = recorder
         return done
 
-    def _there(
+    def _assign_on(
         self, task: Task, client_states: Mapping[int, Tensors], down: Mapping[str, Tensors], device: torch.device
     ) -> Assignment:
         """Bring what a client update needs to the device, without waiting for it; samplers and programs keep theirs here."""
@@ -142,11 +140,11 @@ class GpuPool(InProcessPool):
         moved = {k: to_device(t, device) if "/" in k else t for k, t in client_state.items()}
         return client, replace(task, down=down[f"cuda:{device.index}"]), moved
 
-    def _brought_home(self, answers: Sequence[Answer]) -> list[Answer]:
+    def _to_host(self, answers: Sequence[Answer]) -> list[Answer]:
         """Keep client state in the host's memory; read only when all work is submitted."""
         return [(r, None if new is None else {k: to_host(t) for k, t in new.items()}) for r, new in answers]
 
-    def _at_work(self) -> AbstractContextManager[None]:
+    def _use_stream(self) -> AbstractContextManager[None]:
         return self._on_stream() if self._streams else nullcontext()
 
     @contextmanager
@@ -156,3 +154,8 @@ class GpuPool(InProcessPool):
         with torch.cuda.stream(stream):
             yield
         torch.cuda.default_stream(stream.device).wait_stream(stream)
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Bring a tensor to a device; the host goes on at once."""
+    return tensor.pin_memory().to(device, non_blocking=True) if not tensor.is_cuda else tensor.to(device)

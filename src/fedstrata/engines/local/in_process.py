@@ -14,18 +14,18 @@ from functools import cached_property, partial
 import numpy as np
 from torch import Tensor
 
-from fedstrata.client.all_reduce import Add, run_in_lockstep
+from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.batches import Batches
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.client_parts import Client, ClientPlan
+from fedstrata.core.engine import SumTensors
 from fedstrata.core.messages import Task, Tensors
 from fedstrata.core.rng import seed_torch
 from fedstrata.core.server_parts import Step
 from fedstrata.core.threads import cores, one_thread, spare, threads
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import products_a_sample
-from fedstrata.engines.local.groups import group_tasks
-from fedstrata.engines.local.worker import Answer, Assignment, Worker
+from fedstrata.engines.local.worker import Answer, Assignment, Worker, group_tasks
 
 WORTH_THREADS = 1e7  # multiplications of a batch above which sharing them among cores pays
 
@@ -41,7 +41,7 @@ class InProcessPool:
         give_up: Callable[[str], None] = lambda _: None,
     ):
         self._local, self._federation, self._together, self._give_up = local, federation, together, give_up
-        self._sizes = federation.train_split.sizes
+        self._sizes, self._cores = federation.train_split.sizes, cores()
         self._workers = [self._make_worker(federation.train.x, federation.train.y)]  # more where clients meet
 
     def _make_worker(self, x: Tensor, y: Tensor) -> Worker:
@@ -51,14 +51,13 @@ class InProcessPool:
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Make all client updates; answers in task order."""
         answers: dict[int, Answer] = {}
-        with one_thread():
-            for group in group_tasks(tasks, self._sizes, self._together, cores()):
-                made = self._workers[0].run_group([self._assignment(tasks[i], client_states) for i in group])
-                answers |= dict(zip(group, made, strict=True))
+        for group in group_tasks(tasks, self._sizes, self._together, self._cores):
+            made = self._workers[0].submit([self._assignment(tasks[i], client_states) for i in group])()
+            answers |= dict(zip(group, made, strict=True))
         return [answers[i] for i in range(len(tasks))]
 
     def lockstep(
-        self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: Add | None = None
+        self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: SumTensors | None = None
     ) -> tuple[list[Answer], Tensor | None]:
         """Make all client updates side by side; also give the norm statistics that the clients agreed on."""
         buf = self._workers[0].trainer.buf
@@ -71,7 +70,7 @@ class InProcessPool:
                 partial(_meet, worker, self._assignment(task, client_states)) for worker, task in pairs
             ]
             answers, place = run_in_lockstep(client_updates, by, add)
-        return self._brought_home(answers), place.statistics(self._workers[0].trainer.space)
+        return self._to_host(answers), place.statistics(self._workers[0].trainer.space)
 
     def run_fused(
         self, step: Step, tasks: Sequence[Task], client_states: Mapping[int, Tensors]
@@ -90,7 +89,7 @@ class InProcessPool:
         parts, where = np.unique(fused.parts, return_inverse=True)
         rates = np.array([local.rate.at(first.round, (p, step.part[1])) for p in parts.tolist()])
         batches = Batches(flat, fused.sizes, rates[where], trainer.fused_keys(step, tasks))
-        with self._at_work(), threads(spare() if self._products * fused.sizes.max(initial=0) > WORTH_THREADS else 1):
+        with self._use_stream(), threads(spare() if self._products * fused.sizes.max(initial=0) > WORTH_THREADS else 1):
             report = trainer.train_fused(first, batches).read()
         answers: list[Answer] = [
             (
@@ -101,11 +100,11 @@ class InProcessPool:
         ]
         return answers, report.aggregated
 
-    def _at_work(self) -> AbstractContextManager[None]:
+    def _use_stream(self) -> AbstractContextManager[None]:
         """Do what the first worker does where it works."""
         return threads(1)
 
-    def _brought_home(self, answers: Sequence[Answer]) -> list[Answer]:
+    def _to_host(self, answers: Sequence[Answer]) -> list[Answer]:
         """Return client state as it is kept."""
         return list(answers)
 

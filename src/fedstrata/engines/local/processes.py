@@ -25,13 +25,11 @@ from torch import Tensor
 
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import ClientError, FedstrataError
-from fedstrata.core.fast_replace import fast_replace
-from fedstrata.core.messages import Task, Tensors
+from fedstrata.core.messages import Task, Tensors, fast_replace
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.groups import group_tasks
 from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
-from fedstrata.engines.local.worker import Answer
+from fedstrata.engines.local.worker import Answer, group_tasks
 
 DEATHS = 3  # of workers in a row, without an answer in between, after which a run gives up
 

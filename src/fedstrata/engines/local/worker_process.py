@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fedstrata.core.client_parts import Client, ClientPlan
-from fedstrata.core.fast_replace import fast_replace
 from fedstrata.core.index import Split
+from fedstrata.core.messages import fast_replace
 from fedstrata.engines.local.processes import as_numpy, as_tensors
 from fedstrata.engines.local.shared_memory import Place, Region
 from fedstrata.engines.local.worker import Answer, Worker
@@ -45,7 +45,7 @@ def main(socket: int, data: int, model: int, mail: int) -> None:
                 rows = split[task.client] if moved is None else moved
                 client = Client(task.client, rows, labels[rows], classes, float(speeds[task.client]))
                 group.append((client, fast_replace(task, down=brought), as_tensors(sent.take(kept))))
-            answer: Any = ("done", _written(sent, work, worker.run_group(group)), list(remarks))
+            answer: Any = ("done", _written(sent, work, worker.submit(group)()), list(remarks))
             remarks.clear()
         except Exception as error:
             answer = ("error", getattr(error, "client", work[0][1].client), traceback.format_exc())

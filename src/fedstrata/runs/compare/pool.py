@@ -29,7 +29,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.threads import keeping_to
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare.cells import Cell
-from fedstrata.runs.session import Watch
+from fedstrata.runs.execution import Watch
 from fedstrata.runs.training import begin, resume
 
 PATIENCE = 10.0  # seconds that a process has to put its things away before it is killed

@@ -1,0 +1,54 @@
+"""What the round loop, and what protects updates on their way, ask of an engine: where client updates happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors
+from fedstrata.core.server_parts import Step
+
+ClientStates = Mapping[int, tuple[Tag, Tensors]]  # by client: its state, and the step whose report it came with
+SumTensors = Callable[[Mapping[int, Tensor]], Tensor]  # what participants bring, in their order -> its sum
+AllReduceSum = Callable[[Sequence[Task]], SumTensors]  # how the participants of a step add up
+
+
+class Log(Protocol):
+    """Where events go."""
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Make an event; what a clock said stands under `wall` and is never compared."""
+
+
+class Engine(Protocol):
+    """Where client updates happen: workers on this machine, or real sites."""
+
+    device: str  # where models are evaluated
+    can_fuse: bool  # whether it can execute `FusedSteps`: all clients' samples lie in one place
+    all_reduce_sum: AllReduceSum | None  # None: in the open
+
+    def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
+        """Run tasks; return the open half of every report that came back, in task order."""
+
+    def collect(self, weights: Mapping[int, float]) -> Sums:
+        """Sum what the last step's clients sent: the only road to `Report.aggregated`. May be `Unsummable`."""
+
+    def each(self) -> Mapping[int, Report]:
+        """Return the last step's reports whole."""
+
+    def overhead_bytes(self) -> tuple[int, int]:
+        """Return the bytes that the last step's sum took, up and down, beside what its messages declare."""
+
+    def settle(self, accepted: Collection[int], tag: Tag) -> None:
+        """Commit the state of the clients whose report counted; forget the others' new state."""
+
+    def client_states(self) -> ClientStates:
+        """Return the state of every client that has any, for the checkpoint."""
+
+    def restore(self, client_states: ClientStates) -> None:
+        """Take client state back from a checkpoint."""
+
+    def close(self) -> None:
+        """End workers and free memory."""
