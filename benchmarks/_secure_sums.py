@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.sums.fixed_point import NARROW, WIDE
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum

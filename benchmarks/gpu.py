@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.models.cnn_mcmahan import CnnMcmahan
 from fedstrata.models.resnet import ResNet18
 from fedstrata.runs.session import Session

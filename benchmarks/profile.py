@@ -18,7 +18,7 @@ import torch
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import Session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round

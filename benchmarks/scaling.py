@@ -26,7 +26,7 @@ import numpy as np
 import fedstrata
 from fedstrata.core.threads import cores, one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import Session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round

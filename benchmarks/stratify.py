@@ -23,8 +23,7 @@ from fedstrata.core.index import Split
 from fedstrata.core.server_parts import View
 from fedstrata.core.threads import cores, threads
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcessPool
+from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.methods.drivers.scheduled import Stock
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.draws import Draws

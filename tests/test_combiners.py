@@ -29,8 +29,7 @@ from fedstrata.core.messages import Report, Slot, weighted_sum
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import View
 from fedstrata.data.partitions.iid import Iid
-from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcessPool
+from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.methods.combiners import fedcda, robust
 from fedstrata.methods.combiners.fedcda import Cache, FedCda, Kept
 from fedstrata.methods.combiners.fedga_greedy import FedGaGreedy

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from fedstrata.client.batches import RING
+from fedstrata.client.local_step import RING
 from fedstrata.client.network import find_head
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.errors import RequestError

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedstrata.core.client_parts import Optimizer
+from fedstrata.core.client_parts import LearningRate, Optimizer
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Slot
 from fedstrata.core.server_parts import Ask, Outcome, Step
-from fedstrata.server.accounting import Traffic
 from fedstrata.data.federation import Federation
-from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, ScheduledRate, StepDecay
+from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, StepDecay
 from fedstrata.runs.session import Session
 from fedstrata.runs.training import describe_experiment
+from fedstrata.server.accounting import Traffic
 from fedstrata.server.evaluator import Evaluator
 from fedstrata.server.metrics import accuracy, balanced, first_round, jain, recalls, round_figures, worst
 from fedstrata.server.stopping import Progress, Stopping
@@ -290,7 +290,7 @@ def test_with_a_vote_the_global_accuracy_does_not_stop_the_run():
 def test_schedules(schedule, rounds, factors):
     for at, factor in factors.items():
         assert schedule.factor(at, rounds) == pytest.approx(factor, abs=1e-12)
-        assert ScheduledRate(0.3, schedule, rounds).at(at) == pytest.approx(0.3 * factor, abs=1e-12)
+        assert LearningRate(0.3, schedule, rounds).at(at) == pytest.approx(0.3 * factor, abs=1e-12)
 
 
 def test_an_experiment_trains_at_the_scheduled_rate():

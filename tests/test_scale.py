@@ -13,8 +13,8 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
 from fedstrata.runs.folder import Checkpoints
-from fedstrata.server.metrics import jain
 from fedstrata.server.accounting import ParticipationLog
+from fedstrata.server.metrics import jain
 from fedstrata.testing.tiny import alike, play, session_of
 
 SOME = st.lists(st.tuples(st.sets(st.integers(0, 19), max_size=6), st.integers(1, 5)), max_size=8)

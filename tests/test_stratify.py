@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from torch.nn.functional import cross_entropy
 
 from fedstrata import train
-from fedstrata.client.batches import Batches
+from fedstrata.client.local_step import Batches
 from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment

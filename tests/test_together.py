@@ -27,7 +27,7 @@ from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.network import key_dropout
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.batch_norm import Norms
-from fedstrata.core.client_parts import Gradient
+from fedstrata.core.client_parts import Gradient, LearningRate
 from fedstrata.core.counter_rng import Clock
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
@@ -37,7 +37,7 @@ from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
-from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, ScheduledRate, StepDecay
+from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, StepDecay
 from fedstrata.methods.optimizers.at_server import AtServer, OptimizerMemory
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.methods.schedules.take import Take
@@ -196,7 +196,7 @@ def test_sums_of_gradients_give_the_centralised_step_and_means_of_client_means_d
             SimpleNamespace(round=0, part=(0, 1), space=ParameterSpace((), (), *[slice(0)] * 3)),
             FlatModel(w, w[:0]),
         )
-        server, proposal = AtServer(Sgd(), ScheduledRate(lr, Constant(), 1)), FlatModel(w + sums.total["update"], w[:0])
+        server, proposal = AtServer(Sgd(), LearningRate(lr, Constant(), 1)), FlatModel(w + sums.total["update"], w[:0])
         return (w - server.step(OptimizerMemory({}), view, model, proposal, sums).params) / lr
 
     close(gradient(SizeWeighted()), tensor([-0.275, -0.175]))
@@ -677,7 +677,7 @@ def test_an_optimizer_forgets_keeps_or_carries_its_memory(optimizer, memory):
     ],
 )
 def test_parts_of_a_round_are_steps_of_a_finer_schedule(schedule, finer):
-    rate, steps = ScheduledRate(0.4, schedule, 6), ScheduledRate(0.4, finer, 30)
+    rate, steps = LearningRate(0.4, schedule, 6), LearningRate(0.4, finer, 30)
     by_part = [rate.at(round, (part, 5)) for round in range(6) for part in range(5)]
     assert by_part == pytest.approx([steps.at(step) for step in range(30)], abs=1e-12)
     assert rate.at(3) == rate.at(3, (0, 1))

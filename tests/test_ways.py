@@ -22,11 +22,9 @@ from fedstrata.client.vmapped import VmappedTrainer
 from fedstrata.core import registry
 from fedstrata.core.client_parts import Correction
 from fedstrata.core.messages import Task
-from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.worker import group_tasks, worth_grouping
-from fedstrata.engines.local.in_process import InProcessPool
+from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.engines.local.processes import ProcessPool
-from fedstrata.engines.local.worker import MOST_REPLICAS, Worker
+from fedstrata.engines.local.worker import MOST_REPLICAS, Worker, group_tasks, worth_grouping
 from fedstrata.models.mlp import Mlp
 from fedstrata.runs.session import Session
 from fedstrata.runs.training import describe_experiment

@@ -15,8 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.client.batches import RING, Batches, BatchPlan, Ring, copy_to_device
-from fedstrata.client.local_step import common, copy_tensors, fill, finish, objective, observe, report, update_weights
+from fedstrata.client.local_step import (
+    RING,
+    Batches,
+    BatchPlan,
+    Ring,
+    common,
+    copy_tensors,
+    copy_to_device,
+    fill,
+    finish,
+    objective,
+    observe,
+    report,
+    update_weights,
+)
 from fedstrata.client.network import Network, key_dropout
 from fedstrata.client.probe import Probe, evaluate_at
 from fedstrata.core.batch_norm import AllReduce, Norms, Tally
@@ -77,7 +90,9 @@ class Trainer:
         self._first_buffers = space.flatten(dict(module.named_buffers()), local.dtype, params=False).buffers.to(device)
         space.bind(module, buf.w, buf.b, buf.g)
         self.clock = Clock(buf.keys[0])
-        self.draws = key_dropout(module, self.clock) or bool(local.inputs.crop or local.inputs.flip)
+        self._augments = bool(local.inputs.crop or local.inputs.flip)
+        self.draws = key_dropout(module, self.clock) or self._augments
+        self._ready = local.inputs.keeps(buf.x)  # samples lie here as the network takes them
         self.network = Network(module, local.head, local.half)
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._gradients = [p.of(buf.g) for p in space.params]
@@ -317,10 +332,14 @@ class Trainer:
             self.clock.keys, self.clock.uses = buf.keys.index_select(0, slot)[0, :width], 0
         if self.pad and self._normed:
             self.norms.mask = (weight > 0).to(weight.dtype)
-        x = self.local.inputs(buf.x.index_select(0, rows), buf.w.dtype)
+        x = buf.x.index_select(0, rows)
+        if not self._ready:
+            x = self.local.inputs(x, buf.w.dtype)
         if self.norms.tally is not None:
             self.norms.tally.batches += 1
-        x = self.network.to_preferred_layout(self.local.inputs.augment(x, self.clock))
+        if self._augments:
+            x = self.local.inputs.augment(x, self.clock)
+        x = self.network.to_preferred_layout(x)
         y = buf.y.index_select(0, rows)
 
         loss, batch = objective(parts, self.own, buf, x, y, weight, *self.network(x))

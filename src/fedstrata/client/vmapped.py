@@ -15,8 +15,19 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fedstrata.client.batches import RING, BatchPlan, Ring, copy_to_device
-from fedstrata.client.local_step import Slots, common, fill, finish, objective, observe, update_weights
+from fedstrata.client.local_step import (
+    RING,
+    BatchPlan,
+    Ring,
+    Slots,
+    common,
+    copy_to_device,
+    fill,
+    finish,
+    objective,
+    observe,
+    update_weights,
+)
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import Buffers, Client
 from fedstrata.core.messages import Report, Task, Tensors

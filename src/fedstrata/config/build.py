@@ -18,7 +18,7 @@ from torch import nn
 from fedstrata.client.network import add_projection, find_head
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.core import registry
-from fedstrata.core.client_parts import ClientPlan, LocalPart, Optimizer
+from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
@@ -29,7 +29,6 @@ from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.methods.combiners.size import SizeWeighted
-from fedstrata.methods.lr_schedules import ScheduledRate
 from fedstrata.methods.optimizers.at_server import AtServer, Carried
 from fedstrata.methods.server_steps.sgd import ServerSgd
 
@@ -83,7 +82,7 @@ def build_plan(experiment: Experiment, federation: Federation, module: nn.Module
     combiner = make("combiners", method.combiner, "method.combiner")
     server_step = make("server_steps", method.server_step, "method.server_step")
     optimizer = make("optimizers", train.optimizer or {}, "train.optimizer")
-    rate = ScheduledRate(train.lr, make("lr_schedules", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
+    rate = LearningRate(train.lr, make("lr_schedules", train.lr_schedule or {}, "train.lr_schedule"), train.rounds)
     server_steps = _half_at_server(driver, optimizer, rate)
     server_steps |= {"server_step": server_step, **{n: p for n, p in corrections.items() if isinstance(p, ServerStep)}}
     system = _devices(experiment, len(federation))
@@ -151,7 +150,7 @@ def _devices(experiment: Experiment, clients: int) -> Devices:
     )
 
 
-def _half_at_server(driver: Driver, optimizer: Optimizer, rate: ScheduledRate) -> dict[str, ServerStep]:
+def _half_at_server(driver: Driver, optimizer: Optimizer, rate: LearningRate) -> dict[str, ServerStep]:
     """Return the server's half of an optimizer whose steps are taken there, or whose memory travels."""
     if driver.steps_at_server:
         return {"optimizer": AtServer(optimizer, rate)}

@@ -285,11 +285,26 @@ class Optimizer(LocalPart):
         )
 
 
-class LearningRate(Protocol):
-    """Step size by time."""
+class LRSchedule(Part):
+    """A factor on the base rate, by share of the run."""
+
+    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
+        """Return the factor at a time in rounds from 0; `unit` is the time between two steps of the schedule."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """Step size by time: a base rate under a schedule."""
+
+    base: float
+    schedule: LRSchedule
+    rounds: int
 
     def at(self, round: int, part: Fragment = WHOLE) -> float:
         """Return the step size of a round, or of one of its equal parts."""
+        place, parts = part
+        return self.base * self.schedule.factor(round + place / parts, self.rounds, 1 / parts)
 
 
 @dataclass(frozen=True)

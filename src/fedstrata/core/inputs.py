@@ -35,6 +35,10 @@ class Inputs:
         std = torch.tensor(self.std, dtype=dtype, device=x.device).view(by_channel)
         return (x - mean) / std
 
+    def keeps(self, x: Tensor) -> bool:
+        """Say whether samples of the run's own type stay as they are."""
+        return x.dtype != torch.uint8 and self.scale == 1.0 and (self.mean is None or self.std is None)
+
     def augment(self, x: Tensor, clock: Clock) -> Tensor:
         """Shift and flip each image of a batch by chance; the same operations whatever the chance says.
 

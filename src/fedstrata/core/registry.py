@@ -29,7 +29,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
     "optimizers": ("fedstrata.methods.optimizers", "fedstrata.core.client_parts:Optimizer"),
     "combiners": ("fedstrata.methods.combiners", "fedstrata.core.server_parts:Combiner"),
     "server_steps": ("fedstrata.methods.server_steps", "fedstrata.core.server_parts:ServerStep"),
-    "lr_schedules": ("fedstrata.methods.lr_schedules", "fedstrata.methods.lr_schedules:LRSchedule"),
+    "lr_schedules": ("fedstrata.methods.lr_schedules", "fedstrata.core.client_parts:LRSchedule"),
     "partitions": ("fedstrata.data.partitions", "fedstrata.data.partitions.base:Partition"),
     "noises": ("fedstrata.data.noise", "fedstrata.data.noise:Noise"),
     "datasets": ("fedstrata.data.sets", "fedstrata.data.sets.base:DataSet"),

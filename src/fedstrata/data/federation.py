@@ -161,7 +161,8 @@ class Federation:
 
     def client(self, id: int) -> Client:
         """Return one client's view of itself."""
-        rows = self.train_split[id]
+        start, stop = self.train_split.starts[id : id + 2]
+        rows = self.train_split.rows[start:stop]
         speed = 1.0 if self.speeds is None else float(self.speeds[id])
         return Client(id, rows, self.labels[rows], len(self.classes), speed)
 

@@ -1,5 +1,5 @@
 """Engines: where client updates happen."""
 
 PARTS = {
-    "local": "fedstrata.engines.local.engine:LocalEngineOptions",
+    "local": "fedstrata.engines.local.start:LocalEngineOptions",
 }

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedstrata.client.batches import Batches
+from fedstrata.client.local_step import Batches
 from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import initial_model
 from fedstrata.core.client_info import ClientInfo

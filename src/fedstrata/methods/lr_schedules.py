@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedstrata.core.messages import WHOLE, Fragment
+from fedstrata.core.client_parts import LRSchedule
 from fedstrata.core.options import Count, Fraction, Natural, Positive
-from fedstrata.core.part import Part
 
 PARTS = {
     "constant": "fedstrata.methods.lr_schedules:Constant",
@@ -17,35 +16,9 @@ PARTS = {
 }
 
 
-class LRSchedule(Part):
-    """A factor on the base rate, by share of the run."""
-
-    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
-        """Return the factor at a time, counted in rounds from 0; `unit` is the time between two steps of the schedule."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class ScheduledRate:
-    """A base rate under a schedule: the `Rate` of a run."""
-
-    base: float
-    schedule: LRSchedule
-    rounds: int
-
-    def at(self, round: int, part: Fragment = WHOLE) -> float:
-        """Return the step size of a round, or of one of its equal parts."""
-        place, parts = part
-        return self.base * self.schedule.factor(round + place / parts, self.rounds, 1 / parts)
-
-
 @dataclass(frozen=True)
 class Constant(LRSchedule):
     """The same rate in every round."""
-
-    def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
-        """Return 1."""
-        return 1.0
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from fedstrata.core.engine import Engine
 from fedstrata.core.server_parts import Outcome, Scores
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.engines.local.in_process import InProcessPool
+from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.runs.folder import Checkpoints
 from fedstrata.runs.session import Session, build_session
 from fedstrata.runs.training import describe_experiment

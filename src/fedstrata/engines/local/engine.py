@@ -2,34 +2,37 @@
 
 Client state lives here, one dictionary a client, for clients that have any: in memory, or, once a checkpoint holds it,
 in the checkpoint's files. New state is pending until the server accepts the report it came with.
+
+Workers in this process are plain PyTorch: client updates follow one after another on one worker, or those of many tiny
+clients at once. Clients that all-reduce while they compute have a worker each, in lockstep. Steps that may be fused are
+one client update of a worker that takes everybody's samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Literal, Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from fedstrata.core.client_parts import ClientPlan
-from fedstrata.core.engine import AllReduceSum
-from fedstrata.core.errors import RequestError
+from fedstrata.client.all_reduce import run_in_lockstep
+from fedstrata.client.local_step import Batches
+from fedstrata.core.batch_norm import AllReduce, By
+from fedstrata.core.client_parts import Client, ClientPlan
+from fedstrata.core.engine import AllReduceSum, SumTensors
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, to_host, weighted_sum
-from fedstrata.core.options import Count
-from fedstrata.core.part import Part
+from fedstrata.core.rng import seed_torch
 from fedstrata.core.server_parts import Step
-from fedstrata.core.threads import cores
+from fedstrata.core.threads import cores, one_thread, spare, threads
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.cost import Guess
-from fedstrata.engines.local.gpu import GpuPool, workers_on_gpu
-from fedstrata.engines.local.in_process import InProcessPool
-from fedstrata.engines.local.processes import ProcessPool, why_not
-from fedstrata.engines.local.worker import Answer, worth_grouping
+from fedstrata.engines.local.cost import products_a_sample
+from fedstrata.engines.local.worker import Answer, Assignment, Worker, group_tasks
 
-WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
+WORTH_THREADS = 1e7  # multiplications of a batch above which sharing them among cores pays
 
 
 class WorkerPool(Protocol):
@@ -127,66 +130,106 @@ class LocalEngine:
         return self._here
 
 
-@dataclass(frozen=True)
-class LocalEngineOptions(Part):
-    """Workers on this machine: plain PyTorch in this process, one process a core, or streams on GPUs."""
+class InProcessPool:
+    """Runs tasks here; `together` trains many clients at once, `give_up` hears where that is not possible."""
 
-    workers: Count | Literal["auto"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
-    client_state: Literal["memory", "disk"] = "memory"
-    vmap: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
-    cuda_graphs: bool = True  # whether a GPU replays recorded steps
+    def __init__(
+        self,
+        local: ClientPlan,
+        federation: Federation,
+        together: bool = False,
+        give_up: Callable[[str], None] = lambda _: None,
+    ):
+        self._local, self._federation, self._together, self._give_up = local, federation, together, give_up
+        self._sizes, self._cores = federation.train_split.sizes, cores()
+        self._workers = [self._make_worker(federation.train.x, federation.train.y)]  # more where clients meet
 
-    def start(
-        self, local: ClientPlan, federation: Federation, client_updates: int, note: Callable[..., None]
-    ) -> LocalEngine:
-        """Start the workers for a run of about so many client updates."""
-        cuda = torch.cuda.is_available()
-        if self.device == "cuda" and not cuda:
-            raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
-        device = "cuda" if cuda and self.device != "cpu" else "cpu"
-        guess = Guess.of(local, federation, client_updates)
-        together = self._vmap(local, guess, device)
+    def _make_worker(self, x: Tensor, y: Tensor) -> Worker:
+        fastest = 1.0 if self._federation.speeds is None else float(self._federation.speeds.max())
+        return Worker(self._local, x, y, int(self._sizes.max()), fastest, give_up=self._give_up)
 
-        def remark(text: str) -> None:  # what may differ between equal runs stands under `wall`
-            note("engine", wall={"remark": text})
+    def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
+        """Make all client updates; answers in task order."""
+        answers: dict[int, Answer] = {}
+        for group in group_tasks(tasks, self._sizes, self._together, self._cores):
+            made = self._workers[0].submit([self._assignment(tasks[i], client_states) for i in group])()
+            answers |= dict(zip(group, made, strict=True))
+        return [answers[i] for i in range(len(tasks))]
 
-        here = partial(InProcessPool, local, federation, together, remark)
-        if device == "cuda":
-            fast = self.precision in ("tf32", "bf16")
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
-            torch.backends.cudnn.benchmark = fast  # the quickest kernels, which need not be the same in every run
-            workers, why = (
-                workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
-                None,
+    def lockstep(
+        self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: SumTensors | None = None
+    ) -> tuple[list[Answer], Tensor | None]:
+        """Make all client updates side by side; also give the norm statistics that the clients agreed on."""
+        buf = self._workers[0].trainer.buf
+        while len(self._workers) < len(tasks):
+            self._workers.append(self._make_worker(buf.x, buf.y))
+        seed = self._local.streams.torch_seed("module", round=tasks[0].round, step=tasks[0].turn)
+        with one_thread(), seed_torch(seed):
+            pairs = zip(self._workers, tasks, strict=False)
+            client_updates: list[Callable[[AllReduce], Answer]] = [
+                partial(_meet, worker, self._assignment(task, client_states)) for worker, task in pairs
+            ]
+            answers, place = run_in_lockstep(client_updates, by, add)
+        return self._to_host(answers), place.statistics(self._workers[0].trainer.space)
+
+    def run_fused(
+        self, step: Step, tasks: Sequence[Task], client_states: Mapping[int, Tensors]
+    ) -> tuple[list[Answer], Tensors]:
+        """Play many steps as one; reports and new state of every client, and the common outcome."""
+        fused, local, trainer = step.fused, self._local, self._workers[0].trainer
+        assert fused is not None
+        orders, rows = [], []
+        for task in tasks:
+            client = self._client(task)
+            order = local.sampler.plan(trainer.make_context(client, task, client_states.get(task.client, {})))
+            orders.append(order)
+            rows.append(client.rows[np.concatenate(order.epochs)])
+        flat = interleave(rows, np.repeat(fused.who, fused.runs))
+        first = tasks[0]
+        parts, where = np.unique(fused.parts, return_inverse=True)
+        rates = np.array([local.rate.at(first.round, (p, step.part[1])) for p in parts.tolist()])
+        batches = Batches(flat, fused.sizes, rates[where], trainer.fused_keys(step, tasks))
+        with self._use_stream(), threads(spare() if self._products * fused.sizes.max(initial=0) > WORTH_THREADS else 1):
+            report = trainer.train_fused(first, batches).read()
+        answers: list[Answer] = [
+            (
+                replace(report, client=task.client, samples=len(own), aggregated={}),
+                {**client_states.get(task.client, {}), **order.client_state},
             )
-            gpu = GpuPool(local, federation, together, remark, workers, self.cuda_graphs)
-            pool: WorkerPool = gpu
-            workers = gpu.workers
-        else:
-            workers, why = self._workers(local, guess)
-            pool = here() if workers == 1 else ProcessPool(local, federation, workers, together, remark)
-        about = {"workers": workers, "device": device, "precision": self.precision, "vmap": together, "remark": why}
-        about["torch"] = torch.__version__
-        note("engine", wall=about)
-        return LocalEngine(pool, device, here, self.client_state)
+            for task, own, order in zip(tasks, rows, orders, strict=True)
+        ]
+        return answers, report.aggregated
 
-    def _vmap(self, local: ClientPlan, guess: Guess, device: str) -> bool:
-        """Say whether clients are trained many at once."""
-        if self.vmap == "auto":
-            return worth_grouping(local.build(), guess.products * local.batch_size, device)
-        return self.vmap == "always"
+    def _use_stream(self) -> AbstractContextManager[None]:
+        """Do what the first worker does where it works."""
+        return threads(1)
 
-    def _workers(self, local: ClientPlan, guess: Guess) -> tuple[int, str | None]:
-        """Return the number of processes, and what the user should know about it."""
-        if self.workers == 1 or (self.workers == "auto" and (cores() == 1 or guess.seconds < WORTH_A_PROCESS)):
-            return 1, None
-        if reason := why_not(local):
-            if self.workers != "auto":
-                raise RequestError(f"engine.workers = {self.workers}: {reason}; use engine.workers = 1")
-            return 1, f"one worker is used: {reason}"
-        if self.workers == "auto":
-            return cores(), None
-        too_many = f"{self.workers} workers on {cores()} core(s) slow each other down"
-        return self.workers, too_many if self.workers > cores() else None
+    def _to_host(self, answers: Sequence[Answer]) -> list[Answer]:
+        """Return client state as it is kept."""
+        return list(answers)
+
+    @cached_property
+    def _products(self) -> int:
+        """Multiplications of a sample: a large global batch is shared among all cores, for no other worker is at work."""
+        x = self._local.inputs(self._federation.train.x[:2], self._local.dtype)
+        return products_a_sample(self._local.build().to(self._local.dtype), x)
+
+    def _client(self, task: Task) -> Client:
+        return self._federation.at(task.round).client(task.client)
+
+    def _assignment(self, task: Task, client_states: Mapping[int, Tensors]) -> Assignment:
+        return self._client(task), task, client_states.get(task.client, {})
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _meet(worker: Worker, who: Assignment, all_reduce: AllReduce) -> Answer:
+    return worker.run_task(*who, all_reduce)
+
+
+def interleave(rows: Sequence[np.ndarray], whose: np.ndarray) -> np.ndarray:
+    """Let everybody give their rows in order, when it is their turn."""
+    flat = np.empty(len(whose), dtype=np.int64)
+    flat[np.argsort(whose, kind="stable")] = np.concatenate(rows)
+    return flat

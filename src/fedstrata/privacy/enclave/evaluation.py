@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from fedstrata.config.build import DTYPES, make_network_builder
 from fedstrata.config.experiment import ModelChoice
-from fedstrata.core.client_parts import ClientPlan, Optimizer, Sampler
+from fedstrata.core.client_parts import ClientPlan, LearningRate, Optimizer, Sampler
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
@@ -23,7 +23,7 @@ from fedstrata.core.server_parts import Scores
 from fedstrata.core.wire import pack, unpack
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples
-from fedstrata.methods.lr_schedules import Constant, ScheduledRate
+from fedstrata.methods.lr_schedules import Constant
 from fedstrata.privacy.enclave.policy import Scoring, Terms
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.server.evaluator import Evaluator
@@ -70,7 +70,7 @@ def _local(terms: Terms, scoring: Scoring) -> ClientPlan:
         programs={},
         epochs=1,
         batch_size=1,
-        rate=ScheduledRate(1.0, Constant(), 1),
+        rate=LearningRate(1.0, Constant(), 1),
         streams=streams,
         dtype=DTYPES[scoring.precision],
         half=scoring.precision == "bf16",

@@ -1,0 +1,89 @@
+"""How the local engine is started: how many workers, in this process, in processes of their own, or on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from fedstrata.core.client_parts import ClientPlan
+from fedstrata.core.engine import Log
+from fedstrata.core.errors import RequestError
+from fedstrata.core.options import Count
+from fedstrata.core.part import Part
+from fedstrata.core.threads import cores
+from fedstrata.data.federation import Federation
+from fedstrata.engines.local.cost import Guess
+from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPool
+from fedstrata.engines.local.gpu import GpuPool, workers_on_gpu
+from fedstrata.engines.local.processes import ProcessPool, why_not
+from fedstrata.engines.local.worker import worth_grouping
+
+WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
+
+
+@dataclass(frozen=True)
+class LocalEngineOptions(Part):
+    """Workers on this machine: plain PyTorch in this process, one process a core, or streams on GPUs."""
+
+    workers: Count | Literal["auto"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
+    client_state: Literal["memory", "disk"] = "memory"
+    vmap: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
+    cuda_graphs: bool = True  # whether a GPU replays recorded steps
+
+    def start(
+        self, local: ClientPlan, federation: Federation, client_updates: int, log: Log
+    ) -> LocalEngine:
+        """Start the workers for a run of about so many client updates."""
+        cuda = torch.cuda.is_available()
+        if self.device == "cuda" and not cuda:
+            raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
+        device = "cuda" if cuda and self.device != "cpu" else "cpu"
+        guess = Guess.of(local, federation, client_updates)
+        together = self._vmap(local, guess, device)
+
+        def remark(text: str) -> None:  # what may differ between equal runs stands under `wall`
+            log("engine", wall={"remark": text})
+
+        here = partial(InProcessPool, local, federation, together, remark)
+        if device == "cuda":
+            fast = self.precision in ("tf32", "bf16")
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
+            torch.backends.cudnn.benchmark = fast  # the quickest kernels, which need not be the same in every run
+            workers, why = (
+                workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
+                None,
+            )
+            gpu = GpuPool(local, federation, together, remark, workers, self.cuda_graphs)
+            pool: WorkerPool = gpu
+            workers = gpu.workers
+        else:
+            workers, why = self._workers(local, guess)
+            pool = here() if workers == 1 else ProcessPool(local, federation, workers, together, remark)
+        about = {"workers": workers, "device": device, "precision": self.precision, "vmap": together, "remark": why}
+        about["torch"] = torch.__version__
+        log("engine", wall=about)
+        return LocalEngine(pool, device, here, self.client_state)
+
+    def _vmap(self, local: ClientPlan, guess: Guess, device: str) -> bool:
+        """Say whether clients are trained many at once."""
+        if self.vmap == "auto":
+            return worth_grouping(local.build(), guess.products * local.batch_size, device)
+        return self.vmap == "always"
+
+    def _workers(self, local: ClientPlan, guess: Guess) -> tuple[int, str | None]:
+        """Return the number of processes, and what the user should know about it."""
+        if self.workers == 1 or (self.workers == "auto" and (cores() == 1 or guess.seconds < WORTH_A_PROCESS)):
+            return 1, None
+        if reason := why_not(local):
+            if self.workers != "auto":
+                raise RequestError(f"engine.workers = {self.workers}: {reason}; use engine.workers = 1")
+            return 1, f"one worker is used: {reason}"
+        if self.workers == "auto":
+            return cores(), None
+        too_many = f"{self.workers} workers on {cores()} core(s) slow each other down"
+        return self.workers, too_many if self.workers > cores() else None
