@@ -8,50 +8,74 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedstrata.config.experiment import Experiment
-    from fedstrata.core.errors import FedstrataError, RequestError
-    from fedstrata.data.federation import Federation
-    from fedstrata.inspection import Inspection, inspect
-    from fedstrata.runs.compare import compare
-    from fedstrata.runs.folder import Run
-    from fedstrata.runs.replay import Record, Replay, replay
-    from fedstrata.runs.trace import Followed, client_updates, follow
-    from fedstrata.runs.training import resume, train
+    from fedstrata import plots
+    from fedstrata.api import *  # noqa: F403
 
-_HOME = {  # imported when first used: torch takes seconds
-    "Experiment": "config.experiment",
-    "Federation": "data.federation",
-    "FedstrataError": "core.errors",
-    "Followed": "runs.trace",
-    "Inspection": "inspection",
-    "Record": "runs.replay",
-    "Replay": "runs.replay",
-    "RequestError": "core.errors",
-    "Run": "runs.folder",
-    "compare": "runs.compare",
-    "follow": "runs.trace",
-    "inspect": "inspection",
-    "replay": "runs.replay",
-    "resume": "runs.training",
-    "train": "runs.training",
-    "client_updates": "runs.trace",
-}
-
-__all__ = [
+__all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spelt out because torch takes seconds
+    "Architecture",
+    "Arrays",
+    "Arrived",
+    "Ask",
+    "Batch",
+    "Buffers",
+    "Client",
+    "ClientContext",
+    "ClientInfo",
+    "Combiner",
+    "Comparison",
+    "Correction",
+    "DataSet",
+    "Deal",
+    "Done",
+    "Driver",
+    "Engine",
     "Experiment",
     "Federation",
     "FedstrataError",
+    "FlatModel",
     "Followed",
     "Inspection",
+    "LRSchedule",
+    "Labelled",
+    "LocalPart",
+    "Noise",
+    "Optimizer",
+    "Order",
+    "Outcome",
+    "ParameterSpace",
+    "Partition",
+    "Plan",
+    "Recipe",
     "Record",
     "Replay",
+    "Report",
     "RequestError",
     "Run",
+    "Sampler",
+    "Schedule",
+    "Scores",
+    "Selector",
+    "ServerStep",
+    "Slot",
+    "Step",
+    "Sums",
+    "Task",
+    "View",
     "__version__",
+    "check_combiner",
+    "check_correction",
+    "check_driver",
+    "check_model",
+    "check_partition",
+    "check_sampler",
+    "check_schedule",
+    "check_selector",
+    "check_server_step",
     "client_updates",
     "compare",
     "follow",
     "inspect",
+    "plots",
     "replay",
     "resume",
     "train",
@@ -59,6 +83,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    """Import what is asked for: the public names live in `fedstrata.api`, figures in `fedstrata.plots`."""
+    if name == "plots":
+        return import_module("fedstrata.plots")
+    if name not in __all__:
         raise AttributeError(f"module 'fedstrata' has no attribute {name!r}")
-    return getattr(import_module(f"fedstrata.{_HOME[name]}"), name)
+    return getattr(import_module("fedstrata.api"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

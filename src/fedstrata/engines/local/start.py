@@ -35,9 +35,7 @@ class LocalEngineOptions(Part):
     vmap: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
     cuda_graphs: bool = True  # whether a GPU replays recorded steps
 
-    def start(
-        self, local: ClientPlan, federation: Federation, client_updates: int, log: Log
-    ) -> LocalEngine:
+    def start(self, local: ClientPlan, federation: Federation, client_updates: int, log: Log) -> LocalEngine:
         """Start the workers for a run of about so many client updates."""
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:

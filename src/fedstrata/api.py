@@ -1,0 +1,132 @@
+"""The public names of fedstrata: what a user of the library, or the author of a part, imports.
+
+`import fedstrata` gives all of them, each loaded when it is first used: `fedstrata.train`, `fedstrata.Selector`.
+Everything else is free to move.
+"""
+
+from __future__ import annotations
+
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.client_parts import (
+    Batch,
+    Buffers,
+    Client,
+    ClientContext,
+    Correction,
+    Done,
+    LocalPart,
+    LRSchedule,
+    Optimizer,
+    Order,
+    Sampler,
+)
+from fedstrata.core.engine import Engine
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
+from fedstrata.core.messages import Report, Slot, Sums, Task
+from fedstrata.core.plan import Plan
+from fedstrata.core.server_parts import (
+    Arrived,
+    Ask,
+    Combiner,
+    Driver,
+    Outcome,
+    Schedule,
+    Scores,
+    Selector,
+    ServerStep,
+    Step,
+    View,
+)
+from fedstrata.data.federation import Federation
+from fedstrata.data.noise import Noise
+from fedstrata.data.partitions.base import Deal, Labelled, Partition
+from fedstrata.data.sets.base import Arrays, DataSet
+from fedstrata.inspection import Inspection, inspect
+from fedstrata.methods.recipes import Recipe
+from fedstrata.models.architecture import Architecture
+from fedstrata.runs.compare import Comparison, compare
+from fedstrata.runs.folder import Run
+from fedstrata.runs.replay import Record, Replay, replay
+from fedstrata.runs.trace import Followed, client_updates, follow
+from fedstrata.runs.training import resume, train
+from fedstrata.testing import (
+    check_combiner,
+    check_correction,
+    check_driver,
+    check_model,
+    check_partition,
+    check_sampler,
+    check_schedule,
+    check_selector,
+    check_server_step,
+)
+
+__all__ = [
+    "Architecture",
+    "Arrays",
+    "Arrived",
+    "Ask",
+    "Batch",
+    "Buffers",
+    "Client",
+    "ClientContext",
+    "ClientInfo",
+    "Combiner",
+    "Comparison",
+    "Correction",
+    "DataSet",
+    "Deal",
+    "Done",
+    "Driver",
+    "Engine",
+    "Experiment",
+    "Federation",
+    "FedstrataError",
+    "FlatModel",
+    "Followed",
+    "Inspection",
+    "LRSchedule",
+    "Labelled",
+    "LocalPart",
+    "Noise",
+    "Optimizer",
+    "Order",
+    "Outcome",
+    "ParameterSpace",
+    "Partition",
+    "Plan",
+    "Recipe",
+    "Record",
+    "Replay",
+    "Report",
+    "RequestError",
+    "Run",
+    "Sampler",
+    "Schedule",
+    "Scores",
+    "Selector",
+    "ServerStep",
+    "Slot",
+    "Step",
+    "Sums",
+    "Task",
+    "View",
+    "check_combiner",
+    "check_correction",
+    "check_driver",
+    "check_model",
+    "check_partition",
+    "check_sampler",
+    "check_schedule",
+    "check_selector",
+    "check_server_step",
+    "client_updates",
+    "compare",
+    "follow",
+    "inspect",
+    "replay",
+    "resume",
+    "train",
+]
