@@ -75,7 +75,10 @@ def median_round(transport: Transport) -> float:
 
 
 def batch(transport: Transport, batches: int, rounds: int) -> float:
-    """Return the seconds of a global batch of Stratify, over the batches of the last round; evaluation is not counted."""
+    """Return the seconds of a global batch of Stratify, over the batches of the last round.
+
+    Evaluation is not counted.
+    """
     asked = STRATIFY | {"train.rounds": rounds, "method.schedule.length": BATCH * batches}
     _, times = played(transport, asked)
     began = times["round", rounds - 1] if rounds > 1 else times["sites", 1]

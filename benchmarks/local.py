@@ -1,9 +1,9 @@
 """What corrections cost inside a client, and robust combination at the server.
 
 A corrected local step is measured against a plain one: LeNet-5, images of 28 x 28, batches of 32, one thread, as in a
-worker. All of them take turns, and the median of the ratios counts. Ranking samples by loss, as FedBSS does, is measured
-against a forward pass by plain PyTorch over the same samples. Robust combiners get 100 updates of a million numbers,
-each combiner in a process of its own, so that its peak of memory can be told.
+worker. All of them take turns, and the median of the ratios counts. Ranking samples by loss, as FedBSS does, is
+measured against a forward pass by plain PyTorch over the same samples. Robust combiners get 100 updates of a million
+numbers, each combiner in a process of its own, so that its peak of memory can be told.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _seconds(way: Callable[[], object], clock: Callable[[], float] = perf_counte
 
 
 def _trainer(**asked: Any) -> tuple[Trainer, Callable[[], ClientContext]]:
-    """Return a worker that has just made a client's second client update, its ring full of batches, and a way to look anew."""
+    """Return a worker after a client's second update, its ring full of batches, and a way to look anew."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(RING * BATCH, 1, 28, 28)).astype(np.float32), np.arange(RING * BATCH) % (CLASSES - 1)
     y[-1] = CLASSES - 1  # a label that only the second client holds

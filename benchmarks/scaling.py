@@ -1,9 +1,9 @@
 """How a round's time and the memory grow: with the clients of a round, with those there are, and with the workers.
 
 A tiny network (64-32-10) and clients of ten samples of 64 bytes: whole runs by `fedstrata.train`, with their events and
-checkpoints, evaluated at the end only. For workers, LeNet-5 and ten clients of 600 images, rounds alone. Every run has a
-process of its own, whose peak of memory is told: samples, clients and server; and what workers have beside it. Sizes take
-turns, and medians count.
+checkpoints, evaluated at the end only. For workers, LeNet-5 and ten clients of 600 images, rounds alone. Every run has
+a process of its own, whose peak of memory is told: samples, clients and server; and what workers have beside it. Sizes
+take turns, and medians count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Clients whose steps can be computed on paper.
 
-`Given` replaces a client's gradient by `curve * (w - target) + slope`, so that a client update of the real worker follows a
-quadratic. The model has two weights, [P = 2].
+`Given` replaces a client's gradient by `curve * (w - target) + slope`, so that a client update of the real worker
+follows a quadratic. The model has two weights, [P = 2].
 """
 
 from __future__ import annotations

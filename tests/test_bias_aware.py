@@ -36,7 +36,10 @@ UNIFORM = {"method.combiner": "uniform", **ALL}
 
 
 def visit_of(seen, epochs, round=0, rounds=1, batch_size=2, speed=1.0):
-    """Return a client update to a client whose samples the received model sees like this; `looks` counts how often it did."""
+    """Return a client update to a client whose samples the received model sees like this.
+
+    `looks` counts how often it did.
+    """
     looks = []
     client = SimpleNamespace(samples=len(seen.losses), speed=speed)
     return SimpleNamespace(

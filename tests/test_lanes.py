@@ -114,7 +114,10 @@ def test_more_lanes_than_cores_is_warned_of(tmp_path, monkeypatch):
 
 
 def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
-    """Workers never import the user's script again; a part it defines itself is trained with one worker, and said so."""
+    """Workers never import the user's script again.
+
+    A part it defines itself is trained with one worker, and said so.
+    """
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(

@@ -146,7 +146,10 @@ OWNERS = [[0, 1], [2], [], [3, 4, 5]]  # accuracies 1/2, 1, none, 1/3
 
 
 def judged(answers=ANSWERS, labels=LABELS, groups=None, owners=None, seed=0, **options):
-    """Return a evaluator, an identity model whose answer is the larger of two features, and the plan's view by round."""
+    """Return a evaluator, an identity model whose answer is the larger of two features.
+
+    And the plan's view by round.
+    """
     module = nn.Linear(2, 2, bias=False)
     module.weight.data = torch.eye(2)
     x, y = np.eye(2, dtype=np.float32)[answers], labels

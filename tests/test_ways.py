@@ -178,7 +178,7 @@ class BreaksAt(Correction):
             raise ValueError("no more")
 
 
-# ---- groups do not depend on workers -----------------------------------------------------------------------------------
+# ---- groups do not depend on workers -------------------------------------------------------------------------------
 
 
 def test_groups_are_of_similar_length_and_within_the_seats():

@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; `fedstrat
 @app.command("list")
 def listing(as_json: AsJson = False) -> None:
     """List every data set by name, and what of it is in the data folder."""
-    from fedstrata.data import catalog as catalog
+    from fedstrata.data import catalog
 
     rows = catalog.rows()
     if as_json:
@@ -63,7 +63,7 @@ def fetch(
     """Download a data set, or take over its files, into the data folder."""
     from fedstrata.cli.downloads import shown
     from fedstrata.core import registry
-    from fedstrata.data import catalog as catalog
+    from fedstrata.data import catalog
     from fedstrata.data.published import Published
     from fedstrata.data.sets.own import Own
 
@@ -102,7 +102,7 @@ def import_(
 ) -> None:
     """Store your own data in the data folder; load it with data.name = "own" and data.path = "NAME"."""
     from fedstrata.core import registry
-    from fedstrata.data import catalog as catalog
+    from fedstrata.data import catalog
     from fedstrata.data.sets.own import keep
 
     options = {"path": str(path), "label": label, "client": client, "size": size, "test": test}

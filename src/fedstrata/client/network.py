@@ -133,7 +133,10 @@ class KeyedDropout(nn.Module):
 
 
 def key_dropout(module: nn.Module, clock: Clock) -> bool:
-    """Replace every dropout layer of a module by one that draws from the client update's clock; say whether there was any."""
+    """Replace every dropout layer of a module by one that draws from the client update's clock.
+
+    Returns whether there was any.
+    """
     found = False
     for parent in list(module.modules()):
         for name, child in parent._modules.items():

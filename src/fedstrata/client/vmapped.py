@@ -1,8 +1,11 @@
-"""A vmapped trainer: many clients of a tiny model trained in one batched step, where a step's cost is mostly its overhead.
+"""A vmapped trainer: many clients of a tiny model trained in one batched step.
 
-The local step is the trainer's, mapped over a leading axis of replicas, one a client. Clients take their replicas from the most
-steps to the fewest: those that still have batches are always the first, so nobody waits for others, and a replica whose
-client is done is left alone. What differs between clients lies in their replicas' slots, as it does in a trainer's.
+Where a step's cost is mostly its overhead.
+
+The local step is the trainer's, mapped over a leading axis of replicas, one a client. Clients take their replicas from
+the most steps to the fewest: those that still have batches are always the first, so nobody waits for others, and a
+replica whose client is done is left alone. What differs between clients lies in their replicas' slots, as it does in a
+trainer's.
 """
 
 from __future__ import annotations
@@ -161,6 +164,9 @@ class VmappedTrainer:
 
 
 def _about(active: int) -> int:
-    """Round a number of replicas up, by a quarter at most: steps are recorded for few numbers, and spare replicas cost."""
+    """Round a number of replicas up, by a quarter at most.
+
+    Steps are recorded for few numbers, and spare replicas cost.
+    """
     unit = max(1 << active.bit_length() >> 3, 1)
     return -(-active // unit) * unit

@@ -1,8 +1,8 @@
 """The client side of a plan: what a part may do inside one client update of one client.
 
 A *client update* is one task at one client, a pure function (task, client state) -> (report, new client state).
-A *trainer* (`trainer.py`) is one resident model replica that makes one client update after another. All that differs between
-clients lives in the trainer's static buffers, so that the local step of any composed method is one function
+A *trainer* (`trainer.py`) is one resident model replica that makes one client update after another. All that differs
+between clients lives in the trainer's static buffers, so that the local step of any composed method is one function
 over fixed addresses: it can run eagerly, be captured and replayed, or be batched over clients.
 """
 
@@ -67,7 +67,10 @@ class Draw(Protocol):
     """A client's random streams."""
 
     def __call__(self, purpose: str, *, round: int = ..., step: int = ...) -> Rng:
-        """Return the stream of this client update, keyed (seed, purpose, round, step, client); or one that outlives it."""
+        """Return the stream of this client update, keyed (seed, purpose, round, step, client).
+
+        Another `round` or `step` gives one that outlives it.
+        """
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,10 @@ class Sampler(Part):
         return min(batch_size, largest)
 
     def plan(self, context: ClientContext) -> Order:
-        """Return the order of this client update; `context.score_samples()` costs one forward pass over the client's data."""
+        """Return the order of this client update.
+
+        `context.score_samples()` costs one forward pass over the client's data.
+        """
         raise NotImplementedError
 
     @property
@@ -238,8 +244,8 @@ Program = Callable[[ClientContext], Done]  # what a client does for a task that 
 class Optimizer(LocalPart):
     """How weights follow a gradient: `slots` and `move` are all there is to write.
 
-    What it remembers between steps is forgotten at the end of a client update (`fresh`), stays with the client (`kept`), or
-    travels with the model (`carried`). Memory that came with the model always goes back with it.
+    What it remembers between steps is forgotten at the end of a client update (`fresh`), stays with the client
+    (`kept`), or travels with the model (`carried`). Memory that came with the model always goes back with it.
     """
 
     state: Literal["fresh", "kept", "carried"] = "fresh"

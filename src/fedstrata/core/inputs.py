@@ -13,7 +13,10 @@ from fedstrata.core.counter_rng import Clock
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images stay uint8 until here. Normalisation is by channel; augmentation draws from the client update's own stream."""
+    """Images stay uint8 until here. Normalisation is by channel.
+
+    Augmentation draws from the client update's own stream.
+    """
 
     scale: float = 1.0  # 255 for images
     mean: tuple[float, ...] | None = None

@@ -126,7 +126,8 @@ class Sums:
 def fast_replace(record: Record, **values: Any) -> Record:
     """Return a copy of a frozen dataclass with some fields changed; nothing is checked or worked out again.
 
-    `dataclasses.replace` calls the constructor; a round of tiny clients revises hundreds of messages, and would feel it.
+    `dataclasses.replace` calls the constructor; a round of tiny clients revises hundreds of messages, and would feel
+    it.
     """
     copy = object.__new__(type(record))
     copy.__dict__.update(record.__dict__, **values)

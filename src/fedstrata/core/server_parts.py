@@ -203,7 +203,10 @@ class Driver(ServerSide):
 
     @property
     def together(self) -> bool:
-        """Whether clients compute together, or steps are played as one: workers of other processes have no part in it."""
+        """Whether clients compute together, or steps are played as one.
+
+        Workers of other processes have no part in it.
+        """
         return False
 
     def following(self, schedule: Schedule) -> Driver:

@@ -15,7 +15,6 @@ from math import ceil, prod, sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
-from scipy.special import ndtri
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Fraction, NonNegative
@@ -97,6 +96,8 @@ class FeatureNoise(Noise):
         self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
     ) -> tuple[np.ndarray, np.ndarray]:
         """Add noise, chunk by chunk."""
+        from scipy.special import ndtri  # noqa: PLC0415  scipy takes long to import, and few runs need it
+
         if x.dtype.kind != "f" and x.dtype != np.uint8:
             raise RequestError(
                 f"data.noise: features of type {x.dtype} are tokens, not measurements; "

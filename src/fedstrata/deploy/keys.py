@@ -8,8 +8,8 @@
                       ca.crt: tells the site which server is the right one
                       identity.json, roll.json
 
-`identity.json` is a party's own Ed25519 key for the privacy protocols, `key_directory.json` the public keys of all parties.
-Each folder under `sites` goes to its site, and to no other.
+`identity.json` is a party's own Ed25519 key for the privacy protocols, `key_directory.json` the public keys of all
+parties. Each folder under `sites` goes to its site, and to no other.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ def describe(labels: Iterable[int | str], client: int = -1, seconds: float = 0.0
 
 
 def utility(losses: Iterable[float]) -> float:
-    """Return what Oort wants to know of a client, from the losses of the samples it trained on; a metric of its reply."""
+    """Return what Oort wants to know of a client, from the losses of the samples it trained on.
+
+    A metric of its reply.
+    """
     squares = np.square(np.asarray(list(losses), dtype=np.float64))
     return float(len(squares) * np.sqrt(squares.mean())) if len(squares) else 0.0

@@ -8,8 +8,6 @@ differs from the rest by chance alone, which distances to the global mix do not.
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import gammaln
 
 from fedstrata.inspection.label_table import LabelTable
 
@@ -18,6 +16,9 @@ LEAST, MOST = 1e-3, 1e4  # beyond these, clients hold one label each, or differ 
 
 def concentration(table: LabelTable) -> float:
     """Return A: `alpha` of the partition dirichlet-client, and C times that of dirichlet-class; from LEAST to MOST."""
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415  scipy takes long to import, and few runs need it
+    from scipy.special import gammaln  # noqa: PLC0415
+
     rows, columns = np.nonzero(table.counts)  # the others say nothing: their terms cancel
     held, base, sizes = table.counts[rows, columns], table.mix[columns], table.sizes
 

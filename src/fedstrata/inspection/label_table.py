@@ -87,7 +87,10 @@ class LabelTable:
 
     @cached_property
     def gini(self) -> float:
-        """Return the Gini coefficient of the sizes: 0 where all are equal, towards 1 where one client has everything."""
+        """Return the Gini coefficient of the sizes.
+
+        0 where all are equal, towards 1 where one client has everything.
+        """
         ascending = np.sort(self.sizes)
         n = len(ascending)
         return float((2 * np.arange(1, n + 1) - n - 1) @ ascending / (n * ascending.sum()))

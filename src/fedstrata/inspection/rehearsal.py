@@ -1,9 +1,9 @@
 """What a plan would cost: its last rounds are rehearsed, message by message, and nobody trains.
 
 The plan's own driver and selector ask for steps, and every step is charged as in a run. How much a client sends is
-learnt from one client update that is really made, with two samples; all others send as much, with numbers that vary by chance.
-Of a long schedule of labels a shorter one is played, and counted up; clients then run out of labels later, so that
-a batch is shared by up to a fifth more of them. Masks, noise and lost reports are left out.
+learnt from one client update that is really made, with two samples; all others send as much, with numbers that vary by
+chance. Of a long schedule of labels a shorter one is played, and counted up; clients then run out of labels later, so
+that a batch is shared by up to a fifth more of them. Masks, noise and lost reports are left out.
 """
 
 from __future__ import annotations

@@ -45,7 +45,10 @@ def read_hello(data: bytes, key_directory: KeyDirectory, job: bytes, party: int)
 def read_envelope(
     data: bytes, key_directory: KeyDirectory, job: bytes, sender: int, receiver: int
 ) -> tuple[bytes, bytes, bytes]:
-    """Return the key that an envelope was sealed for, the sender's, and the sealed text; anybody can check that much."""
+    """Return the key that an envelope was sealed for, the sender's, and the sealed text.
+
+    Anybody can check that much.
+    """
     to, theirs, own, sealed = fields_of(open_frame(data, key_directory, ENVELOPE, job, sender).fields, 4, 4, KEY, KEY)
     if to != pack_fields([receiver]):
         raise RefusedError(f"an envelope of sender {sender} is not for party {receiver}")

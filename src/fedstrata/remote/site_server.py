@@ -1,7 +1,7 @@
 """A site: its data, its model replica and its state. Everything it does is a request in and a reply out.
 
-A client update that meets others on its way (synchronised norms) replies early with what it brings, and goes on when the
-answer comes; so whoever carries the messages needs to know nothing of that.
+A client update that meets others on its way (synchronised norms) replies early with what it brings, and goes on when
+the answer comes; so whoever carries the messages needs to know nothing of that.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def folded(title: str, content: str) -> str:
 
 
 def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = ()) -> Iterator[str]:
-    """Return the tables of a comparison: what came out, with intervals and tests; then what it cost, where that differs.
+    """Return the tables of a comparison: what came out, with intervals and tests.
+
+    Then what it cost, where that differs.
 
     What a stage brings is its row's difference to the first, turned round: only one of the two is shown.
     """

@@ -24,7 +24,7 @@ from fedstrata.server.metrics import CLIENTS_LISTED, first_round
 
 def log_start(session: Session, log: Log) -> None:
     """Make the events that say what a run begins with."""
-    federation, plan, client_info = session.federation, session.plan, session.client_info
+    federation, plan = session.federation, session.plan
     log(
         "start",
         version=__version__,

@@ -1,8 +1,9 @@
 """Follow single samples through a run that ranks them: how often each was on the biased side, and was its label wrong?
 
-With `method.sampler = { kind = "bias-aware", follow = true }` the events name the biased samples of every client update, as
-positions inside what the client held in that round. Here they become rows of the training data again, wherever data
-drift or stream. What is drawn over rounds (cut, share of biased samples, drift) needs no `follow`: see `client_updates`.
+With `method.sampler = { kind = "bias-aware", follow = true }` the events name the biased samples of every client
+update, as positions inside what the client held in that round. Here they become rows of the training data again,
+wherever data drift or stream. What is drawn over rounds (cut, share of biased samples, drift) needs no `follow`: see
+`client_updates`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from fedstrata.runs.folder import Run
 
 
 class ClientUpdate(NamedTuple):
-    """A client update whose report counted: how far the model moved and, where samples were ranked, where they were cut."""
+    """A client update whose report counted.
+
+    How far the model moved and, where samples were ranked, where they were cut.
+    """
 
     round: int  # counted from 1
     client: int
@@ -65,7 +69,10 @@ class Followed:
 
 
 def client_updates(run: Run) -> list[ClientUpdate]:
-    """Return every client update of which a run wrote down the drift: cut, share of biased samples and drift by client."""
+    """Return every client update of which a run wrote down the drift.
+
+    Cut, share of biased samples and drift by client.
+    """
     seen = []
     for event in (e for e in run.events() if e["event"] == "round"):
         for step in event["steps"]:

@@ -69,7 +69,10 @@ def count_cost(
 
 @dataclass
 class ParticipationLog:
-    """One line for each client whose report was ever accepted, in order of id; with running sums of the client updates."""
+    """One line for each client whose report was ever accepted, in order of id.
+
+    With running sums of the client updates.
+    """
 
     clients: int  # all there are
     ids: np.ndarray

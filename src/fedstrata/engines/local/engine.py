@@ -210,7 +210,10 @@ class InProcessPool:
 
     @cached_property
     def _products(self) -> int:
-        """Multiplications of a sample: a large global batch is shared among all cores, for no other worker is at work."""
+        """Multiplications of a sample.
+
+        A large global batch is shared among all cores, for no other worker is at work.
+        """
         x = self._local.inputs(self._federation.train.x[:2], self._local.dtype)
         return products_a_sample(self._local.build().to(self._local.dtype), x)
 

@@ -1,8 +1,8 @@
 """Workers on GPUs: each replays its own recorded step on its own stream, several side by side on every device.
 
 Samples lie on the device and batches are gathered there. The host only submits work, to one worker after another, and
-reads nothing until all of a step is submitted. Clients are dealt longest first. A worker that runs out of memory is given
-up, and the step is done again by those that are left: a client update leaves nothing behind.
+reads nothing until all of a step is submitted. Clients are dealt longest first. A worker that runs out of memory is
+given up, and the step is done again by those that are left: a client update leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -135,7 +135,10 @@ class GpuPool(InProcessPool):
     def _assign_on(
         self, task: Task, client_states: Mapping[int, Tensors], down: Mapping[str, Tensors], device: torch.device
     ) -> Assignment:
-        """Bring what a client update needs to the device, without waiting for it; samplers and programs keep theirs here."""
+        """Bring what a client update needs to the device, without waiting for it.
+
+        Samplers and programs keep theirs here.
+        """
         client, task, client_state = self._assignment(task, client_states)
         moved = {k: to_device(t, device) if "/" in k else t for k, t in client_state.items()}
         return client, replace(task, down=down[f"cuda:{device.index}"]), moved

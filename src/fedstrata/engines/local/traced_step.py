@@ -21,7 +21,10 @@ PATIENCE = 8  # steps for some number of replicas before they are traced: a shor
 
 
 class Tracer:
-    """Runs the traced step of a vmapped trainer, for some number of replicas; a step that cannot be traced is taken as it is."""
+    """Runs the traced step of a vmapped trainer, for some number of replicas.
+
+    A step that cannot be traced is taken as it is.
+    """
 
     def __init__(self, vmapped: VmappedTrainer, give_up: Callable[[str], None]):
         self._vmapped, self._give_up, self._able = vmapped, give_up, True

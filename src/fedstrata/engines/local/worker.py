@@ -108,7 +108,10 @@ def worth_grouping(module: nn.Module, products: float, device: str) -> bool:
 
 
 def group_tasks(tasks: Sequence[Task], sizes: np.ndarray, together: bool, ways: int) -> list[list[int]]:
-    """Return the places of tasks that are done at once, longest first, in a multiple of `ways`; probes are done alone."""
+    """Return the places of tasks that are done at once, longest first, in a multiple of `ways`.
+
+    Probes are done alone.
+    """
     longest_first = sorted(range(len(tasks)), key=lambda i: (-sizes[tasks[i].client], i))
     if not together or len(tasks) < 2 or tasks[0].kind != "train":
         return [[i] for i in longest_first]

@@ -1,7 +1,7 @@
 """Stratify (arXiv 2504.13462), single-sample learning: the model travels along the label schedule.
 
-Played hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the same
-account of what was sent.
+Played hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the
+same account of what was sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stratify (arXiv 2504.13462), batch-data learning: global batches along the label schedule.
 
 Clients reserve samples, compute gradients at the same model while their batch norms meet, and the server steps along
-the exact gradient of the global batch. Played by messages, or as one client update of a machine that holds everybody's samples:
-both give the same model and the same account of what was sent.
+the exact gradient of the global batch. Played by messages, or as one client update of a machine that holds everybody's
+samples: both give the same model and the same account of what was sent.
 """
 
 from __future__ import annotations

@@ -96,7 +96,10 @@ def elbow(curve: Mapping[int, float], rule: Rule = "curvature") -> int:
 
 
 def davies_bouldin(vectors: np.ndarray, cluster: np.ndarray) -> float:
-    """Return the mean, over clusters, of the largest (s_i + s_j) / |c_i - c_j|; s is the mean distance to the centre."""
+    """Return the mean, over clusters, of the largest (s_i + s_j) / |c_i - c_j|.
+
+    S is the mean distance to the centre.
+    """
     _, cluster, sizes = np.unique(cluster, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
         return 0.0
