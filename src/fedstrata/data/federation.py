@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,17 +19,9 @@ from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Drift, Moves, Stream
+from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition, hold_out
 from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
-
-
-class Noise(Protocol):
-    """What goes wrong with training samples after they were dealt out."""
-
-    def apply(
-        self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return features and labels with noise."""
 
 
 @dataclass(frozen=True)

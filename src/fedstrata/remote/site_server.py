@@ -57,7 +57,7 @@ MET, REPORT = b"meet", b"report"
 
 
 @dataclass
-class Session:
+class SiteSession:
     """One run, as this site takes part in it."""
 
     run: str
@@ -91,7 +91,7 @@ class Host:
     ):
         self.name, self._load, self._folder = name, load, folder
         self._guard = SitePrivacy(name, load, credentials)
-        self._session: Session | None = None
+        self._session: SiteSession | None = None
         self._running: RunningTask | None = None  # under way: it waits for others
         self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
         self._do: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
@@ -154,7 +154,7 @@ class Host:
         trainer = Trainer(plan.local, x, y, max(own.samples, 1), fastest=here.speed)
         module = plan.local.build().to(plan.local.dtype)
         network = Network(module, plan.local.head, plan.local.half).eval()
-        self._session = Session(
+        self._session = SiteSession(
             told["run"],
             here.id,
             Site(
@@ -275,7 +275,7 @@ class Host:
             raise RefusedError(f"site {self.name} takes part in no chain of sealed models")
         return hops
 
-    def _at_work(self, run: str | None = None) -> Session:
+    def _at_work(self, run: str | None = None) -> SiteSession:
         if self._session is None or run not in (None, self._session.run):
             raise AbsentError(f"site {self.name} was restarted, or takes part in another run")
         return self._session

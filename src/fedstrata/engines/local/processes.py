@@ -50,7 +50,7 @@ class WorkerProcess:
 
 
 class ProcessPool:
-    """A crew of workers, each in its own process."""
+    """A pool of workers, each in its own process."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class ProcessPool:
         self._model = unnamed()  # what every task of a step brings along
         self._outgoing = Region(self._model.fileno())
         self._children = [self._start() for _ in range(workers)]
-        for trainer in range(workers):
-            self._receive(trainer)  # each says when it has mapped the data
+        for worker in range(workers):
+            self._receive(worker)  # each says when it has mapped the data
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Deal the tasks out, longest first, and wait for all answers."""
@@ -87,27 +87,27 @@ class ProcessPool:
             child.queue = []
         load = [0] * len(self._children)
         for group in group_tasks(tasks, self._sizes, self._together, cores()):
-            trainer = load.index(min(load))
-            self._children[trainer].queue.append(group)
-            load[trainer] += sum(int(self._sizes[tasks[i].client]) for i in group)
-        for trainer, child in enumerate(self._children):
+            worker = load.index(min(load))
+            self._children[worker].queue.append(group)
+            load[worker] += sum(int(self._sizes[tasks[i].client]) for i in group)
+        for worker, child in enumerate(self._children):
             if child.queue:
-                self._send(trainer, tasks, client_states, down)
+                self._send(worker, tasks, client_states, down)
 
         answers: dict[int, Answer] = {}
         deaths = 0
         while len(answers) < len(tasks):
-            workers = {child.line: trainer for trainer, child in enumerate(self._children) if child.queue}
+            workers = {child.line: worker for worker, child in enumerate(self._children) if child.queue}
             for line in wait(list(workers)):
-                trainer = workers[line]  # type: ignore[index]
+                worker = workers[line]  # type: ignore[index]
                 try:
-                    told = self._receive(trainer)
+                    told = self._receive(worker)
                 except EOFError:
                     deaths += 1
-                    self._replace(trainer, deaths)
-                    self._send(trainer, tasks, client_states, down)
+                    self._replace(worker, deaths)
+                    self._send(worker, tasks, client_states, down)
                     continue
-                deaths, child = 0, self._children[trainer]
+                deaths, child = 0, self._children[worker]
                 for i, report, aggregated, open_tensors, client_state in told:
                     whole = fast_replace(
                         report, aggregated=child.take(aggregated), open_tensors=child.take(open_tensors)
@@ -115,14 +115,14 @@ class ProcessPool:
                     answers[i] = whole, None if client_state is None else child.take(client_state)
                 child.queue.pop(0)
                 if child.queue:
-                    self._send(trainer, tasks, client_states, down)
+                    self._send(worker, tasks, client_states, down)
         return [answers[i] for i in range(len(tasks))]
 
     def _send(
-        self, trainer: int, tasks: Sequence[Task], client_states: Mapping[int, Tensors], down: Mapping[str, Place]
+        self, worker: int, tasks: Sequence[Task], client_states: Mapping[int, Tensors], down: Mapping[str, Place]
     ) -> None:
         """Return a worker its next group: tasks by message, what clients keep by mail."""
-        child = self._children[trainer]
+        child = self._children[worker]
         group, work, end = child.queue[0], [], 0
         for i in group:
             kept, end = child.region.put(as_numpy(client_states.get(tasks[i].client, {})), end)
@@ -134,9 +134,9 @@ class ProcessPool:
         """Return a client's rows where data move; otherwise the worker knows them."""
         return None if self._federation.moves is None else self._federation.at(task.round).train_split[task.client]
 
-    def _receive(self, trainer: int) -> Any:
+    def _receive(self, worker: int) -> Any:
         try:
-            kind, *answer = pickle.loads(self._children[trainer].line.recv_bytes())
+            kind, *answer = pickle.loads(self._children[worker].line.recv_bytes())
         except ConnectionError:
             raise EOFError from None
         if kind == "error":
@@ -146,20 +146,20 @@ class ProcessPool:
             self._give_up(remark)
         return told
 
-    def _replace(self, trainer: int, deaths: int) -> None:
+    def _replace(self, worker: int, deaths: int) -> None:
         """Start another process in the place of one that died."""
-        dead = self._children[trainer]
+        dead = self._children[worker]
         code = dead.process.wait()
         if deaths >= DEATHS:
-            raise FedstrataError(f"lane {trainer} ended unexpectedly with exit code {code}, {deaths} times in a row")
-        self._give_up(f"lane {trainer} ended unexpectedly with exit code {code}; another one takes its place")
+            raise FedstrataError(f"worker {worker} ended unexpectedly with exit code {code}, {deaths} times in a row")
+        self._give_up(f"worker {worker} ended unexpectedly with exit code {code}; another one takes its place")
         dead.line.close()
         dead.mail.close()
-        self._children[trainer] = replace(self._start(), queue=dead.queue)
+        self._children[worker] = replace(self._start(), queue=dead.queue)
         try:
-            self._receive(trainer)
+            self._receive(worker)
         except EOFError:
-            raise FedstrataError(f"lane {trainer} cannot be started again") from None
+            raise FedstrataError(f"worker {worker} cannot be started again") from None
 
     def _start(self) -> WorkerProcess:
         mail = unnamed()
