@@ -227,6 +227,12 @@ def test_a_folder_with_something_else_is_refused(cli, tmp_path):
         quickly()
 
 
+def test_one_that_was_killed_before_it_wrote_anything_is_asked_for_again():
+    Path("c").mkdir()
+    Path("c/lock").touch()
+    assert [row["method"] for row in quickly().rows] == ["fedavg", "fedprox"]
+
+
 def test_another_version_is_not_mixed_in():
     quickly(("fedavg",))
     edited = known() | {"version": "fedstrata 0.0.9, torch 2.13"}

@@ -221,7 +221,7 @@ def test_a_file_limit_of_the_system_ends_the_command_with_code_2(tmp_path):
 def test_the_folder_holds_what_the_contract_says_and_nothing_is_pickled(tmp_path):
     run = train(overrides=SMALL | {"method.name": FULL}, out=tmp_path / "run")
     names = {p.name for p in run.path.iterdir()}
-    assert names == {"experiment.toml", "events.jsonl", "checkpoint", "model.safetensors", "summary.json"}
+    assert names == {"experiment.toml", "events.jsonl", "checkpoint", "model.safetensors", "summary.json", "lock"}
     for path in run.path.rglob("*"):
         if path.is_file() and path.suffix != ".safetensors":
             path.read_text()

@@ -26,6 +26,7 @@ from torch import Tensor
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import ClientError, FedstrataError
 from fedstrata.core.messages import Task, Tensors, fast_replace
+from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
@@ -190,6 +191,8 @@ class ProcessPool:
 
 def why_not(local: ClientPlan) -> str | None:
     """Say why this plan cannot work in other processes, or None."""
+    if reason := why_no_workers():
+        return reason
     parts = [*local.parts.values(), local.optimizer, local.sampler, *local.programs.values()]
     at_home = [p for p in parts if getattr(p, "__module__", "") == "__main__"]
     if at_home:
