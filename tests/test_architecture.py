@@ -79,8 +79,6 @@ def test_nothing_imports_what_only_posix_has_before_it_is_needed():
             assert not ONLY_POSIX & set(names), path
 
 
-# For whoever renames: take this mark away when the list is empty.
-@pytest.mark.xfail(strict=False, reason="28 names are still defined twice")
 def test_a_class_name_has_one_meaning():
     places = defaultdict(list)
     for path, code in CODE.items():

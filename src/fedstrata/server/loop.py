@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -21,38 +20,10 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Evaluate, Outcome, Step, Steps, View
-from fedstrata.server.accounting import ParticipationLog, Traffic, count_cost
+from fedstrata.server.accounting import count_cost
 from fedstrata.server.metrics import by_client, round_figures
-from fedstrata.server.stopping import Progress, Stopping
-
-
-@dataclass
-class State:
-    """The server, whole: with the engine's client state, this is the checkpoint. No generator state exists."""
-
-    model: FlatModel
-    driver: Any  # what `init` of each part made
-    selector: Any
-    combiner: Any
-    server_steps: dict[str, Any]
-    participation_log: ParticipationLog
-    round: int = 0
-    traffic: Traffic = field(default_factory=Traffic)
-    clock: float = 0.0  # virtual seconds
-    progress: Progress = field(default_factory=Progress)
-    stopped: str | None = None
-
-    @classmethod
-    def first(cls, plan: Plan, view: View, model: FlatModel) -> State:
-        """Return the state before the first round."""
-        server_steps = {name: part.init(view, model) for name, part in plan.server_steps.items()}
-        parts = plan.driver.init(view), plan.selector.init(view), plan.combiner.init(view)
-        return cls(model, *parts, server_steps, ParticipationLog.of(view.client_info.clients))
-
-    @property
-    def participation(self) -> np.ndarray:
-        """How often each client took part."""
-        return self.participation_log.participation
+from fedstrata.server.state import State
+from fedstrata.server.stopping import Stopping
 
 
 def run(
