@@ -666,7 +666,7 @@ class Loses(System):
     client: int = 2
     round: int = 1
 
-    def lost(self, view, turn, step, reports):
+    def find_lost(self, view, turn, step, reports):
         return {self.client} if step.combine and view.round == self.round else set()
 
 

@@ -44,7 +44,7 @@ class Loses(System):
 
     client: int
 
-    def lost(self, view, at, step, reports):
+    def find_lost(self, view, at, step, reports):
         return {self.client}
 
 

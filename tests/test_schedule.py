@@ -660,7 +660,7 @@ def test_a_run_on_false_beliefs_ends(driver, execution):
 class AwayLater(Devices):
     """Client 4 cannot be asked from the second round on."""
 
-    def available(self, view):
+    def find_available(self, view):
         return view.eligible[view.eligible != 4] if view.round else view.eligible
 
 

@@ -76,10 +76,10 @@ def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, 
     down = broadcast(plan, state, step)
     size = tensor_bytes(down if step.fused is None else broadcast(plan, state, replace(step, fused=None)))
     tasks = make_tasks(state, view, step, at, turn, down)
-    reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
-    lost = plan.system.lost(view, turn, step, reports)
-    took = plan.system.took(view, step, size, reports, lost)
-    arrived = usable(view, at, step, reports, lost)
+    reports = plan.system.time_reports(view, step, size, engine.ask(step, tasks) if tasks else [])
+    lost = plan.system.find_lost(view, turn, step, reports)
+    took = plan.system.time_step(view, step, size, reports, lost)
+    arrived = drop_unusable(view, at, step, reports, lost)
 
     # 2. their sum makes the next model
     if step.combine:
@@ -131,7 +131,7 @@ def make_tasks(state: State, view: View, step: Step, at: int, turn: int, down: d
     ]
 
 
-def usable(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
+def drop_unusable(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
     """Leave out reports that are lost and those that are not finite; every client left out is an event."""
     silent = {a.client for a in step.asks} - {r.client for r in reports}
     broken = {r.client for r in reports if not r.finite} - lost
