@@ -145,7 +145,7 @@ def without(*hops, seed=0):
     """Return the model of a chain on one machine in which these hops, counted from 1 over the run, are lost."""
     seen = 0
 
-    def find_lost(self, view, turn, step, reports):
+    def lost(self, view, turn, step, reports):
         nonlocal seen
         seen += 1
         return {r.client for r in reports} if seen in hops else set()
