@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
@@ -61,6 +62,15 @@ def play_from(work, state, engine=None):
     """Play one more round from a state of one's own."""
     open_tensors = SimpleNamespace(plan=work.plan, client_info=work.client_info, fresh=lambda: state)
     return play(open_tensors, 1, lambda _: engine or in_process(work))[1]
+
+
+def weights_after_steps(monkeypatch):
+    """Return a list to which every local step of this process adds the first weight that it ends with."""
+    step, seen = Trainer.step, []
+    monkeypatch.setattr(
+        Trainer, "step", lambda trainer, width: (step(trainer, width), seen.append(trainer.buf.w[0].item()))
+    )
+    return seen
 
 
 def f64(*values):

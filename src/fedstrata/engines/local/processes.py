@@ -81,6 +81,11 @@ class ProcessPool:
         for worker in range(workers):
             self._receive(worker)  # each says when it has mapped the data
 
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker, as the system knows it."""
+        return [child.process.pid for child in self._children]
+
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Deal the tasks out, longest first, and wait for all answers."""
         down, _ = self._outgoing.put(as_numpy(tasks[0].down) if tasks else {})
