@@ -19,7 +19,7 @@ from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
 from fedstrata.data.federation import Federation
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing.tiny import in_process, play
 
@@ -51,7 +51,9 @@ def given_work(sizes, overrides):
     federation = Federation.from_arrays(np.ones((len(y), 1)), y, rows, test=(np.ones((2, 1)), np.arange(2)))
     module = nn.Sequential(OrderedDict(head=nn.Linear(1, 2, bias=False)))
     usual = {"engine.precision": "fp64", "train.epochs": 1, "train.clients_per_round": "all", "train.lr": 1.0}
-    return Session(describe_experiment(None, None, {**usual, **overrides}, federation, module), federation, module)
+    return build_session(
+        describe_experiment(None, None, {**usual, **overrides}, federation, module), federation, module
+    )
 
 
 def start(work, *weights):

@@ -20,7 +20,7 @@ from fedstrata.core.counter_rng import Clock
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 from fedstrata.testing.tiny import in_process
@@ -86,7 +86,7 @@ def session_of(module, method, federation=None, **overrides):
     asked = {"method.name": method, "train.batch_size": 4, "train.lr": 0.1, "train.rounds": 2, "train.epochs": 2}
     asked |= {"train.optimizer": {"kind": "sgd", "momentum": 0.0}, "engine.precision": "fp64"}
     asked |= {key.replace("__", "."): value for key, value in overrides.items()}
-    return Session(describe_experiment(None, None, asked, federation, module), federation, module)
+    return build_session(describe_experiment(None, None, asked, federation, module), federation, module)
 
 
 class Played(NamedTuple):

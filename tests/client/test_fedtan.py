@@ -23,7 +23,7 @@ from fedstrata.testing.tiny import same
 
 # ---- FedTAN ----------------------------------------------------------------------------------------------------------
 
-ONE_STEP = {"method__sample": "full-batch", "train__epochs": 1}
+ONE_STEP = {"method__sampler": "full-batch", "train__epochs": 1}
 
 
 def test_the_common_step_of_fedtan_follows_the_mean_of_client_losses():
@@ -145,7 +145,7 @@ def test_a_meeting_that_cannot_begin_does_not_wait_for_ever(monkeypatch):
 
 def test_a_mean_of_client_means_is_refused():
     with pytest.raises(RequestError, match="mean of client means"):
-        session_of(dense(), "stratify-batch", method__combine="uniform")
+        session_of(dense(), "stratify-batch", method__combiner="uniform")
 
 
 def test_stragglers_are_drawn_once_a_round_where_a_round_has_many_steps():

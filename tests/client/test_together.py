@@ -194,10 +194,10 @@ def test_what_is_not_finite_is_dropped(method, execution):
     [
         ({"system__stragglers__rate": 0.1}, "reports may be lost"),
         (
-            {"method__name": "stratify-single", "method__correct": [{"kind": "prox"}]},
+            {"method__name": "stratify-single", "method__corrections": [{"kind": "prox"}]},
             "prox works inside each client update",
         ),
-        ({"method__combine": {"kind": "size", "server": {"kind": "yogi"}}}, "server step Yogi"),
+        ({"method__server_step": {"kind": "yogi"}}, "server step Yogi"),
     ],
 )
 def test_what_cannot_be_played_as_one_is_refused_or_played_by_messages(asked, why):

@@ -16,7 +16,7 @@ from fedstrata.core.messages import Task
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.prox import Prox
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing.tiny import play, same, session_of
 
@@ -36,7 +36,7 @@ def work_with(module, x, y, rows=None, **overrides):
     rows = [np.arange(len(y))] if rows is None else rows
     federation = Federation.from_arrays(x, y, rows, test=(x[:1], y[:1]))
     asked = {"engine.precision": "fp64", "train.batch_size": 4, "train.epochs": 2, **ALL, **overrides}
-    return Session(describe_experiment(None, None, asked, federation, module), federation, module)
+    return build_session(describe_experiment(None, None, asked, federation, module), federation, module)
 
 
 def looking(work, client=0, down=None):
@@ -185,7 +185,7 @@ def test_networks_by_name_give_gradients_of_single_samples(name, shape):
     x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
     federation = Federation.from_arrays(x, np.arange(3), [np.arange(3)], test=(x[:1], np.zeros(1, dtype=int)))
     asked = {"model.name": name, "engine.precision": "fp64"}
-    work = Session(describe_experiment(None, None, asked, federation, None), federation, None)
+    work = build_session(describe_experiment(None, None, asked, federation, None), federation, None)
     expected = mean_square_distance(gradients_by_hand(work, head_only=False))
     assert looking(work)[1].spread("gradient", None) == pytest.approx(expected, rel=1e-9)
 

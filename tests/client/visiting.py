@@ -15,7 +15,7 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Task
 from fedstrata.data.federation import Federation
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
@@ -33,7 +33,9 @@ def session_of(module, federation=None, **overrides):
     federation = federation or build_federation()
     asked = {"train.epochs": 2, "train.batch_size": 4, "train.lr": 0.1, "engine.precision": "fp64"}
     overrides = {key.replace("__", "."): value for key, value in overrides.items()}
-    return Session(describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module)
+    return build_session(
+        describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module
+    )
 
 
 def lane_of(work, pad=False):

@@ -265,7 +265,7 @@ def test_objects_stand_for_their_tables():
 
 @pytest.mark.parametrize("part", [Newest(skip=3), {"kind": f"{__name__}:Newest", "skip": 3}], ids=["object", "path"])
 def test_any_importable_class_is_a_part(part):
-    got = of(method__select=part)
+    got = of(method__selector=part)
     assert got.method.selector == {"kind": f"{__name__}:Newest", "skip": 3}
     assert Experiment.of(got.dump()) == got
 
@@ -304,8 +304,8 @@ def third_party(monkeypatch):
 
 @pytest.mark.usefixtures("third_party")
 def test_entry_points_add_parts_and_methods():
-    assert of(method__select="newest").method.selector == {"kind": "newest", "skip": 1}
-    assert of(method__select=Newest(skip=2)).method.selector == {"kind": "newest", "skip": 2}
+    assert of(method__selector="newest").method.selector == {"kind": "newest", "skip": 1}
+    assert of(method__selector=Newest(skip=2)).method.selector == {"kind": "newest", "skip": 2}
     last = of(method__name="last")
     assert last.method.selector == {"kind": "newest", "skip": 2}
     assert last.method.combiner == {"kind": "uniform", "server": SGD}
@@ -341,4 +341,4 @@ def test_a_part_from_another_package_trains():
 )
 def test_a_part_from_another_package_that_does_not_fit_is_refused(kind, said):
     with pytest.raises(RequestError, match=rf"method\.selector\.kind = .*{said}"):
-        of(method__select=kind)
+        of(method__selector=kind)

@@ -11,7 +11,7 @@ from fedstrata import RequestError, Run, resume, train
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.runs.folder import Checkpoints
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.tiny import TINY
@@ -146,7 +146,7 @@ def interrupted(out, policy, overrides, after=2):
 def run(out, policy, overrides):
     """Continue under a policy that may not be the one that the run began with."""
     experiment = describe_experiment(None, None, asked_for(policy, overrides), tiny_federation(), None)
-    folder, work = Run.open(out), Session(experiment, tiny_federation(), None)
+    folder, work = Run.open(out), build_session(experiment, tiny_federation(), None)
     manifest = folder.checkpoints.manifest()
     state, client_states = folder.checkpoints.read(manifest, like=work.initial_state())
     folder.cut_events(manifest["events"])

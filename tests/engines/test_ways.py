@@ -26,7 +26,7 @@ from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.engines.local.processes import ProcessPool
 from fedstrata.engines.local.worker import MOST_REPLICAS, Worker, group_tasks, worth_grouping
 from fedstrata.models.mlp import Mlp
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.tiny import alike, play, same, session_of
@@ -118,7 +118,9 @@ def test_networks_of_ones_own_at_once(layers):
     federation, module = tiny_federation(), nn.Sequential(layers)
     asked = {"train.batch_size": 4, "train.epochs": 2, "engine.precision": "fp64", "train.clients_per_round": "all"}
     remarks = []
-    made = [Session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)]
+    made = [
+        build_session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)
+    ]
     one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
     assert gap(one, other) < 1e-9
     assert remarks == []
@@ -146,7 +148,9 @@ class Draws(nn.Module):
 def test_what_cannot_be_done_at_once_is_done_one_by_one_with_the_reason(module, why):
     federation = tiny_federation()
     asked = {"train.batch_size": 4, "engine.precision": "fp64", "train.clients_per_round": "all"}
-    made = [Session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)]
+    made = [
+        build_session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)
+    ]
     remarks = []
     one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
     assert same(one, other)

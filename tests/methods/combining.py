@@ -23,7 +23,7 @@ from fedstrata.core.messages import Report, Slot, weighted_sum
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import View
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 from fedstrata.testing import tiny_federation
@@ -132,4 +132,6 @@ def normed_work(overrides, seed=0):
     layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), relu=nn.ReLU(), head=nn.Linear(5, 3))
     federation, module = tiny_federation(seed=seed), nn.Sequential(layers)
     asked = {"train.batch_size": 4, "train.epochs": 1, "train.clients_per_round": "all", "engine.precision": "fp64"}
-    return Session(describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module)
+    return build_session(
+        describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module
+    )

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from quadratic import given_work, start
 
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing.tiny import TINY, in_process, tiny_federation
 
@@ -19,7 +19,9 @@ def own_work(module, overrides, federation=None):
     """Prepare an experiment with a network of one's own on a tiny federation."""
     federation = federation or tiny_federation()
     usual = {key: value for key, value in TINY.items() if not key.startswith("model.")}
-    return Session(describe_experiment(None, None, {**usual, **overrides}, federation, module), federation, module)
+    return build_session(
+        describe_experiment(None, None, {**usual, **overrides}, federation, module), federation, module
+    )
 
 
 def one_visit(parts, overrides, n=2):

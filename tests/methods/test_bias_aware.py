@@ -24,7 +24,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool
 from fedstrata.methods.samplers.bias_aware import BiasAware, share, split_by_bias, uncertainty
 from fedstrata.methods.samplers.shuffle import Shuffle
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing.tiny import play, same, session_of, tiny_federation
 
@@ -235,7 +235,7 @@ def test_where_every_sample_is_unbiased_it_is_fedavg_bit_for_bit(zero, growth):
     federation, module, states = tiny_federation(), flat(zero), []
     for sampler in ("shuffle", {"kind": "bias-aware", "warmup": 0, "growth": growth}):
         asked = {"method.sampler": sampler, "train.epochs": 3, "train.batch_size": 4, **UNIFORM}
-        work = Session(describe_experiment(None, None, asked, federation, module), federation, module)
+        work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
         states.append(play(work, 1)[0])
     assert same(*states) == zero
 
@@ -327,7 +327,7 @@ def test_ranks_are_taken_in_eval_mode_without_augmentation(monkeypatch):
     )
     module = nn.Sequential(layers | {"head": nn.Linear(64, 3)})
     asked = {"method.name": "fedbss", "method.sampler.warmup": 0, "train.augment": {"crop": 2, "flip": True}, **ALL}
-    work = Session(
+    work = build_session(
         describe_experiment(None, None, {**asked, "engine.precision": "fp64"}, federation, module), federation, module
     )
     play(work, 1)

@@ -16,7 +16,7 @@ from fedstrata.core import registry
 from fedstrata.methods.combiners import robust
 from fedstrata.methods.combiners.robust import Median, NormClip, TrimmedMean
 from fedstrata.methods.corrections.scaffold import Scaffold
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.testing.tiny import session_of
 
 COMBINERS = sorted(registry.names("combiners"))
@@ -153,7 +153,7 @@ def test_one_client_far_out_does_not_move_controls_or_norm_statistics(combine):
     x = honest.federation.train.x.clone()
     x[torch.from_numpy(honest.federation.train_split[1])] *= 1e6
     federation = replace(honest.federation, train=replace(honest.federation.train, x=x))
-    attacked = Session(honest.experiment, federation, honest.model)
+    attacked = build_session(honest.experiment, federation, honest.model)
     found, usual = (played(work).state for work in (attacked, honest))
     assert (found.model.params - usual.model.params).abs().max() < 0.1
     assert (found.model.buffers - usual.model.buffers).abs().max() < 10

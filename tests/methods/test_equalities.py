@@ -25,7 +25,7 @@ from fedstrata.methods.corrections.fedrs import FedRs
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.runs.folder import Checkpoints
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 from fedstrata.testing import WireEngine, tiny_federation
@@ -57,7 +57,9 @@ def normed_work(overrides):
     layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), drop=nn.Dropout(0.3), head=nn.Linear(5, 3))
     federation, module = tiny_federation(), nn.Sequential(layers)
     asked = {"train.batch_size": 4, "train.epochs": 2, "train.clients_per_round": 3, "engine.precision": "fp64"}
-    return Session(describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module)
+    return build_session(
+        describe_experiment(None, None, {**asked, **overrides}, federation, module), federation, module
+    )
 
 
 # ---- one method is another ------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ def test_flips_with_one_cluster_is_a_fair_rotation(precision):
 
 @both_precisions
 def test_server_sgd_with_rate_one_is_no_server_step(precision):
-    explicit = {"method.combiner": {"kind": "size", "server": {"kind": "sgd", "lr": 1.0}}}
+    explicit = {"method.server_step": {"kind": "sgd", "lr": 1.0}}
     bare = session_of({"engine.precision": precision})
     bare.plan = replace(bare.plan, server_steps={})
     assert same(run(precision, explicit), play(bare)[0])

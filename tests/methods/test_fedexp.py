@@ -11,7 +11,7 @@ from quadratic import f64
 from fedstrata import Experiment, train
 from fedstrata.config.build import build_federation
 from fedstrata.methods.server_steps.fedexp import FedExp
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.server.loop import model_to_evaluate
 from fedstrata.testing import check_server_step
 
@@ -21,7 +21,9 @@ DELTAS = [(1.0, 0.0), (0.0, 1.0), (-0.5, 0.5)]
 def fedexp(by, combine="uniform", rounds=1, overrides=None, sizes=None, **options):
     """Return what a run with FedExP did, and its step lengths."""
     server = {"kind": "fedexp", **options}
-    work = moving_work(by, {"method.combiner": {"kind": combine, "server": server}, **(overrides or {})}, sizes)
+    work = moving_work(
+        by, {"method.combiner": {"kind": combine}, "method.server_step": server, **(overrides or {})}, sizes
+    )
     seen = played(work, rounds=rounds, weights=(0.0, 0.0))
     return seen, [note["eta"] for note in seen.notes if note["event"] == "extrapolated"]
 
@@ -81,7 +83,7 @@ def test_fedexp_scores_that_mean_in_a_run(tmp_path):
     assert run.summary["rounds"] == 3
     manifest = run.checkpoints.manifest()
     experiment = Experiment.of(run.path / "experiment.toml")
-    work = Session(experiment, build_federation(experiment), None)
+    work = build_session(experiment, build_federation(experiment), None)
     state, _ = run.checkpoints.read(manifest, like=work.initial_state())
     mean = (state.server_steps["server"].before.params + state.model.params) / 2
     assert not torch.equal(state.server_steps["server"].before.params, state.model.params)

@@ -16,7 +16,7 @@ from fedstrata.config.build import build_federation
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.methods.combiners.fedga_greedy import FedGaGreedy
 from fedstrata.methods.combiners.size import SizeWeighted
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.testing.tiny import same, session_of
 
 # ---- FedGA, greedy ---------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def _combined(work, weights):
         def weights(self, arrived):
             return np.array([weights[r.client] for r in arrived.reports])
 
-    again = Session(work.experiment, work.federation, work.model)
+    again = build_session(work.experiment, work.federation, work.model)
     again.plan = replace(again.plan, combine=Fixed())
     return played(again).state.model
 

@@ -16,7 +16,7 @@ from fedstrata.core import registry
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.methods.combiners.inco import crossed, references
 from fedstrata.models.resnet import BasicBlock
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing.tiny import same, session_of
 
@@ -114,7 +114,7 @@ def image_work(combine):
     torch.manual_seed(0)
     federation, module = Federation.from_arrays(x, y, [np.arange(4), np.arange(4, 16)], test=(x[:4], y[:4])), Staged()
     asked = {"train.epochs": 1, "train.batch_size": 6, "train.clients_per_round": "all", "engine.precision": "fp64"}
-    return Session(
+    return build_session(
         describe_experiment(None, None, {**asked, "method.combiner": combine}, federation, module), federation, module
     )
 

@@ -30,7 +30,7 @@ from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
 from fedstrata.methods.selectors.size import SelectBySize as BySize
 from fedstrata.methods.server_steps.adaptive import ServerAdagrad, ServerAdam, ServerYogi
 from fedstrata.methods.server_steps.sgd import ServerSgd
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 from fedstrata.testing.tiny import in_process, play, session_of, tiny_federation
@@ -99,7 +99,7 @@ def test_adaptive_server_over_two_rounds(server, rounds, m, v):
 )
 def test_server_sgd_over_two_rounds(server, rounds):
     push = Given(curve=0.0, slope=(-0.1, 0.2))
-    work = given_work((1, 2), {"method.corrections": [push], "method.combiner": {"kind": "size", "server": server}})
+    work = given_work((1, 2), {"method.corrections": [push], "method.server_step": server})
     state = start(work, 1.0, 1.0)
     for expected in rounds:
         play_from(work, state)
@@ -113,7 +113,7 @@ def test_adaptive_server_leaves_norm_statistics_to_the_mean():
 
 
 def test_an_empty_round_changes_neither_model_nor_server_state():
-    late = {"system.stragglers.rate": 1.0, "method.combiner": {"kind": "size", "server": ServerAdam()}}
+    late = {"system.stragglers.rate": 1.0, "method.server_step": ServerAdam()}
     work = given_work((1, 2), {"method.corrections": [Given(slope=(1.0, 1.0))], **late})
     state, notes = start(work, 1.0, 1.0), []
     view = work.plan.view(work.client_info, 0, lambda kind, **_: notes.append(kind))
@@ -388,7 +388,7 @@ def test_norm_statistics_are_charged_with_the_model():
     layers = OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), head=nn.Linear(5, 3))
     federation, module = tiny_federation(), nn.Sequential(layers)
     asked = {"engine.precision": "fp32", "train.clients_per_round": 3, "train.batch_size": 4}
-    work = Session(describe_experiment(None, None, asked, federation, module), federation, module)
+    work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
     traffic = play(work, rounds=1)[0].traffic
     floats = 4 * 5 + 5 + 2 * 5 + 5 * 3 + 3 + 2 * 5  # the last: running mean and variance
     assert traffic.bytes_up == traffic.bytes_down == 3 * 4 * floats

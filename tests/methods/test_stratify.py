@@ -15,7 +15,7 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.data.sets.mnist import FashionMnist
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.server.loop import play_round
 from fedstrata.testing.tiny import in_process
 
@@ -29,7 +29,7 @@ def batches(monkeypatch, seed, **schedule):
     asked = {"method.name": "stratify-batch", "train.batch_size": BATCH, "train.rounds": EPOCHS, "train.seed": seed}
     experiment = Experiment.of(None, **asked, **{f"method.schedule.{k}": v for k, v in schedule.items()})
     federation = build_federation(experiment)
-    work, seen, train_fused = Session(experiment, federation, None), [], Trainer.train_fused
+    work, seen, train_fused = build_session(experiment, federation, None), [], Trainer.train_fused
 
     def watched(trainer, task, drawn):
         seen.extend(np.split(drawn.rows, drawn.starts[1:-1]))

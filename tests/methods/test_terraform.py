@@ -22,7 +22,7 @@ from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.methods.drivers.terraform import Magnitude, Terraform, split, variances
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
 from fedstrata.methods.selectors.sur import Known, Sur, smallest
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 from fedstrata.testing.tiny import in_process, play, same, session_of, tiny_federation
@@ -179,7 +179,7 @@ def test_a_head_without_bias_has_no_bias_to_measure():
 
 def plan_of(federation, module, signal):
     asked = {"train.batch_size": 4, "train.rounds": 1, "method.driver": Terraform(signal=signal)}
-    return Session(describe_experiment(None, None, asked, federation, module), federation, module).plan
+    return build_session(describe_experiment(None, None, asked, federation, module), federation, module).plan
 
 
 # ---- the driver -----------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_baseline_draws_as_many_from_the_rounds_clients():
         {},
         {"method.corrections": [Prox(mu=0.5)]},
         {"method.corrections": [Scaffold()], "method.combiner": "uniform"},
-        {"method.selector": PowerOfChoice(), "method.combiner": {"kind": "size", "server": "yogi"}},
+        {"method.selector": PowerOfChoice(), "method.server_step": "yogi"},
         {"system.stragglers.rate": 0.5},
     ],
 )

@@ -12,7 +12,7 @@ from fedstrata.client.network import Network, find_head
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing.tiny import play
 
@@ -335,7 +335,7 @@ def test_one_round(name, options):
     clients = federation(architecture(name).natural)
     asked = {"train.rounds": 1, "train.epochs": 1, "train.batch_size": 4, "train.clients_per_round": "all"}
     asked |= {"train.lr": 0.01, "model.name": name} | {f"model.{key}": value for key, value in options.items()}
-    work = Session(describe_experiment(None, None, asked, clients, None), clients, None)
+    work = build_session(describe_experiment(None, None, asked, clients, None), clients, None)
     before = work.initial_state().model
     after = play(work, rounds=1)[0].model
     assert torch.isfinite(after.params).all()

@@ -13,7 +13,7 @@ from fedstrata import Federation, train
 from fedstrata.core.client_parts import Correction, Done
 from fedstrata.core.messages import Slot
 from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerStep, Step, finish_choice
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import WireEngine, tiny_federation
 from fedstrata.testing.tiny import in_process, play, same, session_of
@@ -184,7 +184,7 @@ class MedianLoss(ServerStep):
 
 
 def test_a_server_part_reads_the_open_reports_and_tells_the_clients():
-    work = session_of({"method.combiner": {"kind": "size", "server": MedianLoss()}, "train.clients_per_round": 3})
+    work = session_of({"method.server_step": MedianLoss(), "train.clients_per_round": 3})
     state, rounds = play(work, rounds=1)
     assert state.server_steps["server"].lengths == [r.loss for r in rounds[0][0].reports]
 
@@ -242,7 +242,7 @@ def test_one_sample_and_batch_norm_trains_every_epoch_on_running_statistics():
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     fed = Federation.from_arrays(x, y, [[0], range(1, 12)], test=(x, y))
     asked = {"train.clients_per_round": "all", "train.epochs": 5, "train.batch_size": 4, "engine.precision": "fp64"}
-    _, rounds = play(Session(describe_experiment(None, None, asked, fed, net), fed, net), rounds=1)
+    _, rounds = play(build_session(describe_experiment(None, None, asked, fed, net), fed, net), rounds=1)
     assert [r.steps for r in rounds[0][0].reports] == [5, 15]
 
 

@@ -14,7 +14,7 @@ from fedstrata.core.messages import Report, Slot
 from fedstrata.core.server_parts import Ask, Outcome, Step
 from fedstrata.data.federation import Federation
 from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, StepDecay
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.accounting import Traffic
 from fedstrata.server.evaluator import Evaluator
@@ -130,7 +130,7 @@ def test_drift_is_the_mean_distance_from_the_model_that_was_sent():
     x, y = np.ones((4, 1), np.float32), [0, 1, 0, 1]
     federation = Federation.from_arrays(x, y, [[0, 1], [2, 3]], test=(x, y))
     asked = {"train.optimizer": Displace(), "train.epochs": 1, "train.clients_per_round": "all"}
-    work = Session(describe_experiment(None, None, asked, federation, module), federation, module)
+    work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
     state, ((step,),) = play(work, rounds=1)
     assert [float(r.update_norm) for r in step.reports] == pytest.approx([1.0, math.sqrt(5)])
     assert round_figures([step], state.participation_log.jain)["update_norm"] == pytest.approx(1.618034, abs=1e-6)
@@ -155,7 +155,7 @@ def judged(answers=ANSWERS, labels=LABELS, groups=None, owners=None, seed=0, **o
     x, y = np.eye(2, dtype=np.float32)[answers], labels
     train = (np.eye(2, dtype=np.float32)[[0, 1] * 4], [0, 1] * 4, [[0, 1], [2, 3], [4, 5], [6, 7]])
     federation = Federation.from_arrays(*train, test=(x, y, groups), test_clients=owners)
-    work = Session(
+    work = build_session(
         describe_experiment(None, None, {"train.seed": seed, "train.rounds": 5}, federation, module), federation, module
     )
     return Evaluator(work.plan.local, federation, **options), work
