@@ -198,7 +198,7 @@ def test_an_epoch_is_resumed_in_its_middle(driver):
 @EXECUTIONS
 def test_a_batch_larger_than_the_schedule_is_one_exact_gradient_step(execution):
     work = stratified("sync", execution, frequency="capped")
-    work.plan = replace(work.plan, local=replace(work.plan.local, batch_size=500))
+    work = replace(work, plan=replace(work.plan, local=replace(work.plan.local, batch_size=500)))
     local, data = work.plan.local, work.federation.train
     module = local.build().to(local.dtype)
     gradients = torch.autograd.grad(cross_entropy(module(data.x.to(local.dtype)), data.y), list(module.parameters()))
@@ -254,7 +254,7 @@ class AwayLater(Devices):
 @DRIVERS
 def test_who_goes_away_in_the_middle_of_an_epoch_is_not_asked(driver):
     work = stratified(driver, rounds_per_epoch=3)
-    work.plan = replace(work.plan, system=AwayLater())
+    work = replace(work, plan=replace(work.plan, system=AwayLater()))
     _, notes, asked = played(work, 3)
     assert [4 in clients for clients in asked] == [True, False, False]
     assert sum(event["entries"] for event in notes["schedule"]) == len(work.federation.train)
