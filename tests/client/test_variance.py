@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata.client import probe as probe
+from fedstrata.client import probe
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.messages import Task
 from fedstrata.core.threads import one_thread
@@ -242,8 +242,8 @@ def test_probe_and_training_look_at_the_same_batch(layers):
     by = {"all": "gradient", "last": "head-gradient"}[layers]
     asked = {"method.selector": {"kind": "sur", "layers": layers}, "method.combiner": {"kind": "soft", "by": by}}
     _, rounds = play(session_of(asked))
-    for probe, train in rounds:
-        probed = {r.client: r.metrics["gradient_variance"] for r in probe.reports}
+    for probing, train in rounds:
+        probed = {r.client: r.metrics["gradient_variance"] for r in probing.reports}
         for report in train.reports:
             assert report.metrics[f"{by}-variance".replace("-", "_")] == probed[report.client]
 

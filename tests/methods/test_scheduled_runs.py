@@ -239,7 +239,8 @@ def test_a_label_whose_holders_are_silent_is_dropped_and_with_nobody_there_the_m
 def test_a_run_on_false_beliefs_ends(driver, execution):
     work = stratified(driver, execution)
     known, true = {"labels": np.ones((6, 3), bool), "totals": np.array([9, 9, 90])}, work.client_info
-    work.client_info = ClientInfo(true.clients, true.classes, true.holders, true.key, known, true.world)
+    known = ClientInfo(true.clients, true.classes, true.holders, true.key, known, true.ground_truth)
+    work = replace(work, client_info=known)
     assert [event["exposure"] for event in played(work)[1]["schedule"]] == [[36, 36, 36]] * 2
 
 
