@@ -313,7 +313,7 @@ def test_a_site_says_what_it_has_in_three_ways(tmp_path):
 
 
 def test_what_the_site_process_is_told(made):
-    here = client.Client("a", "h:8000", made / "sites/a", {"name": "digits"}, 3, (1, 3))
+    here = client.FederationClient("a", "h:8000", made / "sites/a", {"name": "digits"}, 3, (1, 3))
     assert here.config(Path("/s/site")) == {
         "site": "a",
         "socket": "/s/site",
@@ -328,9 +328,9 @@ def test_what_the_site_process_is_told(made):
 # ---- the app and the run ---------------------------------------------------------------------------------------------
 
 
-def a_server(**changes) -> server.Server:
+def a_server(**changes) -> server.FederationServer:
     fields = {"host": "0.0.0.0", "port": 8000, "stream_port": 8001, "public": "h", "keys": None}
-    return server.Server(**(fields | changes))
+    return server.FederationServer(**(fields | changes))
 
 
 def test_the_app_is_thin_and_the_same_for_every_run(tmp_path):
@@ -458,7 +458,7 @@ def test_following_a_resumed_run_begins_where_it_goes_on(tmp_path):
     run = played(tmp_path / "out", 2)
     size = run.sync_events()
     run.log("round", round=3, steps=[])  # after the checkpoint: it will be cut off
-    lines = submit.Lines(run, {"events": size, "round": 2})
+    lines = submit.EventLines(run, {"events": size, "round": 2})
     assert list(lines.new()) == []
     run.cut_events(size)
     assert list(lines.new()) == []

@@ -642,7 +642,7 @@ def test_the_process_from_start_to_end():
         for round in range(4):
             view = work.plan.view(work.client_info, round, lambda *_, **__: None)
             assert started.select.select(state, view) == sorted(flips.select(plain, view))
-        model, evaluator = work.initial_state().model, work._evaluator("cpu")
+        model, evaluator = work.initial_state().model, work.make_evaluator("cpu")
         assert started.evaluator.score(model) == evaluator.score(model)
         assert set(evaluator.score(model).figures) >= {"recall", "groups", "satisfied", "worst10"}
         assert started.evaluator(model, replace(view, round=3, rounds=4)) == evaluator.score(model)

@@ -294,9 +294,9 @@ def test_heat_maps_of_many_clients_stay_readable(long):
 
 def test_bins_hold_the_means_of_what_is_known():
     values = np.array([[1.0, 3.0, np.nan, 5.0, np.nan, np.nan]])
-    assert style.binned(values, 3).tolist()[0][:2] == [2.0, 5.0]
-    assert np.isnan(style.binned(values, 3)[0, 2])
-    assert style.binned(values, 6)[0, 1] == 3.0
+    assert style.bin_values(values, 3).tolist()[0][:2] == [2.0, 5.0]
+    assert np.isnan(style.bin_values(values, 3)[0, 2])
+    assert style.bin_values(values, 6)[0, 1] == 3.0
     assert style.thinned(1000, 10)[[0, -1]].tolist() == [0, 999]
 
 

@@ -210,7 +210,7 @@ def test_sites_that_meet_begin_anew_without_the_one_that_failed(tmp_path, what):
 
 
 def test_sites_do_not_meet_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "MEETINGS", 2)  # fewer than a batch takes
+    monkeypatch.setattr(engine, "MOST_ALL_REDUCES", 2)  # fewer than a batch takes
     run = at(Here(sites(NORMED)), tmp_path, NORMED)
     assert {e["why"] for e in events(run, "site_refused")} == {"it meets others more than 2 times"}
 

@@ -151,7 +151,7 @@ def without(*hops, seed=0):
         return {r.client for r in reports} if seen in hops else set()
 
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.setattr(Devices, "lost", lost)
+        patch.setattr(Devices, "find_lost", lost)
         return model(train(overrides=SFL | {"train.seed": seed}, out=f"{folder}/here"))
 
 

@@ -11,6 +11,7 @@ from fedstrata import RequestError, Run, resume, train
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.runs.folder import Checkpoints
+from fedstrata.runs.execution import run_session
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
@@ -150,7 +151,7 @@ def run(out, policy, overrides):
     manifest = folder.checkpoints.manifest()
     state, client_states = folder.checkpoints.read(manifest, like=work.initial_state())
     folder.cut_events(manifest["events"])
-    return work.run(folder, state, None, client_states=client_states)
+    return run_session(work, folder, state, None, client_states=client_states)
 
 
 @pytest.mark.parametrize(("before", "after"), [("memory", "disk"), ("disk", "memory")])

@@ -217,8 +217,8 @@ def test_a_flock_takes_as_many_as_it_has_seats_for():
     down = work.initial_state().model.wire()
     clients, tasks = [work.federation.client(i) for i in range(6)], [Task(i, 0, 0, down=down) for i in range(6)]
     wide, narrow = VmappedTrainer(trainer, 64), VmappedTrainer(trainer, 3)
-    together = wide.run_task(clients, tasks, [{}] * 6)
-    apart = narrow.run_task(clients[:3], tasks[:3], [{}] * 3) + narrow.run_task(clients[3:], tasks[3:], [{}] * 3)
+    together = wide.run_tasks(clients, tasks, [{}] * 6)
+    apart = narrow.run_tasks(clients[:3], tasks[:3], [{}] * 3) + narrow.run_tasks(clients[3:], tasks[3:], [{}] * 3)
     for (one, _), (other, _) in zip(together, apart, strict=True):
         torch.testing.assert_close(one.aggregated["update"], other.aggregated["update"], rtol=0, atol=1e-12)
 
@@ -285,11 +285,11 @@ def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path):
     assert set(os.listdir("/dev/shm")) <= before if os.path.isdir("/dev/shm") else True
 
 
-def test_a_bench_goes_on_after_an_error():
+def test_a_worker_goes_on_after_an_error():
     work = session_of()
     data, down = work.federation.train, work.initial_state().model.wire()
     worker = Worker(work.plan.local, data.x, data.y, 17)
     with pytest.raises(KeyError):
-        worker.run_group([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])
-    ((report, _),) = worker.run_group([(work.federation.client(0), Task(0, 0, 0, down=down), {})])
+        worker.submit([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])()
+    ((report, _),) = worker.submit([(work.federation.client(0), Task(0, 0, 0, down=down), {})])()
     assert report.read().finite

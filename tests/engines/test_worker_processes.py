@@ -129,12 +129,12 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
             """
             from dataclasses import dataclass
             import fedstrata
-            from fedstrata.core.client_parts import LocalPart
-            from fedstrata.engines.local import engine as local
+            from fedstrata.core.client_parts import Correction
+            from fedstrata.engines.local import start as local
             from fedstrata.testing import tiny_federation
 
             @dataclass(frozen=True)
-            class Mine(LocalPart):
+            class Mine(Correction):
                 '''Does nothing.'''
 
             local.WORTH_A_PROCESS = 0.0

@@ -81,7 +81,7 @@ def test_weight_decay_is_part_of_a_plain_gradient():
 )
 def test_clip_shortens_what_is_longer_than_its_bound(gradient, expected):
     buf = SimpleNamespace(g=f64(*gradient))
-    Clip().grad({}, buf, None)
+    Clip().edit_gradient({}, buf, None)
     close(buf.g, f64(*expected), atol=1e-12)
 
 

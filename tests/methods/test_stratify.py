@@ -35,11 +35,11 @@ def batches(monkeypatch, seed, **schedule):
         seen.extend(np.split(drawn.rows, drawn.starts[1:-1]))
         return train_fused(trainer, task, Batches(drawn.rows[: drawn.sizes[0]], drawn.sizes[:1], drawn.rates[:1]))
 
-    monkeypatch.setattr(Trainer, "jointly", watched)
+    monkeypatch.setattr(Trainer, "train_fused", watched)
     state, engine = work.initial_state(), in_process(work)
     for round in range(EPOCHS):
         play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
-    monkeypatch.setattr(Trainer, "jointly", train_fused)
+    monkeypatch.setattr(Trainer, "train_fused", train_fused)
     return federation, work.plan.local.build(), [rows for rows in seen if len(rows) == BATCH]
 
 

@@ -140,7 +140,7 @@ def test_magnitude_oracle(layer, expected):
     w = w0 + torch.cat([torch.full((3,), 7.0, dtype=torch.float64), from_head])
     space = SimpleNamespace(head=slice(3, 9), head_weight=slice(3, 7), head_bias=slice(7, 9))
     meter = Magnitude(layer)
-    own = {name: torch.full(slot.shape, np.nan, dtype=w.dtype) for name, slot in meter.trainer(space).items()}
+    own = {name: torch.full(slot.shape, np.nan, dtype=w.dtype) for name, slot in meter.declare_slots(space).items()}
     done = meter.finish(own, SimpleNamespace(w=w, w0=w0, head=space.head), None)
     assert float(done.metrics["magnitude"]) == pytest.approx(expected)
 
@@ -158,7 +158,7 @@ def test_signal_is_what_the_client_did(signal):
     space, (report,) = work.plan.space, outcome.reports
     if signal == "loss":
         assert "magnitude" not in report.metrics
-        assert Terraform(signal="loss").measured(None, [report])[1].tolist() == [report.loss]
+        assert Terraform(signal="loss").measure(None, [report])[1].tolist() == [report.loss]
         return
     where = {"head": space.head, "weight": space.head_weight, "bias": space.head_bias}[signal]
     moved = (state.model.params - before.params)[where]

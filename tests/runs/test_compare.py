@@ -310,7 +310,7 @@ def test_other_first_weights_are_not_mixed_in():
         (["--methods", "fedavg", "--budget", "bytes=0"], "must be a whole number above 0"),
         (["--methods", "fedprox", "--ablate", "corect"], 'ablate = "corect" is unknown (did you mean "correct"?)'),
         (["--methods", "fedprox,fedavg", "--ablate", "correct"], "takes one method apart"),
-        (["--methods", "fedprox", "--ablate", "select"], "fedprox is FedAvg in select: there is nothing to ablate"),
+        (["--methods", "fedprox", "--ablate", "select"], "fedprox is FedAvg in selector: there is nothing to ablate"),
         (["--methods", "stratify-batch", "--ablate", "schedule"], "stratify-batch-without-schedule cannot be compared"),
         (["--methods", "fedavg,sfl", "--jobs", "0", *SETS, "--out", "runs"], "jobs = 0 must be at least 1"),
     ],
