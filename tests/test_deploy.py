@@ -349,8 +349,8 @@ def test_the_app_is_thin_and_the_same_for_every_run(tmp_path):
 def test_a_run_is_described_by_keys_that_the_app_has(tmp_path):
     asked = submit.new(a_server(keys="/k"), Experiment.of({"train": {"rounds": 3}}), tmp_path / "out", 3)
     config = asked.config(tmp_path / "e.toml")
-    assert set(config) == set(submit.DEFAULTS)
-    assert {k: type(v) for k, v in config.items()} == {k: type(v) for k, v in submit.DEFAULTS.items()}
+    assert set(config) == set(submit.BLANK)
+    assert {k: type(v) for k, v in config.items()} == {k: type(v) for k, v in submit.BLANK.items()}
     assert (config["sites"], config["resume"], config["out"]) == (3, False, str(tmp_path / "out"))
     assert (config["experiment"], config["keys"]) == (str(tmp_path / "e.toml"), "/k")
     assert (config["stream"], config["listen"], config["fine"]) == ("h:8001", "0.0.0.0:8001", False)

@@ -25,12 +25,14 @@ from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from fedstrata.core.errors import FedstrataError, RequestError  # noqa: E402
 from fedstrata.privacy.frames import RefusedError  # noqa: E402
 from fedstrata.remote.flower import client_app, messages, records, stream  # noqa: E402
+from fedstrata.remote.flower.app_config import RunConfig  # noqa: E402
 from fedstrata.remote.flower.certificate import make_certificate  # noqa: E402
+from fedstrata.remote.flower.failure import write_failure  # noqa: E402
 from fedstrata.remote.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kind, Parcel, parcels  # noqa: E402
 from fedstrata.remote.flower.invitation import Invitation  # noqa: E402
 from fedstrata.remote.flower.joining import with_stream  # noqa: E402
 from fedstrata.remote.flower.messages import Messages  # noqa: E402
-from fedstrata.remote.flower.server_app import Asked, registered, wait_for, way, write_failure  # noqa: E402
+from fedstrata.remote.flower.server_app import registered, wait_for, way  # noqa: E402
 from fedstrata.remote.flower.stream import open_stream  # noqa: E402
 from fedstrata.remote.flower.stream_site import StreamSite  # noqa: E402
 from fedstrata.remote.introduction import Introduction  # noqa: E402
@@ -257,7 +259,7 @@ def test_what_flower_does_not_take_is_a_failure():
 
 def test_the_run_config_is_checked(tmp_path):
     good = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path / "run"), "sites": 3, "deadline": 10}
-    assert Asked.of(good).deadline == 10.0
+    assert RunConfig.of(good).deadline == 10.0
     for key, value in {
         "experiment": "e.toml",
         "sites": 0,
@@ -267,9 +269,9 @@ def test_the_run_config_is_checked(tmp_path):
         "wait": True,
     }.items():
         with pytest.raises(RequestError, match=f"run config {key} = .* is not valid; allowed: "):
-            Asked.of(good | {key: value})
+            RunConfig.of(good | {key: value})
     with pytest.raises(RequestError, match="run config out = None"):
-        Asked.of({k: v for k, v in good.items() if k != "out"})
+        RunConfig.of({k: v for k, v in good.items() if k != "out"})
 
 
 def test_waiting_for_sites_ends(tmp_path):
@@ -632,7 +634,7 @@ def test_where_a_site_does_not_reach_the_stream_messages_carry_everything(tmp_pa
             return {name: Failure("no route to host")} if name == "bonn" else super().exchange(requests)
 
     paths = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path / "run")}
-    asked = Asked.of(paths | {"sites": 3, "stream": "127.0.0.1:0"})
+    asked = RunConfig.of(paths | {"sites": 3, "stream": "127.0.0.1:0"})
     messages = Walled(ECHO)
     assert way(messages, asked, "run-1") == (messages, "bonn: no route to host")
     assert messages.answers == {"aachen": b"0", "cologne": b"0"}  # whoever came was let go
@@ -652,7 +654,7 @@ def test_a_site_that_comes_after_its_run_went_on_is_invited_to_the_stream(tmp_pa
     (tmp_path / "sites.json").write_text(json.dumps({"run": "r", "sites": dict.fromkeys(ECHO, facts)}))
     told = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path), "sites": 2, "resume": True}
     messages = Loopback({name: bytes for name in ECHO if name != "bonn"} | {"dortmund": bytes})
-    opened, _ = way(messages, Asked.of(told | {"stream": "127.0.0.1:0"}), "run-1")
+    opened, _ = way(messages, RunConfig.of(told | {"stream": "127.0.0.1:0"}), "run-1")
     try:
         assert opened.names() == ["aachen", "cologne"]
         messages.sites["bonn"] = with_stream(bytes)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.client_parts import Client
@@ -22,6 +23,73 @@ from fedstrata.data.drift import Drift, Moves, Stream
 from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition, hold_out
 from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
+
+
+class FederationInfo(Protocol):
+    """What a run reads of its clients' data, wherever the samples are."""
+
+    @property
+    def classes(self) -> tuple[Label, ...]:
+        """The labels, by class index."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """From stored samples to what a network sees."""
+
+    @property
+    def speeds(self) -> np.ndarray | None:
+        """Relative device capacity."""
+
+    @property
+    def bandwidths(self) -> np.ndarray | None:
+        """Bytes a second."""
+
+    @property
+    def moves(self) -> Moves | None:
+        """How who holds what changes by round."""
+
+    @property
+    def proxy(self) -> Samples | None:
+        """Training samples that the server holds."""
+
+    @property
+    def left_out(self) -> int:
+        """Training samples that no client holds."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the partition had to do to fulfil the request."""
+
+    @property
+    def samples(self) -> int:
+        """Training samples that clients hold."""
+
+    @property
+    def tests(self) -> int:
+        """Test samples."""
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Label counts of every client, [N, C], as far as they are known."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the data."""
+
+    @property
+    def identity(self) -> str:
+        """What a checkpoint belongs to."""
+
+    def __len__(self) -> int: ...
+
+    def trial(self) -> Tensor:
+        """Return two stored samples, or what looks like them, to try a network with."""
+
+    def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> Self:
+        """Return clients other devices."""
+
+    def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
+        """Tell the server what its parts declared they need, and no more."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +126,7 @@ class Federation:
             self.speeds.shape == (len(self),) and np.isfinite(self.speeds).all() and (self.speeds > 0).all()
         ):
             raise RequestError(f"speeds must hold one number > 0 for each of the {len(self)} clients")
-        if len(self.classes) < 2:
-            raise RequestError(f"the data has {len(self.classes)} class; at least 2 are needed")
+        check_classes(self.classes)
 
     def __len__(self) -> int:
         return len(self.train_split)
@@ -107,6 +174,14 @@ class Federation:
         """What a checkpoint belongs to."""
         return self.fingerprint
 
+    def trial(self) -> Tensor:
+        """Return two stored samples to try a network with."""
+        return self.train.x[:2]
+
+    def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> Federation:
+        """Return clients other devices."""
+        return replace(self, speeds=speeds, bandwidths=bandwidths)
+
     def with_noise(self, noises: Sequence[Noise], seed: int = 0) -> Federation:
         """Disturb what clients train on; the labels as they were stay in `true_labels`."""
         x, y = self.train.x.numpy(), self.labels
@@ -119,8 +194,11 @@ class Federation:
         known = self.labels if self.true_labels is None else self.true_labels
         return replace(self, train=train, true_labels=known)
 
-    def relabel(self, codes: np.ndarray) -> Federation:
-        """Use other class indices: label i, in the present order, becomes `codes[i]`. All else stays as it is."""
+    def relabel(self, codes: np.ndarray, classes: Sequence[Label] | None = None) -> Federation:
+        """Use other class indices: label i, in the present order, becomes `codes[i]`. All else stays as it is.
+
+        `classes` names the new indices where they are more than another order of the labels that are here.
+        """
         to = torch.from_numpy(codes)
 
         def coded(samples: Samples) -> Samples:
@@ -132,7 +210,7 @@ class Federation:
             test=coded(self.test),
             proxy=None if self.proxy is None else coded(self.proxy),
             true_labels=None if self.true_labels is None else codes[self.true_labels],
-            classes=tuple(self.classes[i] for i in np.argsort(codes)),
+            classes=tuple(self.classes[i] for i in np.argsort(codes)) if classes is None else tuple(classes),
             codes=codes if self.codes is None else codes[self.codes],
         )
 
@@ -166,7 +244,7 @@ class Federation:
             classes=len(self.classes),
             holders=np.flatnonzero(sizes),
             key=streams("tiebreak").permutation(len(self)),
-            _known={
+            known={
                 "sizes": sizes if "sizes" in needs else None,
                 "labels": self.counts > 0 if "labels" in needs else None,
                 "totals": self.counts.sum(0) if "totals" in needs else None,
@@ -256,6 +334,12 @@ class Federation:
             return cls.from_arrays(x, y, rows, test=test, seed=seed)
         test_x, test_y, test_rows = join_samples(test)
         return cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows)
+
+
+def check_classes(classes: Sequence[Label]) -> None:
+    """Refuse data with nothing to tell apart."""
+    if len(classes) < 2:
+        raise RequestError(f"the data has {len(classes)} class; at least 2 are needed")
 
 
 def _dealt(partition: Any, clients: Any, train: Labelled, test: Labelled, streams: Streams) -> Deal:
