@@ -24,7 +24,8 @@ from fedstrata.core.client_parts import (
 from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
-from fedstrata.core.messages import Report, Slot, Sums, Task
+from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
+from fedstrata.core.options import Count, Fraction, Natural, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import (
     Arrived,
@@ -39,6 +40,7 @@ from fedstrata.core.server_parts import (
     Step,
     View,
 )
+from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
@@ -76,9 +78,11 @@ __all__ = [
     "Combiner",
     "Comparison",
     "Correction",
+    "Count",
     "DataSet",
     "Deal",
     "Done",
+    "Drift",
     "Driver",
     "Engine",
     "Experiment",
@@ -86,17 +90,21 @@ __all__ = [
     "FedstrataError",
     "FlatModel",
     "Followed",
+    "Fraction",
     "Inspection",
     "LRSchedule",
     "Labelled",
     "LocalPart",
+    "Natural",
     "Noise",
+    "NonNegative",
     "Optimizer",
     "Order",
     "Outcome",
     "ParameterSpace",
     "Partition",
     "Plan",
+    "Positive",
     "Recipe",
     "Record",
     "Replay",
@@ -110,8 +118,10 @@ __all__ = [
     "ServerStep",
     "Slot",
     "Step",
+    "Stream",
     "Sums",
     "Task",
+    "Tensors",
     "View",
     "check_combiner",
     "check_correction",
