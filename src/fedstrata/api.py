@@ -25,7 +25,7 @@ from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
-from fedstrata.core.options import Count, Fraction, Natural, NonNegative, Positive
+from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import (
     Arrived,
@@ -44,10 +44,14 @@ from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
+from fedstrata.data.partitions.dirichlet import DirichletClass
+from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.sets.base import Arrays, DataSet
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
 from fedstrata.models.architecture import Architecture
+from fedstrata.privacy.accounting import Accountant, FixedSize
+from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare import Comparison, compare
 from fedstrata.runs.folder import Run
 from fedstrata.runs.replay import Record, Replay, replay
@@ -66,6 +70,7 @@ from fedstrata.testing import (
 )
 
 __all__ = [
+    "Accountant",
     "Architecture",
     "Arrays",
     "Arrived",
@@ -81,6 +86,7 @@ __all__ = [
     "Count",
     "DataSet",
     "Deal",
+    "DirichletClass",
     "Done",
     "Drift",
     "Driver",
@@ -88,14 +94,15 @@ __all__ = [
     "Experiment",
     "Federation",
     "FedstrataError",
+    "FixedSize",
     "FlatModel",
     "Followed",
     "Fraction",
+    "Iid",
     "Inspection",
     "LRSchedule",
     "Labelled",
     "LocalPart",
-    "Natural",
     "Noise",
     "NonNegative",
     "Optimizer",
@@ -111,6 +118,7 @@ __all__ = [
     "Report",
     "RequestError",
     "Run",
+    "RunData",
     "Sampler",
     "Schedule",
     "Scores",
