@@ -53,6 +53,9 @@ def test_linked_files_exist(page):
 def test_named_files_exist(page):
     for path in re.findall(r"`((?:src|docs|examples|tests|benchmarks|studies)/[\w./-]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
+    rooms = "|".join(path.name for path in PACKAGE.iterdir() if path.is_dir())
+    for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", prose(page)):
+        assert (PACKAGE / path).exists(), path
 
 
 @by_page
