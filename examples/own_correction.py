@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedstrata
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done
-from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Slot, Tensors
-from fedstrata.core.options import Count
-from fedstrata.testing import check_correction
+from fedstrata import Buffers, ClientContext, Correction, Count, Done, ParameterSpace, Slot, Tensors
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class SmallTrainHead(Correction):
 
 
 if __name__ == "__main__":
-    check_correction(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
-    for correct in ([], [SmallTrainHead()], [{"kind": "prox", "mu": 0.1}, SmallTrainHead()]):
-        run = fedstrata.train(overrides={"method.corrections": correct, "train.rounds": 30})
-        print(f"{run.summary['accuracy']:.4f} accuracy with {correct}: {run.path}")
+    fedstrata.check_correction(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
+    for corrections in ([], [SmallTrainHead()], [{"kind": "prox", "mu": 0.1}, SmallTrainHead()]):
+        run = fedstrata.train(overrides={"method.corrections": corrections, "train.rounds": 30})
+        print(f"{run.summary['accuracy']:.4f} accuracy with {corrections}: {run.path}")

@@ -24,7 +24,8 @@ from fedstrata.core.client_parts import (
 from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
-from fedstrata.core.messages import Report, Slot, Sums, Task
+from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
+from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import (
     Arrived,
@@ -39,13 +40,18 @@ from fedstrata.core.server_parts import (
     Step,
     View,
 )
+from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
+from fedstrata.data.partitions.dirichlet import DirichletClass
+from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.sets.base import Arrays, DataSet
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
 from fedstrata.models.architecture import Architecture
+from fedstrata.privacy.accounting import Accountant, FixedSize
+from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare import Comparison, compare
 from fedstrata.runs.folder import Run
 from fedstrata.runs.replay import Record, Replay, replay
@@ -64,6 +70,7 @@ from fedstrata.testing import (
 )
 
 __all__ = [
+    "Accountant",
     "Architecture",
     "Arrays",
     "Arrived",
@@ -76,33 +83,42 @@ __all__ = [
     "Combiner",
     "Comparison",
     "Correction",
+    "Count",
     "DataSet",
     "Deal",
+    "DirichletClass",
     "Done",
+    "Drift",
     "Driver",
     "Engine",
     "Experiment",
     "Federation",
     "FedstrataError",
+    "FixedSize",
     "FlatModel",
     "Followed",
+    "Fraction",
+    "Iid",
     "Inspection",
     "LRSchedule",
     "Labelled",
     "LocalPart",
     "Noise",
+    "NonNegative",
     "Optimizer",
     "Order",
     "Outcome",
     "ParameterSpace",
     "Partition",
     "Plan",
+    "Positive",
     "Recipe",
     "Record",
     "Replay",
     "Report",
     "RequestError",
     "Run",
+    "RunData",
     "Sampler",
     "Schedule",
     "Scores",
@@ -110,8 +126,10 @@ __all__ = [
     "ServerStep",
     "Slot",
     "Step",
+    "Stream",
     "Sums",
     "Task",
+    "Tensors",
     "View",
     "check_combiner",
     "check_correction",
