@@ -5,6 +5,14 @@ from asking import PROX
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
+from fedstrata.core.server_parts import Selector
+from fedstrata.methods.recipes import Recipe
+
+LAST = Recipe("A method, which is no part.", "nobody", {})
+
+
+class Loose(Selector):
+    """Not a dataclass."""
 
 
 def refused(said, source=None, **overrides):

@@ -33,6 +33,7 @@ STATEFUL = {
         "method.corrections": [Scaffold()],
         "train.clients_per_round": 2,
     },
+    "clients trained at once": {"method.name": "scaffold", "engine.vmap": "always"},
     "cursors of a sampler": {"method.name": "stratify-single", "method.schedule.rounds_per_epoch": 3},
 }
 LATE = {"system.stragglers.rate": 0.4}
@@ -40,7 +41,8 @@ each_policy = pytest.mark.parametrize("policy", ["memory", "disk"])
 
 
 def asked_for(policy, overrides):
-    return {**TINY, "train.evaluate.every": 4, "engine.client_state": policy, **overrides}
+    usual = {**TINY, "train.evaluate.every": 4, "engine.vmap": "never"}
+    return {**usual, "engine.client_state": policy, **overrides}
 
 
 def trained(out, policy, overrides, **how):
