@@ -89,7 +89,7 @@ def serve(server: FederationServer, say: Say) -> None:
         log = folder / "superlink.log"
         path = None if server.keys is None else Path(server.keys)
         flower.configure(folder, server.address, server.authority)
-        _forget_strangers(folder, path)
+        forget_strangers(folder, path)
         command = flower.superlink(folder, server.host, server.port, path)
         household.start("the server", command, log, flower.environment(folder), folder)
         _wait(server, household, log)
@@ -226,7 +226,7 @@ def _free(host: str, port: int) -> None:
             ) from None
 
 
-def _forget_strangers(folder: Path, keys: Path | None) -> None:
+def forget_strangers(folder: Path, keys: Path | None) -> None:
     """Begin with an empty database where we do not know whom the old one would let in."""
     if keys is not None and not (folder / NODES).exists():
         for path in folder.glob(f"{flower.database(folder, keys).name}*"):

@@ -80,7 +80,7 @@ class SitePrivacy:
         """Return the site's data with the class indices of a run."""
         if "sealed" not in told:
             return aligned(self._load(), told["classes"])
-        return _placed(self._load(), *self._opened(bytes.fromhex(told["sealed"]), told["run"]))
+        return _placed(self._load(), *self.open_map(bytes.fromhex(told["sealed"]), told["run"]))
 
     def counts(self, federation: Federation, epsilon: float | None) -> np.ndarray:
         """Return label counts as they may be told."""
@@ -141,7 +141,7 @@ class SitePrivacy:
             raise RefusedError("label masking begins with its keys")
         reply = self._labels.answer(step.decode(), message)
         last = step.decode() == PrfClient.steps[-1]
-        return reply, self._sealed(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
+        return reply, self.seal_map(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
 
     def _meet(self, about: bytes) -> tuple[bytes]:
         told = read_values(about)
@@ -169,11 +169,13 @@ class SitePrivacy:
 
     # ---- the map of placeholders, in the server's keeping
 
-    def _sealed(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
+    def seal_map(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
+        """Seal the placeholders of own labels for a run; only this site can open them."""
         nonce, text = os.urandom(NONCE), json.dumps([placeholders, list(own.items())]).encode()
         return nonce + AESGCM(self._seal_key).encrypt(nonce, text, run.encode())
 
-    def _opened(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
+    def open_map(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
+        """Open what `seal_map` sealed for a run: own labels' placeholders, and how many there are."""
         try:
             text = AESGCM(self._seal_key).decrypt(sealed[:NONCE], sealed[NONCE:], run.encode())
         except (InvalidTag, ValueError):
