@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import shutil
@@ -31,7 +30,6 @@ from fedstrata.cli import board as command
 from fedstrata.core.errors import RequestError
 from fedstrata.report import run_data
 from fedstrata.report.run_data import RunData
-from fedstrata.runs import folder
 
 TOKEN = "a token of enough letters"
 

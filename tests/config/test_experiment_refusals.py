@@ -59,7 +59,9 @@ def test_an_unknown_key_of_a_correction_is_refused():
     refused(
         ["method.corrections.0.muu", 'did you mean "mu"'], **{"method.name": "fedprox", "method.corrections.0.muu": 1}
     )
-    refused(["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"corrections": ["scaffold", PROX | {"muu": 1}]}})
+    refused(
+        ["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"corrections": ["scaffold", PROX | {"muu": 1}]}}
+    )
 
 
 @pytest.mark.parametrize(

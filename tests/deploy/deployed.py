@@ -9,9 +9,9 @@ from fedstrata.deploy import server
 from fedstrata.runs.folder import Run
 
 
-def a_server(**changes) -> server.Server:
+def a_server(**changes) -> server.FederationServer:
     fields = {"host": "0.0.0.0", "port": 8000, "stream_port": 8001, "public": "h", "keys": None}
-    return server.Server(**(fields | changes))
+    return server.FederationServer(**(fields | changes))
 
 
 def played(path: Path, rounds: int) -> Run:

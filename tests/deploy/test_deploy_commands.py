@@ -115,7 +115,7 @@ def test_a_site_says_what_it_has_in_three_ways(tmp_path):
 
 
 def test_what_the_site_process_is_told(made):
-    here = client.Client("a", "h:8000", made / "sites/a", {"name": "digits"}, 3, (1, 3))
+    here = client.FederationClient("a", "h:8000", made / "sites/a", {"name": "digits"}, 3, (1, 3))
     assert here.config(Path("/s/site")) == {
         "site": "a",
         "socket": "/s/site",

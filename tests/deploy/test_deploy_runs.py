@@ -135,7 +135,7 @@ def test_following_a_resumed_run_begins_where_it_goes_on(tmp_path):
     run = played(tmp_path / "out", 2)
     size = run.sync_events()
     run.log("round", round=3, steps=[])  # after the checkpoint: it will be cut off
-    lines = submit.Lines(run, {"events": size, "round": 2})
+    lines = submit.EventLines(run, {"events": size, "round": 2})
     assert list(lines.new()) == []
     run.cut_events(size)
     assert list(lines.new()) == []

@@ -10,8 +10,8 @@ import pytest
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd
-from fedstrata.runs.folder import Checkpoints
 from fedstrata.runs.execution import run_session
+from fedstrata.runs.folder import Checkpoints
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation

@@ -308,7 +308,10 @@ def test_other_first_weights_are_not_mixed_in():
         (["--methods", "fedavg", "--budget", "bytes=much"], "cannot be read"),
         (["--methods", "fedavg", "--budget", "rounds=5MB"], "cannot be read"),
         (["--methods", "fedavg", "--budget", "bytes=0"], "must be a whole number above 0"),
-        (["--methods", "fedprox", "--ablate", "corections"], 'ablate = "corections" is unknown (did you mean "corrections"?)'),
+        (
+            ["--methods", "fedprox", "--ablate", "corections"],
+            'ablate = "corections" is unknown (did you mean "corrections"?)',
+        ),
         (["--methods", "fedprox,fedavg", "--ablate", "corrections"], "takes one method apart"),
         (["--methods", "fedprox", "--ablate", "selector"], "fedprox is FedAvg in selector: there is nothing to ablate"),
         (["--methods", "stratify-batch", "--ablate", "schedule"], "stratify-batch-without-schedule cannot be compared"),

@@ -277,8 +277,6 @@ class _Stored(Mapping[int, tuple[Tag, Tensors]]):
         return len(self._clients)
 
 
-
-
 def finite(value: Any) -> Any:
     """JSON has no NaN: a number that is not finite becomes null."""
     if isinstance(value, float):
