@@ -22,6 +22,10 @@ class DamagedError(RequestError):
     """A file is not what it should be; one that was downloaded must not be trusted again."""
 
 
+class PartError(FedstrataError, ValueError):
+    """A part broke its contract: the message names the part, what it gave, and what is allowed."""
+
+
 class UnsummableError(FedstrataError):
     """What clients sent cannot be summed, because too few of them are left; the run goes on without it."""
 

@@ -6,8 +6,9 @@ chains, several exchanges inside a round are only different sequences of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -67,6 +68,15 @@ class Ask:
     weight: float = 1.0  # how often its report counts, for combiners; stays at the server, like
     chance: float | None = None  # how likely it was to be asked
 
+    def __post_init__(self) -> None:
+        if type(self.client) is not int:
+            try:
+                object.__setattr__(self, "client", index(self.client))  # a number of numpy's does not travel
+            except TypeError:
+                raise ValueError(f"Ask({self.client!r:.60}): a client is named by its id, a whole number") from None
+        if not isinstance(self.config, Mapping):
+            raise ValueError(f"Ask({self.client}, {self.config!r:.60}): config maps names to values that travel to it")
+
 
 @dataclass(frozen=True)
 class FusedSteps:
@@ -101,6 +111,12 @@ class Step:
     part: Fragment = WHOLE  # where in the round this is: moves learning rates
 
     def __post_init__(self) -> None:
+        if type(self.asks) is not tuple:
+            if not isinstance(self.asks, Iterable):
+                raise ValueError(f"a step is made of a tuple of Asks, not of {self.asks!r:.60}")
+            object.__setattr__(self, "asks", tuple(self.asks))
+        if strange := [ask for ask in self.asks if not isinstance(ask, Ask)]:
+            raise ValueError(f"a step is made of Asks, and {strange[0]!r:.60} is none; a client is asked by Ask(id)")
         ids = [ask.client for ask in self.asks]
         if len(set(ids)) != len(ids):
             raise ValueError(f"a step asks a client twice: {sorted(ids)}")
@@ -130,13 +146,8 @@ class Outcome:
 Steps = Generator[Step, Outcome, None]
 Chosen = Sequence[int | Ask]
 Choice = Chosen | Generator[Step, Outcome, Chosen]  # a selector may yield probe steps first
-
-
-def finish_choice(choice: Choice) -> Generator[Step, Outcome, list[Ask]]:
-    """Let a selector finish, whether it probes or answers at once; in order of id, so that equal sets are equal."""
-    picks = (yield from choice) if isinstance(choice, Generator) else choice
-    asks = [pick if isinstance(pick, Ask) else Ask(int(pick)) for pick in picks]
-    return sorted(asks, key=lambda ask: ask.client)
+Asking = Generator[Step, Outcome, list[Ask]]
+Select = Callable[[], Asking]  # what a driver gets of a selector: `asks = yield from select()`
 
 
 class ServerSide(Part):
@@ -219,8 +230,8 @@ class Driver(ServerSide):
         """Make the state."""
         return None
 
-    def round(self, state: Any, view: View, select: Callable[[], Choice]) -> Steps:
-        """Yield the steps of one round."""
+    def round(self, state: Any, view: View, select: Select) -> Steps:
+        """Yield the steps of one round; `asks = yield from select()` gives the selected clients, as `Ask`s by id."""
         raise NotImplementedError
 
 

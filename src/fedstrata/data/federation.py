@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.client_parts import Client
+from fedstrata.core.contract import broken, describe
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
@@ -189,7 +190,8 @@ class Federation:
             return self
         clients = [self.train_split[i] for i in range(len(self))]
         for place, noise in enumerate(noises):  # two of a kind must not draw the same numbers
-            x, y = noise.apply(x, y, clients, len(self.classes), Streams(Streams(seed).torch_seed("noise", step=place)))
+            streams = Streams(Streams(seed).torch_seed("noise", step=place))
+            x, y = _disturbed(noise, x, y, clients, len(self.classes), streams)
         train = replace(self.train, x=torch.from_numpy(x), y=torch.from_numpy(y))
         known = self.labels if self.true_labels is None else self.true_labels
         return replace(self, train=train, true_labels=known)
@@ -340,6 +342,31 @@ def check_classes(classes: Sequence[Label]) -> None:
     """Refuse data with nothing to tell apart."""
     if len(classes) < 2:
         raise RequestError(f"the data has {len(classes)} class; at least 2 are needed")
+
+
+def _disturbed(
+    noise: Noise, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
+) -> tuple[np.ndarray, np.ndarray]:
+    """Apply noise to arrays that it cannot write to, which may be the user's own, and check what it gives."""
+    locked = x.view(), y.view()
+    for array in locked:
+        array.flags.writeable = False
+    try:
+        given: Any = noise.apply(*locked, clients, classes, streams)
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+        raise broken(noise, "apply", "writes into the arrays it gets; change a copy, and give that") from error
+    allowed = f"(x, y) of shapes {x.shape} and {y.shape}"
+    if not isinstance(given, tuple) or len(given) != 2 or not all(isinstance(a, np.ndarray) for a in given):
+        raise broken(noise, "apply", f"gave {describe(given)}; allowed: {allowed}")
+    new_x, new_y = (old if new is lock else new for new, lock, old in zip(given, locked, (x, y), strict=True))
+    if new_x.shape != x.shape or new_x.dtype.kind not in "biuf":
+        raise broken(noise, "apply", f"gave {describe(new_x)} as x; allowed: {allowed}")
+    if new_y.shape != y.shape or new_y.dtype != y.dtype or (len(y) and not 0 <= new_y.min() <= new_y.max() < classes):
+        allowed = f"{y.dtype} labels from 0 to {classes - 1}, of shape {y.shape}"
+        raise broken(noise, "apply", f"gave {describe(new_y)} as y; allowed: {allowed}")
+    return new_x, new_y
 
 
 def _dealt(partition: Any, clients: Any, train: Labelled, test: Labelled, streams: Streams) -> Deal:
