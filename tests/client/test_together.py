@@ -133,7 +133,7 @@ def test_learning_along_a_schedule_costs_the_same_however_it_is_played(name):
         assert traffic.bytes_down == NUMBER * down
         assert traffic.bytes_up == NUMBER * up
         assert traffic.bytes_p2p == NUMBER * model * (total - starts)  # one transfer a hop
-        assert traffic.client_updates == sum(event["visits"] for event in run.events("schedule")) == total
+        assert traffic.client_updates == sum(event["client_updates"] for event in run.events("schedule")) == total
         assert run.state.participation.tolist() == [client_updates[client] for client in range(len(work.federation))]
 
 
@@ -197,7 +197,7 @@ def test_what_is_not_finite_is_dropped(method, execution):
             {"method__name": "stratify-single", "method__corrections": [{"kind": "prox"}]},
             "prox works inside each client update",
         ),
-        ({"method__server_step": {"kind": "yogi"}}, "server step Yogi"),
+        ({"method__server_step": {"kind": "yogi"}}, "server step yogi"),
     ],
 )
 def test_what_cannot_be_played_as_one_is_refused_or_played_by_messages(asked, why):

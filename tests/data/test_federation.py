@@ -194,7 +194,7 @@ BYTES = {"sizes": 8 * 3, "counts": 4 * 9, "speeds": 8 * 3}
 
 
 @pytest.mark.parametrize("needs", [(), ("sizes",), ("counts",), ("speeds",), ("sizes", "counts"), tuple(KNOWN)])
-def test_the_roster_shows_what_was_declared_and_charges_for_it(needs):
+def test_the_client_info_shows_what_was_declared_and_charges_for_it(needs):
     client_info = build(speeds=[1, 2, 3]).client_info(frozenset(needs), Streams(0))
     assert (client_info.clients, client_info.classes) == (3, 3)
     assert client_info.setup_bytes == sum(BYTES[name] for name in needs)
@@ -202,7 +202,7 @@ def test_the_roster_shows_what_was_declared_and_charges_for_it(needs):
         if name in needs:
             assert getattr(client_info, name).tolist() == value
         else:
-            with pytest.raises(RequestError, match=rf'roster\.{name} without declaring.*"{name}".*needs'):
+            with pytest.raises(RequestError, match=rf'client_info\.{name} without declaring.*"{name}".*needs'):
                 getattr(client_info, name)
 
 

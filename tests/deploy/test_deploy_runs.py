@@ -17,6 +17,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state, submit
 from fedstrata.deploy.app import PULL, eager, foreign
+from fedstrata.remote.flower.app_config import BLANK
 from fedstrata.runs.folder import Run
 
 
@@ -36,8 +37,8 @@ def test_the_app_is_thin_and_the_same_for_every_run(tmp_path):
 def test_a_run_is_described_by_keys_that_the_app_has(tmp_path):
     asked = submit.new(a_server(keys="/k"), Experiment.of({"train": {"rounds": 3}}), tmp_path / "out", 3)
     config = asked.config(tmp_path / "e.toml")
-    assert set(config) == set(submit.DEFAULTS)
-    assert {k: type(v) for k, v in config.items()} == {k: type(v) for k, v in submit.DEFAULTS.items()}
+    assert set(config) == set(BLANK)
+    assert {k: type(v) for k, v in config.items()} == {k: type(v) for k, v in BLANK.items()}
     assert (config["sites"], config["resume"], config["out"]) == (3, False, str(tmp_path / "out"))
     assert (config["experiment"], config["keys"]) == (str(tmp_path / "e.toml"), "/k")
     assert (config["stream"], config["listen"], config["fine"]) == ("h:8001", "0.0.0.0:8001", False)
@@ -178,8 +179,8 @@ def test_a_run_whose_process_is_gone_is_given_up(tmp_path, monkeypatch):
     asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
     run = played(tmp_path / "out", 2)
     with run.locked():
-        assert submit.held(run.path)
-    assert not submit.held(run.path)
+        assert run.running
+    assert not run.running
     with pytest.raises(
         FedstrataError,
         match=r"(?s)its process is gone; continue with: fedstrata deploy run --resume .*out.*its last words",

@@ -22,6 +22,7 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.client.vmapped import VmappedTrainer
 from fedstrata.core import registry
 from fedstrata.core.client_parts import Correction
+from fedstrata.core.errors import PartError
 from fedstrata.core.messages import Task
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.engines.local.processes import ProcessPool
@@ -301,7 +302,7 @@ def test_a_worker_goes_on_after_an_error():
     work = session_of()
     data, down = work.federation.train, work.initial_state().model.wire()
     worker = Worker(work.plan.local, data.x, data.y, 17)
-    with pytest.raises(KeyError):
+    with pytest.raises(PartError, match="nonsense"):
         worker.submit([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])()
     ((report, _),) = worker.submit([(work.federation.client(0), Task(0, 0, 0, down=down), {})])()
     assert report.read().finite

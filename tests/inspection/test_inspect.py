@@ -80,7 +80,7 @@ def test_samples_with_two_labels_get_fedbss():
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpbs", "flips", "power-of-choice", "sfl"])
 def test_what_is_rehearsed_is_what_a_run_costs(method):
-    table = {"method": {"name": method}, "model": {"hidden": [8]}, "engine": {"together": "never"}}
+    table = {"method": {"name": method}, "model": {"hidden": [8]}, "engine": {"vmap": "never"}}
     table["train"] = {"rounds": 2, "epochs": 1, "batch_size": 64}
     experiment = Experiment.of(table)
     federation = build_federation(experiment)

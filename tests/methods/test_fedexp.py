@@ -101,8 +101,8 @@ def test_the_eps_of_fedexp_falls_with_the_square_of_the_step_size():
 
 
 def test_fedexp_does_not_extrapolate_norm_statistics():
-    uniform = {"kind": "uniform", "server": {"kind": "fedexp"}}
-    longer, plain = (played(normed_work({"method.combiner": c, "train.lr": 0.5})) for c in (uniform, "uniform"))
+    asked = {"method.combiner": "uniform", "train.lr": 0.5}
+    longer, plain = (played(normed_work(asked | {"method.server_step": step})) for step in ("fedexp", "sgd"))
     assert longer.notes[0]["eta"] > 1
     assert torch.equal(longer.state.model.buffers, plain.state.model.buffers)
     assert not torch.equal(longer.state.model.params, plain.state.model.params)

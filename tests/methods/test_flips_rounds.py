@@ -184,9 +184,9 @@ def test_drift_in_a_run_moves_clients_and_a_resumed_run_is_the_same():
     whole, outcomes = play(session_of(overrides, fed))
     cut, _ = play(session_of(overrides, fed), cut=3)
     still, _ = play(session_of(overrides))
-    assert whole.select.cluster.tolist() == cut.select.cluster.tolist() != still.select.cluster.tolist()
-    assert whole.select.picks.tolist() == cut.select.picks.tolist()
-    assert whole.select.picks.sum() == 3 * len(outcomes)
+    assert whole.selector.cluster.tolist() == cut.selector.cluster.tolist() != still.selector.cluster.tolist()
+    assert whole.selector.picks.tolist() == cut.selector.picks.tolist()
+    assert whole.selector.picks.sum() == 3 * len(outcomes)
 
 
 # ---- the part in a plan

@@ -230,7 +230,7 @@ def test_a_resumed_run_remembers_the_same(selector):
     asked = {"method.selector": selector, "method.combiner": {"kind": "uniform"}, "train.clients_per_round": 2}
     whole, outcomes = play(session_of(asked))
     resumed, others = play(session_of(asked), cut=3)
-    assert alike(whole.select, resumed.select)
+    assert alike(whole.selector, resumed.selector)
     assert alike(outcomes, others)
 
 

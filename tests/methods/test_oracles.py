@@ -79,8 +79,7 @@ def test_mean_of_three_models(combiner, expected):
 )
 def test_adaptive_server_over_two_rounds(server, rounds, m, v):
     push = Given(curve=0.0, slope=(-0.1, 0.2))  # every client moves by (.1, -.2)
-    combine = {"kind": "size", "server": server}
-    work = given_work((1, 2), {"method.corrections": [push], "method.combiner": combine, "train.rounds": 2})
+    work = given_work((1, 2), {"method.corrections": [push], "method.server_step": server, "train.rounds": 2})
     state = start(work, 1.0, 1.0)
     for expected in rounds:
         play_from(work, state)

@@ -124,7 +124,7 @@ def served(monkeypatch, *requests):
     """Let the service answer in this process until the other side hangs up; give its exit code and the answers."""
     told = []
     monkeypatch.setattr(service.signal, "signal", lambda *how: told.append(how))
-    monkeypatch.setattr(service.resource, "setrlimit", lambda *how: told.append(how))
+    monkeypatch.setattr(resource, "setrlimit", lambda *how: told.append(how))
     ours, theirs = socket.socketpair()
     with ours:
         line = Connection(os.dup(ours.fileno()))

@@ -153,13 +153,13 @@ def test_a_report_that_cannot_be_one_is_refused_and_the_run_goes_on(tmp_path, na
 
 
 @pytest.mark.parametrize("refused", [None, [99], [[0]], [0.5], "all", {}], ids=str)
-def test_a_site_cannot_refuse_labels_that_it_was_not_asked_for(tmp_path, build_refusal):
+def test_a_site_cannot_refuse_labels_that_it_was_not_asked_for(tmp_path, refused):
     def tamper(name, kind, reply):
         if name != "bonn" or kind != "task" or split(reply)[1] != b"report":
             return reply
         header, tensors = unpack(split(reply)[2])
         return build_reply(
-            b"report", pack(header | {"metrics": {} if build_refusal is None else {"refused": build_refusal}}, tensors)
+            b"report", pack(header | {"metrics": {} if refused is None else {"refused": refused}}, tensors)
         )
 
     run = at_sites(tmp_path, METHODS["stratify-batch with batch norm"], tamper)

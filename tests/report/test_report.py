@@ -159,7 +159,7 @@ def test_bins_hold_the_means_of_what_is_known():
     assert style.bin_values(values, 3).tolist()[0][:2] == [2.0, 5.0]
     assert np.isnan(style.bin_values(values, 3)[0, 2])
     assert style.bin_values(values, 6)[0, 1] == 3.0
-    assert style.thinned(1000, 10)[[0, -1]].tolist() == [0, 999]
+    assert style.thin(1000, 10)[[0, -1]].tolist() == [0, 999]
 
 
 # ---- comparisons and several runs

@@ -327,7 +327,7 @@ def test_what_does_not_fit_is_named_before_the_first_cell_runs(cli, args, said):
 
 
 def test_methods_that_an_experiment_makes_the_same_are_not_compared(cli, tmp_path):
-    (tmp_path / "e.toml").write_text('[method]\ncorrect = [{ kind = "prox", mu = 0.1 }]\n')
+    (tmp_path / "e.toml").write_text('[method]\ncorrections = [{ kind = "prox", mu = 0.1 }]\n')
     code, _, err = cli("compare", str(tmp_path / "e.toml"), "--methods", "fedavg,fedprox")
     assert code == 2
     assert "fedavg and fedprox are the same here" in err
@@ -380,25 +380,25 @@ def test_rounds_that_end_before_the_budget_are_remarked():
 
 
 def test_each_stage_is_put_back_alone_and_what_it_brings_is_shown(cli):
-    stages = "select,sample,correct,combine"
+    stages = "selector,sampler,corrections,combiner"
     code, out, err = cli("compare", "--methods", "scaffold", "--ablate", stages, "--seeds", "2", *SETS, "--out", "c")
     assert code == 0
-    assert "scaffold has FedAvg's select already" in err
-    assert "scaffold has FedAvg's sample already" in err
+    assert "scaffold has FedAvg's selector already" in err
+    assert "scaffold has FedAvg's sampler already" in err
     whole, *without = known()["rows"]
-    assert [row["without"] for row in without] == ["correct", "combine"]
+    assert [row["without"] for row in without] == ["corrections", "combiner"]
     for row in without:
         assert row["brings"]["mean"] == pytest.approx(whole["accuracy"]["mean"] - row["accuracy"]["mean"])
     methods = {m["name"]: m["experiment"]["method"] for m in known()["methods"]}
-    assert methods["scaffold-without-correct"]["correct"] == []
-    assert methods["scaffold-without-correct"]["combine"]["kind"] == "uniform"
-    assert methods["scaffold-without-combine"]["combine"]["kind"] == "size"
-    assert methods["scaffold-without-combine"]["correct"] == methods["scaffold"]["correct"]
+    assert methods["scaffold-without-corrections"]["corrections"] == []
+    assert methods["scaffold-without-corrections"]["combiner"]["kind"] == "uniform"
+    assert methods["scaffold-without-combiner"]["combiner"]["kind"] == "size"
+    assert methods["scaffold-without-combiner"]["corrections"] == methods["scaffold"]["corrections"]
     assert [line.split()[0] for line in out.splitlines()[-5:]] == ["stage", "correct", "combine", "brings:", "runs:"]
     assert [row["method"] for row in reopen("c").rows] == [row["method"] for row in known()["rows"]]
 
 
 def test_an_experiment_of_ones_own_can_be_ablated():
-    own = {"method": {"name": "fedavg", "select": "size", "correct": ["prox"]}}
+    own = {"method": {"name": "fedavg", "selector": "size", "corrections": ["prox"]}}
     done = fedstrata.compare(own, ablate=["selector", "corrections"], overrides=QUICK, out="c")
-    assert [row["method"] for row in done.rows] == ["fedavg", "fedavg-without-select", "fedavg-without-correct"]
+    assert [row["method"] for row in done.rows] == ["fedavg", "fedavg-without-selector", "fedavg-without-corrections"]

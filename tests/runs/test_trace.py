@@ -31,7 +31,7 @@ def written(path, federation: Federation, rounds: list[dict[int, tuple[int, ...]
         run.log(
             "round",
             round=i + 1,
-            steps=[probe, {"kind": "train", "clients": [*told], "drift": update_norm, "metrics": metrics}],
+            steps=[probe, {"kind": "train", "clients": [*told], "update_norm": update_norm, "metrics": metrics}],
         )
     return run
 

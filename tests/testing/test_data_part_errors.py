@@ -183,7 +183,7 @@ def test_a_recipe_has_the_stages_of_a_method():
         Recipe("Mine.", "", {"selct": "size"})
 
 
-MINE = Recipe("Mine.", "ours", {"select": SelectBySize()}, train={"optimizer": Adam()})
+MINE = Recipe("Mine.", "ours", {"selector": SelectBySize()}, train={"optimizer": Adam()})
 
 
 def test_a_recipe_may_hold_parts_themselves():

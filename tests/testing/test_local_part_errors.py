@@ -26,29 +26,29 @@ class OddPart(Correction):
     """A correction whose hooks are told from outside."""
 
     def declare_slots(self, space):
-        return given("lane", dict, space)
+        return given("declare_slots", dict, space)
 
     def declare_aggregated(self, space):
-        return given("up", dict, space)
+        return given("declare_aggregated", dict, space)
 
     def declare_client_state(self, space):
-        return given("keep", dict, space)
+        return given("declare_client_state", dict, space)
 
     def fill(self, own, buf, context):
         given("fill", lambda: None, own, buf, context)
 
     def edit_logits(self, own, buf, logits):
-        return given("logits", lambda: logits, logits)
+        return given("edit_logits", lambda: logits, logits)
 
     def add_loss(self, own, buf, batch):
-        return given("loss", lambda: None, batch)
+        return given("add_loss", lambda: None, batch)
 
     def observe(self, own, buf, batch):
         own[given("observe", lambda: next(iter(own), None))] if "observe" in GIVEN else None
 
     def edit_gradient(self, own, buf, rate):
-        if "grad" in GIVEN:
-            buf.g.add_(own[GIVEN["grad"]])
+        if "edit_gradient" in GIVEN:
+            buf.g.add_(own[GIVEN["edit_gradient"]])
 
     def finish(self, own, buf, context):
         if "kept" in GIVEN:
@@ -67,20 +67,35 @@ def visit_of(overrides):
 @pytest.mark.parametrize(
     ("hooks", "said"),
     [
-        ({"logits": None}, r"`logits` gave None .*; allowed: a tensor of shape \(4, 3\), like the logits it gets"),
-        ({"logits": lambda logits: logits[:, :2]}, r"`logits` gave a tensor of shape \(4, 2\)"),
-        ({"loss": 0.5}, r"`loss` gave 0.5 \(of type float\); allowed: a tensor of one number, or None"),
-        ({"loss": lambda batch: batch.each}, r"`loss` gave a tensor of shape \(4,\).*; allowed: a tensor of one"),
-        ({"finish": None}, r"`finish` gave None .*; allowed: Done\(meta=..., summed=..., keep=...\)"),
+        (
+            {"edit_logits": None},
+            r"`edit_logits` gave None .*; allowed: a tensor of shape \(4, 3\), like the logits it gets",
+        ),
+        ({"edit_logits": lambda logits: logits[:, :2]}, r"`edit_logits` gave a tensor of shape \(4, 2\)"),
+        ({"add_loss": 0.5}, r"`add_loss` gave 0.5 \(of type float\); allowed: a tensor of one number, or None"),
+        (
+            {"add_loss": lambda batch: batch.each},
+            r"`add_loss` gave a tensor of shape \(4,\).*; allowed: a tensor of one",
+        ),
+        ({"finish": None}, r"`finish` gave None .*; allowed: Done\(metrics=..., aggregated=..., client_state=...\)"),
         ({"finish": lambda own, buf: {"x": 1}}, r"`finish` gave \{'x': 1\} \(of type dict\); allowed: Done"),
         (
             {"finish": lambda own, buf: Done(client_state={"n": 3})},
-            r"`finish` gave 3 .* as 'n'; allowed: Done\(keep=...\)",
+            r"`finish` gave 3 .* as 'n'; allowed: Done\(client_state=...\)",
         ),
-        ({"lane": None}, r"`trainer` gave None .*; allowed: names and slots"),
-        ({"lane": lambda space: {"v": (3,)}}, r"`trainer` declares \(3,\) .* as 'v'; allowed: names and slots"),
-        ({"up": lambda space: {"a/b": Slot()}}, r"`up` declares .* as 'a/b'; allowed: .*without a slash"),
-        ({"keep": lambda space: Slot()}, r"`client_state` gave Slot.*; allowed: names and slots"),
+        ({"declare_slots": None}, r"`declare_slots` gave None .*; allowed: names and slots"),
+        (
+            {"declare_slots": lambda space: {"v": (3,)}},
+            r"`declare_slots` declares \(3,\) .* as 'v'; allowed: names and slots",
+        ),
+        (
+            {"declare_aggregated": lambda space: {"a/b": Slot()}},
+            r"`declare_aggregated` declares .* as 'a/b'; allowed: .*without a slash",
+        ),
+        (
+            {"declare_client_state": lambda space: Slot()},
+            r"`declare_client_state` gave Slot.*; allowed: names and slots",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -93,8 +108,11 @@ def test_what_a_local_part_gives_is_checked(gives, hooks, said):
 @pytest.mark.parametrize(
     ("hooks", "said"),
     [
-        ({"observe": "v"}, r"`observe` uses 'v', which is not there. `own`, as `trainer` declares it: sum"),
-        ({"grad": "v"}, r"`grad` uses 'v', which is not there. `own`, as `trainer` declares it: sum"),
+        ({"observe": "v"}, r"`observe` uses 'v', which is not there. `own`, as `declare_slots` declares it: sum"),
+        (
+            {"edit_gradient": "v"},
+            r"`edit_gradient` uses 'v', which is not there. `own`, as `declare_slots` declares it: sum",
+        ),
         (
             {"kept": "c"},
             r"`finish` uses 'c', which is not there. .*as `declare_client_state` declares it: noth.*params",
@@ -103,7 +121,7 @@ def test_what_a_local_part_gives_is_checked(gives, hooks, said):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_slot_that_was_not_declared_is_named(gives, hooks, said):
-    gives(trainer=lambda space: {"sum": Slot()}, **hooks)
+    gives(declare_slots=lambda space: {"sum": Slot()}, **hooks)
     with pytest.raises(PartError, match=f"OddPart: {said}"):
         visit_of({"method.corrections": [OddPart()]})
 
@@ -118,7 +136,7 @@ class ForgetsItsSlot(Optimizer):
 
 def test_an_optimizer_without_its_slot_is_named():
     with pytest.raises(
-        PartError, match=r"ForgetsItsSlot: `move` uses 'v', .*`own`, as `declare_memory` declares it: nothing"
+        PartError, match=r"ForgetsItsSlot: `step` uses 'v', .*`own`, as `declare_memory` declares it: nothing"
     ):
         visit_of({"train.optimizer": ForgetsItsSlot()})
 

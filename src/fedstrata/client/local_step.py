@@ -294,13 +294,13 @@ def _expect_like(part: LocalPart, changed: Tensor, logits: Tensor) -> Tensor:
     if isinstance(changed, Tensor) and changed.shape == logits.shape:
         return changed
     allowed = f"a tensor of shape {tuple(logits.shape)}, like the logits it gets"
-    raise broken(part, "logits", f"gave {describe(changed)}; allowed: {allowed}")
+    raise broken(part, "edit_logits", f"gave {describe(changed)}; allowed: {allowed}")
 
 
 def _expect_number(part: LocalPart, extra: Tensor) -> Tensor:
     if isinstance(extra, Tensor) and extra.ndim == 0:
         return extra
-    raise broken(part, "loss", f"gave {describe(extra)}; allowed: a tensor of one number, or None")
+    raise broken(part, "add_loss", f"gave {describe(extra)}; allowed: a tensor of one number, or None")
 
 
 def _raise_missing(error: KeyError) -> NoReturn:
@@ -315,7 +315,7 @@ def _raise_missing(error: KeyError) -> NoReturn:
         raise error
     part, own, frame = found
     there = {f"`own`, as `{'declare_memory' if isinstance(part, Optimizer) else 'declare_slots'}` declares it": own}
-    if isinstance(context := frame.f_locals.get("visit"), ClientContext):
+    if isinstance(context := frame.f_locals.get("context"), ClientContext):
         there |= {
             "`context.client_state`, as `declare_client_state` declares it": context.client_state,
             "`context.down`": context.down,

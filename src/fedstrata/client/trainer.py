@@ -98,13 +98,13 @@ class Trainer:
         self.own = {
             name: {
                 slot: zeros(*s.shape, dtype=s.dtype)
-                for slot, s in expect_slots(part, "lane", part.declare_slots(space)).items()
+                for slot, s in expect_slots(part, "declare_slots", part.declare_slots(space)).items()
             }
             for name, part in local.chain.items()
         }
         for part in local.chain.values():
-            expect_slots(part, "up", part.declare_aggregated(space))
-            expect_slots(part, "keep", part.declare_client_state(space))
+            expect_slots(part, "declare_aggregated", part.declare_aggregated(space))
+            expect_slots(part, "declare_client_state", part.declare_client_state(space))
         self._first_buffers = space.flatten(dict(module.named_buffers()), local.dtype, params=False).buffers.to(device)
         space.bind(module, buf.w, buf.b, buf.g)
         self.clock = Clock(buf.keys[0])

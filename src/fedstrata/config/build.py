@@ -183,10 +183,13 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
     if asked == "messages":
         return BY_CHOICE
     reasons = [
-        (plan.combiner != SizeWeighted(), f"{type(plan.combiner).__name__} weighs what each client sends"),
+        (
+            plan.combiner != SizeWeighted(),
+            f"{registry.name_of('combiners', type(plan.combiner))} weighs what each client sends",
+        ),
         (
             plan.server_steps["server_step"] != ServerSgd(),
-            f"the server step {type(plan.server_steps['server_step']).__name__} acts on every step",
+            f"the server step {registry.name_of('server_steps', type(plan.server_steps['server_step']))} acts on every step",
         ),
         (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each client update"),
         (not plan.system.reliable, "reports may be lost on the way"),

@@ -120,6 +120,6 @@ class ClientInfo:
         value = self.known.get(name)
         if value is None:
             raise RequestError(
-                f'{calling_part()} reads client info.{name} without declaring it: add "{name}" to its `needs`'
+                f'{calling_part()} reads client_info.{name} without declaring it: add "{name}" to its `needs`'
             )
         return value

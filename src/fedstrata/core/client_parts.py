@@ -237,7 +237,10 @@ class LocalPart(Part):
 
 
 class Correction(LocalPart):
-    """How the local step is held back. Several corrections work in one plan, in the order of their list."""
+    """How the local step is held back; or a meter, which only looks on.
+
+    Several corrections work in one plan, in the order of their list.
+    """
 
 
 class Sampler(Part):

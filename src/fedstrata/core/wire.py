@@ -64,8 +64,8 @@ def pack_report(report: Report) -> bytes:
             "seconds",
         )
     }
-    tensors = {f"summed:{k}": v for k, v in read.aggregated.items()} | {
-        f"shown:{k}": v for k, v in read.open_tensors.items()
+    tensors = {f"aggregated:{k}": v for k, v in read.aggregated.items()} | {
+        f"open:{k}": v for k, v in read.open_tensors.items()
     }
     return pack(header | {"metrics": dict(read.metrics)}, tensors)
 
@@ -78,7 +78,7 @@ def unpack_report(data: bytes) -> Report:
         return {k.removeprefix(f"{name}:"): v for k, v in tensors.items() if k.startswith(f"{name}:")}
 
     return Report(
-        **(header | {"metrics": _values(header["metrics"])}), aggregated=half("summed"), open_tensors=half("shown")
+        **(header | {"metrics": _values(header["metrics"])}), aggregated=half("aggregated"), open_tensors=half("open")
     )
 
 

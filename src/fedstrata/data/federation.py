@@ -233,6 +233,8 @@ class Federation:
 
     def client(self, id: int) -> Client:
         """Return one client's view of itself."""
+        if not 0 <= id < len(self):
+            raise IndexError(f"there is no client {id} among {len(self)}")
         start, stop = self.train_split.starts[id : id + 2]
         rows = self.train_split.rows[start:stop]
         speed = 1.0 if self.speeds is None else float(self.speeds[id])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart, Of
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, Of
 from fedstrata.core.messages import Report, Tensors
 
 
 @dataclass(frozen=True)
-class Variance(LocalPart):
+class Variance(Correction):
     """Tells how much the samples of one batch differ, in their losses or in their gradients (Eq. 8)."""
 
     of: Of = "loss"

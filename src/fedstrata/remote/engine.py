@@ -178,7 +178,7 @@ class AtSites:
     def _layout(self) -> Tensors:
         """Return what every site of the step sends, without its numbers."""
         shapes, dtype = expected(self._plan, self._tasks[0].kind) or {}, self._plan.local.dtype
-        return {name: torch.empty(shape, dtype=dtype, device="metrics") for name, shape in shapes.items()}
+        return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
 
     def _enough(self, step: Step, tasks: Sequence[Task]) -> int | None:
         """Return how many reports end the wait for a round's training; None: all of them."""

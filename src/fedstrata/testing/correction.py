@@ -102,10 +102,10 @@ def _check_declared(work: Session, local: ClientPlan, name: str, part: LocalPart
     report, client_state = _run_task(trainer, work, 1)
     sent = {k.split("/")[1]: tuple(t.shape) for k, t in report.aggregated.items() if k.startswith(f"{name}/")}
     declared = {k: s.shape for k, s in part.declare_aggregated(trainer.space).items()}
-    assert sent == declared, f"`finish` sent {sent}, but `up` declares {declared}"
+    assert sent == declared, f"`finish` sent {sent}, but `declare_aggregated` declares {declared}"
     kept = {k.split("/")[1]: tuple(t.shape) for k, t in client_state.items() if k.startswith(f"{name}/")}
     declared = {k: s.shape for k, s in part.declare_client_state(trainer.space).items()}
-    assert kept == declared, f"`finish` kept {kept}, but `client_state` declares {declared}"
+    assert kept == declared, f"`finish` kept {kept}, but `declare_client_state` declares {declared}"
     buffers = {t.data_ptr() for o in trainer.own.values() for t in o.values() if t.numel()}
     for key, tensor in {**report.aggregated, **client_state}.items():
         assert tensor.data_ptr() not in buffers, f"{key} is the trainer's own buffer; the next client will overwrite it"

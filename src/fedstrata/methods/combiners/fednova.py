@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.plan import Plan
@@ -28,7 +28,7 @@ from fedstrata.methods.optimizers.sgd import Sgd
 
 
 @dataclass(frozen=True)
-class Counting(LocalPart):
+class Counting(Correction):
     """Counts what a client's steps add up to."""
 
     momentum: float = 0.0

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Slot, Tensors
 from fedstrata.core.options import Count
@@ -107,7 +107,7 @@ def _scaled(values: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Magnitude(LocalPart):
+class Magnitude(Correction):
     """Reports how far the final layer moved in training."""
 
     paper: ClassVar[str] = "Terraform, arXiv 2602.20450"

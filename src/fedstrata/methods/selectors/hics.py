@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Tensors
 from fedstrata.core.options import Count, Natural, NonNegative, Positive
@@ -32,7 +32,7 @@ from fedstrata.methods.selectors.ward import On, ward
 
 
 @dataclass(frozen=True)
-class HeadUpdate(LocalPart):
+class HeadUpdate(Correction):
     """Shows the server how the head moved."""
 
     opens_tensors: ClassVar[bool] = True

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge, Interval
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Done, LocalPart
+from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Correction, Done, LocalPart
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import Count, Fraction, NonNegative, Positive
@@ -31,7 +31,7 @@ CountOrOff = Annotated[int, Ge(-1), "a whole number >= 0, or -1 for off"]
 
 
 @dataclass(frozen=True)
-class Utility(LocalPart):
+class Utility(Correction):
     """Measures what a client is worth: n sqrt(mean loss^2) over all samples it trained on."""
 
     paper: ClassVar[str] = "Lai et al., OSDI 2021"

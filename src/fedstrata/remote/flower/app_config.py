@@ -34,19 +34,19 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-class Kind(NamedTuple):
+class Reader(NamedTuple):
     """How a value is read, and what is allowed."""
 
     read: Callable[[object], Any]  # gives None for what is not
     allowed: str
 
 
-FullPath = Annotated[Path, Kind(_path, "an absolute path")]
-Count = Annotated[int, Kind(_count, "a whole number > 0")]
-Seconds = Annotated[float, Kind(_seconds, "seconds, a number >= 0")]
-Flag = Annotated[bool, Kind(_flag, "true or false")]
-Address = Annotated[str, Kind(_text, "HOST:PORT")]
-FileName = Annotated[str, Kind(_text, "a path")]
+FullPath = Annotated[Path, Reader(_path, "an absolute path")]
+Count = Annotated[int, Reader(_count, "a whole number > 0")]
+Seconds = Annotated[float, Reader(_seconds, "seconds, a number >= 0")]
+Flag = Annotated[bool, Reader(_flag, "true or false")]
+Address = Annotated[str, Reader(_text, "HOST:PORT")]
+FileName = Annotated[str, Reader(_text, "a path")]
 
 
 @dataclass(frozen=True)
