@@ -76,7 +76,7 @@ def least_by_hand(q, sigma, delta, apart):
 @pytest.mark.parametrize(("k", "of", "noise"), [(10, 100, 2.0), (5, 500, 2.5), (50, 100, 4.0)])
 def test_drawing_without_replacement_is_between_what_neighbours_attain_and_the_printed_bound(k, of, noise):
     accountant = Accountant(noise, 1e-5, FixedSize(k, of))
-    assert least_by_hand(k / of, noise, 1e-5, why_not_fused=2) < accountant.epsilon(1) <= by_hand(noise / 2, 1e-5)
+    assert least_by_hand(k / of, noise, 1e-5, apart=2) < accountant.epsilon(1) <= by_hand(noise / 2, 1e-5)
     for rounds in (1, 50):
         assert accountant.epsilon(rounds) <= renyi_by_hand(k / of, noise / 2, 1e-5, rounds) * (1 + 1e-9)
     gain = accountant.epsilon(50) / Accountant(noise, 1e-5, local=True).epsilon(50)
@@ -86,7 +86,7 @@ def test_drawing_without_replacement_is_between_what_neighbours_attain_and_the_p
 @pytest.mark.parametrize(("q", "noise"), [(0.01, 1.0), (0.1, 2.0)])
 def test_drawing_each_client_by_chance_amplifies(q, noise):
     accountant = Accountant(noise, 1e-5, Fraction(q))
-    assert least_by_hand(q, noise, 1e-5, why_not_fused=1) < accountant.epsilon(1)
+    assert least_by_hand(q, noise, 1e-5, apart=1) < accountant.epsilon(1)
     assert accountant.epsilon(100) < 0.5 * Accountant(noise, 1e-5).epsilon(100)
 
 

@@ -97,8 +97,8 @@ def reported(change):
 def changed(**values):
     def change(report: Report) -> bytes:
         fields = {**vars(report), **values}
-        if "summed" in values:
-            fields["summed"] = values["summed"](report.aggregated)
+        if "aggregated" in values:
+            fields["aggregated"] = values["aggregated"](report.aggregated)
         return pack_report(Report(**fields))
 
     return change

@@ -142,7 +142,7 @@ def test_an_optimizer_without_its_slot_is_named():
 
 
 def test_another_missing_key_stays_what_it_is(gives):
-    gives(loss=lambda batch: {}["mine"], trainer=lambda space: {"mine": Slot()})
+    gives(add_loss=lambda batch: {}["mine"], declare_slots=lambda space: {"mine": Slot()})
     with pytest.raises(KeyError, match="mine"):
         visit_of({"method.corrections": [OddPart()]})
 

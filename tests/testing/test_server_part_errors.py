@@ -99,13 +99,13 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_round(gives, st
 
 def test_a_state_that_becomes_one_is_refused_when_it_is_saved(gives):
     gives(init=Memory, change=lambda state: setattr(state, "things", {1: object()}))
-    with pytest.raises(PartError, match=r"OddSelector: its state holds object at state.select.things.1; use data"):
+    with pytest.raises(PartError, match=r"OddSelector: its state holds object at state.selector.things.1; use data"):
         play(session_of({"method.selector": OddSelector()}), cut=2)
 
 
 def test_and_one_that_cannot_be_read_again_says_what_to_annotate(gives):
     gives(init=Undescribed, change=lambda state: state.items.append(Item()))
-    said = r"OddSelector: its state was saved with the fields \['value'\] at state.select.items.0, .*annotate the field"
+    said = r"OddSelector: its state was saved with the fields \['value'\] at state.selector.items.0, .*annotate the"
     with pytest.raises(PartError, match=said):
         play(session_of({"method.selector": OddSelector()}), cut=2)
 
@@ -119,7 +119,7 @@ class Undeclared(Selector):
 
 
 def test_reading_what_was_not_declared_names_the_part():
-    with pytest.raises(RequestError, match=r'Undeclared \(in `select`\) reads client info.sizes .*add "sizes" to its'):
+    with pytest.raises(RequestError, match=r'Undeclared \(in `select`\) reads client_info.sizes .*add "sizes" to its'):
         play(session_of({"method.selector": Undeclared()}), 1)
 
 

@@ -182,14 +182,15 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
         return "nothing is scheduled"
     if asked == "messages":
         return BY_CHOICE
+    server_step = plan.server_steps["server_step"]
     reasons = [
         (
             plan.combiner != SizeWeighted(),
             f"{registry.name_of('combiners', type(plan.combiner))} weighs what each client sends",
         ),
         (
-            plan.server_steps["server_step"] != ServerSgd(),
-            f"the server step {registry.name_of('server_steps', type(plan.server_steps['server_step']))} acts on every step",
+            server_step != ServerSgd(),
+            f"the server step {registry.name_of('server_steps', type(server_step))} acts on every step",
         ),
         (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each client update"),
         (not plan.system.reliable, "reports may be lost on the way"),
