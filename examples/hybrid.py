@@ -12,7 +12,6 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import fedstrata
-from fedstrata.data.drift import Stream
 
 images, digits = load_digits(return_X_y=True)
 images = (images / 16).astype(np.float32)
@@ -30,7 +29,7 @@ def sites(rows: np.ndarray) -> fedstrata.Federation:
 
 if __name__ == "__main__":
     first = fedstrata.train(method="stratify-batch", federation=sites(today), overrides={"train.rounds": 20})
-    arriving = sites(later).moving(stream=Stream(start=0.0, until=10, window=1))
+    arriving = sites(later).moving(stream=fedstrata.Stream(start=0.0, until=10, window=1))
     then = fedstrata.train(
         method="stratify-single",
         federation=arriving,

@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedstrata
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done
-from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Slot, Tensors
-from fedstrata.core.options import Count
-from fedstrata.testing import check_correction
+from fedstrata import (
+    Buffers,
+    ClientContext,
+    Correction,
+    Done,
+    ParameterSpace,
+    Slot,
+    Tensors,
+    check_correction,
+    options,
+)
 
 
 @dataclass(frozen=True)
 class SmallTrainHead(Correction):
     """Clients with few samples train the last layer only: they cannot spoil features that others learn."""
 
-    least: Count = 40  # samples of a client that trains everything
+    least: options.Count = 40  # samples of a client that trains everything
 
     def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         return {"moves": Slot((space.P,))}  # of each weight: 1 if it is trained, 0 if not

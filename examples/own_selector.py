@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fedstrata
-from fedstrata.core.server_parts import Outcome, Scores, Selector, View
-from fedstrata.testing import check_selector
+from fedstrata import Outcome, Scores, Selector, View, check_selector
 
 
 @dataclass

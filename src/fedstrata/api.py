@@ -7,6 +7,7 @@ Everything else is free to move.
 from __future__ import annotations
 
 from fedstrata.config.experiment import Experiment
+from fedstrata.core import options
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import (
     Batch,
@@ -24,11 +25,14 @@ from fedstrata.core.client_parts import (
 from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
-from fedstrata.core.messages import Report, Slot, Sums, Task
+from fedstrata.core.inputs import Inputs
+from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
 from fedstrata.core.plan import Plan
+from fedstrata.core.registry import make_part
 from fedstrata.core.server_parts import (
     Arrived,
     Ask,
+    Choice,
     Combiner,
     Driver,
     Outcome,
@@ -37,15 +41,19 @@ from fedstrata.core.server_parts import (
     Selector,
     ServerStep,
     Step,
+    Steps,
     View,
 )
+from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.sets.base import Arrays, DataSet
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
+from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.models.architecture import Architecture
+from fedstrata.privacy.accounting import Accountant, FixedSize
 from fedstrata.runs.compare import Comparison, compare
 from fedstrata.runs.folder import Run
 from fedstrata.runs.replay import Record, Replay, replay
@@ -64,12 +72,14 @@ from fedstrata.testing import (
 )
 
 __all__ = [
+    "Accountant",
     "Architecture",
     "Arrays",
     "Arrived",
     "Ask",
     "Batch",
     "Buffers",
+    "Choice",
     "Client",
     "ClientContext",
     "ClientInfo",
@@ -79,13 +89,16 @@ __all__ = [
     "DataSet",
     "Deal",
     "Done",
+    "Drift",
     "Driver",
     "Engine",
     "Experiment",
     "Federation",
     "FedstrataError",
+    "FixedSize",
     "FlatModel",
     "Followed",
+    "Inputs",
     "Inspection",
     "LRSchedule",
     "Labelled",
@@ -110,8 +123,12 @@ __all__ = [
     "ServerStep",
     "Slot",
     "Step",
+    "Steps",
+    "Stratified",
+    "Stream",
     "Sums",
     "Task",
+    "Tensors",
     "View",
     "check_combiner",
     "check_correction",
@@ -126,6 +143,8 @@ __all__ = [
     "compare",
     "follow",
     "inspect",
+    "make_part",
+    "options",
     "replay",
     "resume",
     "train",

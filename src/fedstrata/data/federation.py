@@ -263,7 +263,7 @@ def _dealt(partition: Any, clients: Any, train: Labelled, test: Labelled, stream
     if not isinstance(partition, Partition):
         raise RequestError(
             f"clients = {clients}, partition = {partition!r}: give a partition object, such as "
-            "fedstrata.data.partitions.iid.Iid(), to deal the samples out, or the rows of each client"
+            'fedstrata.make_part("partitions", "iid"), to deal the samples out, or the rows of each client'
         )
     return partition.deal(train, test, None if clients is None else int(clients), streams("partition"))
 

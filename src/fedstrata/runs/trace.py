@@ -1,4 +1,4 @@
-"""Follow single samples through a run that ranks them: how often each was on the biased side, and was its label wrong?
+"""Follow single samples through a run that ranks them: how often each was biased, and whether its label was wrong.
 
 With `method.sampler = { kind = "bias-aware", follow = true }` the events name the biased samples of every client
 update, as positions inside what the client held in that round. Here they become rows of the training data again,

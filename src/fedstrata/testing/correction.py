@@ -1,4 +1,4 @@
-"""`check_correction`: can the local step of a part be captured once and replayed for every client?"""
+"""`check_correction`: whether the local step of a part can be captured once and replayed for every client."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _check_forgetful(work: Session, local: ClientPlan) -> None:
 
 
 def _check_padding(work: Session, local: ClientPlan) -> None:
-    """A padded tail must count for nothing."""
+    """Check that a padded tail counts for nothing."""
     for client in (0, 1):
         padded = _told(*_run_task(_trainer(work, local, pad=True), work, client))
         for name, value in _told(*_run_task(_trainer(work, local, pad=False), work, client)).items():

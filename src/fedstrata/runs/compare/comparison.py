@@ -54,6 +54,30 @@ class Comparison(Plots):
     model: nn.Module | None = None
     others: list[dict[str, Any]] = field(default_factory=list)  # cells of earlier requests, as they are listed
 
+    @classmethod
+    def open(
+        cls, path: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
+    ) -> Comparison:
+        """Open the comparison that lies in a folder, as it was last asked for; `run` plays what is left of it.
+
+        Parameters
+        ----------
+        path
+            The folder, as in `out` of `compare`.
+        federation, model
+            Data and network that came from Python are passed again.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        RequestError
+            If no comparison lies there, another version made it, or the data are not those of its runs.
+        """
+        return reopen(path, federation, model)
+
     def __repr__(self) -> str:
         said = [f"{r['method']} {r['accuracy']['mean']:.4f}" for r in self.rows if r["accuracy"]["mean"] is not None]
         left = sum(cell.state != "finished" for cell in self.cells)
