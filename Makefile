@@ -3,15 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench lint types browser fix clean
+.PHONY: demo test test-all bench lint types browser fix clean
 
 demo: $(VENV)/.run
 	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3 --out runs/demo
 	$(BIN)/fedstrata report runs/demo -o runs/demo/report.html
 
 test: lint types browser
-	$(BIN)/python -m pytest -n 2
-	$(BIN)/python -m pytest -m sites # one after another: real processes have deadlines
+	$(BIN)/python -m pytest -n 2 --durations=10
+
+test-all: test
+	$(BIN)/python -m pytest -n 2 --durations=10 -m extended
+	$(BIN)/python -m pytest --durations=10 -m sites # one after another: real processes have deadlines
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks partitions
@@ -28,6 +31,7 @@ bench: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -57,4 +61,4 @@ $(VENV)/.dev: pyproject.toml $(VENV)/bin/python
 	@touch $@ $(VENV)/.run
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis

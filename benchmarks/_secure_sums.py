@@ -19,7 +19,7 @@ from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.sums.fixed_point import NARROW, WIDE
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
@@ -76,7 +76,7 @@ def _rounds() -> Iterator[Callable[[], None]]:
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(CLIENTS), SAMPLES)
     federation, module = Federation.from_arrays(x, y, owner, test=(x[:CLASSES], y[:CLASSES])), network("lenet5")
     asked = {"train.clients_per_round": CLIENTS, "train.batch_size": 32, "train.epochs": 1, "train.lr": LR}
-    work = Session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
+    work = build_session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
     engine, state = (
         LocalEngineOptions(device="cpu").start(work.plan.local, federation, LONG, _ignore),
         work.initial_state(),

@@ -27,7 +27,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.models.cnn_mcmahan import CnnMcmahan
 from fedstrata.models.resnet import ResNet18
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
@@ -102,7 +102,7 @@ def _engine(
     """Return a round of ours."""
     asked = {"train.clients_per_round": k, "train.batch_size": batch, "train.lr": 0.01, "train.rounds": 10_000}
     asked |= {"train.epochs": 1, "engine.precision": precision, **more}
-    work = Session(describe_experiment(None, None, asked, federation, module), federation, module)
+    work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
     place = LocalEngineOptions(device="cuda", precision=precision)  # type: ignore[arg-type]
     engine, state = place.start(work.plan.local, federation, 0, lambda *_, **__: None), work.initial_state()
 

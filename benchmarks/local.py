@@ -30,7 +30,7 @@ from fedstrata.core.server_parts import Ask, Step
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import ArrivedReports
 
@@ -87,7 +87,7 @@ def _trainer(**asked: Any) -> tuple[Trainer, Callable[[], ClientContext]]:
     y[-1] = CLASSES - 1  # a label that only the second client holds
     federation = Federation.from_arrays(x, y, [np.arange(len(x) - 1), [len(x) - 1]], test=(x[:10], y[:10]))
     fixed = {"model.name": "lenet5", "train.batch_size": BATCH, "train.epochs": 1, "train.lr": 0.01}
-    work = Session(describe_experiment(None, None, {**fixed, **asked}, federation, None), federation, None)
+    work = build_session(describe_experiment(None, None, {**fixed, **asked}, federation, None), federation, None)
     trainer, state = Trainer(work.plan.local, federation.train.x, federation.train.y, len(x)), work.initial_state()
     down = state.model.wire()
     for name, part in work.plan.server_steps.items():

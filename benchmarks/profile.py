@@ -19,7 +19,7 @@ from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
@@ -68,7 +68,7 @@ def _inside(model: str) -> float:
     y, rows = np.arange(len(x)) % CLASSES, list(np.arange(len(x)).reshape(clients, samples))
     federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(model)
     asked = {"train.clients_per_round": 2, "train.batch_size": 32, "train.epochs": 1, "train.lr": LR}
-    work = Session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
+    work = build_session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
     engine, state = (
         LocalEngineOptions(device="cpu", workers=1).start(work.plan.local, federation, 0, _ignore),
         work.initial_state(),

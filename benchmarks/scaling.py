@@ -27,7 +27,7 @@ import fedstrata
 from fedstrata.core.threads import cores, one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
@@ -93,7 +93,7 @@ def _run(clients: int, selected: int) -> Told:
     federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
     asked = {"model.name": "mlp", "model.hidden": (32,), "train.batch_size": HOLDS, "train.epochs": 1, "train.lr": 0.01}
     asked |= {"train.rounds": ROUNDS, "train.evaluate.every": ROUNDS, "train.clients_per_round": selected}
-    Session(describe_experiment(None, "fedavg", asked, federation, None), federation, None)
+    build_session(describe_experiment(None, "fedavg", asked, federation, None), federation, None)
     registered = perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         fedstrata.train(
@@ -113,7 +113,7 @@ def _workers(workers: int) -> Told:
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(clients), 600)
     federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
     asked = {"model.name": "lenet5", "train.batch_size": 32, "train.epochs": 1, "train.clients_per_round": 10}
-    work, seconds = Session(describe_experiment(None, "fedavg", asked, federation, None), federation, None), []
+    work, seconds = build_session(describe_experiment(None, "fedavg", asked, federation, None), federation, None), []
     place = LocalEngineOptions(workers=workers, device="cpu")
     engine, state = place.start(work.plan.local, federation, 0, _ignore), work.initial_state()
     with one_thread():

@@ -30,7 +30,7 @@ from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.hops import Hop, hops
 from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.methods.schedules.supply import Pools
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
@@ -69,7 +69,7 @@ def _ratio(model: str, method: str, batch: int, samples: int = SAMPLES) -> float
         "train.optimizer": {"kind": "sgd", "momentum": 0.9 if batch > 1 else 0.0},
         "train.rounds": 100,
     }
-    work = Session(describe_experiment(None, method, asked, federation, None), federation, None)
+    work = build_session(describe_experiment(None, method, asked, federation, None), federation, None)
     state, engine = work.initial_state(), LocalEngine(InProcessPool(work.plan.local, federation))
 
     def ours() -> None:

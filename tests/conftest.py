@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # tests run side by side: nobody may spin while others work
 
 import hypothesis
 import pytest
+from interpreters import ADDRESS, ready
 
 from fedstrata.cli import main
 
@@ -16,6 +21,12 @@ hypothesis.settings.load_profile("patient")
 def _in_an_empty_folder(tmp_path, monkeypatch):
     """Runs land under ./runs by default: no test may write into the checkout."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch):
+    """Whether files survive a power cut is not tested by cutting the power."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture
@@ -31,6 +42,20 @@ def cli(capsys, monkeypatch):
         return int(ended.value.code or 0), out, err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def interpreters():
+    """Return the process that has imported torch already."""
+    with ready() as starting:
+        yield starting
+
+
+@pytest.fixture
+def quick_processes(interpreters, monkeypatch):
+    """Start processes of Python from one that is ready: the same processes, without two seconds of imports each."""
+    monkeypatch.setattr(subprocess, "Popen", interpreters.popen)
+    monkeypatch.setenv(ADDRESS, interpreters.address)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
 from fedstrata.data.federation import Federation
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing.tiny import in_process, play
 
@@ -50,7 +51,9 @@ def given_work(sizes, overrides):
     federation = Federation.from_arrays(np.ones((len(y), 1)), y, rows, test=(np.ones((2, 1)), np.arange(2)))
     module = nn.Sequential(OrderedDict(head=nn.Linear(1, 2, bias=False)))
     usual = {"engine.precision": "fp64", "train.epochs": 1, "train.clients_per_round": "all", "train.lr": 1.0}
-    return Session(describe_experiment(None, None, {**usual, **overrides}, federation, module), federation, module)
+    return build_session(
+        describe_experiment(None, None, {**usual, **overrides}, federation, module), federation, module
+    )
 
 
 def start(work, *weights):
@@ -61,6 +64,15 @@ def play_from(work, state, engine=None):
     """Play one more round from a state of one's own."""
     open_tensors = SimpleNamespace(plan=work.plan, client_info=work.client_info, fresh=lambda: state)
     return play(open_tensors, 1, lambda _: engine or in_process(work))[1]
+
+
+def weights_after_steps(monkeypatch):
+    """Return a list to which every local step of this process adds the first weight that it ends with."""
+    step, seen = Trainer.step, []
+    monkeypatch.setattr(
+        Trainer, "step", lambda trainer, width: (step(trainer, width), seen.append(trainer.buf.w[0].item()))
+    )
+    return seen
 
 
 def f64(*values):

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import written
+from portalocker import LockFlags, lock
 
 from fedstrata import Run
 from fedstrata.board import feed as feeds
@@ -106,17 +107,13 @@ def test_a_run_is_running_while_a_process_holds_its_folder(root):
 
 def test_looking_at_a_run_does_not_keep_it_from_going_on(root):
     run = Run(root / "begun")
-    handle = os.open(run.path, os.O_RDONLY)
-    looking = iter([False, True])  # somebody looks at the very moment when the run begins
-
-    def lock(held: int, *_: int) -> bool:
-        return next(looking)
-
+    handle = os.open(run.path / "lock", os.O_RDONLY | os.O_CREAT)
+    lock(handle, LockFlags.SHARED)  # somebody looks at the very moment when the run begins
+    assert not run.running, "those who look do not take each other for runs"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedstrata.runs.folder._lock", lock)
+        patch.setattr("fedstrata.runs.folder.time.sleep", lambda _: os.close(handle))
         with run.locked():
-            pass
-    os.close(handle)
+            assert run.running
     assert not run.running
 
 

@@ -501,8 +501,8 @@ def test_a_run_whose_process_is_gone_is_given_up(tmp_path, monkeypatch):
     asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
     run = played(tmp_path / "out", 2)
     with run.locked():
-        assert submit.held(run.path)
-    assert not submit.held(run.path)
+        assert run.running
+    assert not run.running
     with pytest.raises(
         FedstrataError,
         match=r"(?s)its process is gone; continue with: fedstrata deploy run --resume .*out.*its last words",

@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.threads import one_thread
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 from fedstrata.testing.tiny import in_process
@@ -39,7 +39,7 @@ def digits(seed, kind="dirichlet-class", noise=0.0):
 
 
 def work_on(federation, seed, overrides):
-    return Session(
+    return build_session(
         describe_experiment(None, None, {**USUAL, "train.seed": seed, **overrides}, federation, None), federation, None
     )
 

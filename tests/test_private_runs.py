@@ -16,7 +16,7 @@ from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.masking import Transcript, mask_labels
 from fedstrata.privacy.setup import protect_engine
 from fedstrata.privacy.simulated import secrets
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.server.loop import play_round
 from fedstrata.testing.tiny import in_process
 
@@ -106,7 +106,7 @@ def test_a_number_that_does_not_fit_is_an_event_and_never_wraps(tmp_path):
 
 
 def test_a_masked_step_is_summed_once_and_never_shown(tmp_path):
-    work = Session(
+    work = build_session(
         Experiment.of(None, **SMALL, **{"privacy.aggregate": "masked"}),
         build_federation(Experiment.of(None, **SMALL)),
         None,
@@ -127,7 +127,7 @@ def test_masked_labels_only_put_the_classes_into_another_order(tmp_path):
     for name, asked in {"flips": FLIPS_YOGI, "batch": BATCH}.items():
         experiment = Experiment.of(None, **(SMALL | asked | {"privacy.labels": "prf"}))
         federation = build_federation(experiment)
-        work = Session(experiment, federation, None)
+        work = build_session(experiment, federation, None)
         codes = work.private.federation.codes
         assert sorted(codes) == list(range(10))
         assert not np.array_equal(codes, np.arange(10))
@@ -149,7 +149,7 @@ def test_all_modes_train_the_same_up_to_the_order(tmp_path):
     few = SMALL | {"data.clients": 4, "train.clients_per_round": 4, "train.rounds": 1, **FLIPS_YOGI}
     few |= {"data.partition": {"kind": "labels-per-client", "labels": 2, "unowned": "drop"}}
     works = [
-        Session(
+        build_session(
             experiment := Experiment.of(None, **few, **{"privacy.labels": mode}), build_federation(experiment), None
         )
         for mode in ("none", "prf", "ckks-paper")
@@ -168,7 +168,7 @@ def test_gradients_and_the_server_s_messages_name_no_label_without_an_example():
     for seed in range(20):
         asked = SMALL | BATCH | {"privacy.labels": "prf", "train.seed": seed, "data.partition": "iid"}
         experiment = Experiment.of(None, **asked)
-        work = Session(experiment, build_federation(experiment), None)
+        work = build_session(experiment, build_federation(experiment), None)
         federation, codes = work.private.federation, work.private.federation.codes
         transcript, streams = Transcript(), work.plan.streams
         masked = mask_labels(
@@ -196,7 +196,7 @@ def test_the_trained_model_names_placeholders_to_who_has_one_example_a_class(tmp
     asked = {"train.rounds": 10, "train.clients_per_round": "all", "data.partition": "iid", "privacy.labels": "prf"}
     run = train(overrides=asked, out=tmp_path / "run")
     experiment = Experiment.of(None, **asked)
-    work = Session(experiment, build_federation(experiment), None)
+    work = build_session(experiment, build_federation(experiment), None)
     module = work.plan.local.build()
     module.load_state_dict(run.model())
     plain, codes = work.federation, work.private.federation.codes
@@ -215,7 +215,7 @@ def test_masked_labels_and_masked_sums_together_change_nothing_but_the_order(tmp
     private = asked | FINE | {"privacy.labels": "prf", "privacy.aggregate": "masked"}
     experiment = Experiment.of(None, **private)
     federation = build_federation(experiment)
-    work = Session(experiment, federation, None)
+    work = build_session(experiment, federation, None)
     run = train(overrides=private, out=tmp_path / "private")
     plain = train(
         overrides={k: v for k, v in asked.items() if k != "data.clients"},
@@ -279,7 +279,7 @@ def test_local_noise_lets_no_other_number_out(tmp_path):
     pytest.importorskip("dp_accounting")
     asked = SMALL | DP | {"privacy.dp.where": "local", "method.sampler": "bias-aware", "train.rounds": 1}
     experiment = Experiment.of(None, **asked)
-    work = Session(experiment, build_federation(experiment), None)
+    work = build_session(experiment, build_federation(experiment), None)
     engine = protect_engine(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
     view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
     reports = [r for o in play_round(work.plan, work.initial_state(), view, engine) for r in o.reports]

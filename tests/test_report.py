@@ -16,7 +16,7 @@ import pytest
 
 import fedstrata
 from benchmarks.report import write_long_run
-from fedstrata import RequestError, Run, compare, train
+from fedstrata import RequestError, Run, compare, plots, train
 from fedstrata.cli import main
 from fedstrata.cli.progress import remarked
 from fedstrata.core.events import FAULTS
@@ -201,17 +201,17 @@ def test_a_method_shows_what_it_did(tmp_path, method, own):
     method_figures = {shown.name for shown in figures.of_one(RunData.read(run.path)) if shown.section == "method"}
     assert method_figures - {"cluster-search"} == own
     if own:
-        assert run.plot_method()[0].data
+        assert plots.method(run)[0].data
     else:
         with pytest.raises(RequestError, match="does not have"):
-            run.plot_method()
+            plots.method(run)
 
 
 def test_clusters_hold_the_labels_of_their_clients(tmp_path):
     run = train(method="flips", overrides=SMALL, federation=tiny_federation(), out=tmp_path / "run")
     run_data = RunData.read(run.path)
     members = np.array(run_data.clusters["members"])
-    heat = run.plot_method()[0].data[0]
+    heat = plots.method(run)[0].data[0]
     assert np.allclose(np.sum(heat.z, axis=1), 1, atol=1e-3)
     assert [int(re.search(r"(\d+) clients", row)[1]) for row in heat.y] == np.bincount(members).tolist()
 
@@ -220,7 +220,7 @@ def test_lost_reports_are_drawn_by_reason(tmp_path):
     lossy = SMALL | {"system.stragglers.rate": 0.4}
     run = train(overrides=lossy, federation=tiny_federation(), out=tmp_path / "run")
     lost = sum(len(e["clients"]) for e in run.events() if e["event"] == "dropped")
-    (bars,) = [bar for bar in run.plot_faults().data if bar.name == "report lost: late"]
+    (bars,) = [bar for bar in plots.faults(run).data if bar.name == "report lost: late"]
     assert sum(bars.y) == lost > 0
 
 
@@ -245,7 +245,7 @@ def test_faults_of_sites_are_told_with_the_round_in_which_they_happen(small, tmp
     assert [(f.kind, f.round) for f in run_data.faults] == [(event["event"], round) for event, round, _ in AT_SITES]
     assert all(said in fault.why for fault, (_, _, said) in zip(run_data.faults, AT_SITES, strict=True))
     assert run_data.faults[1].clients == (1,)
-    assert {bar.name for bar in run.plot_faults().data} == {FAULTS[event["event"]] for event, *_ in AT_SITES[1:]}
+    assert {bar.name for bar in plots.faults(run).data} == {FAULTS[event["event"]] for event, *_ in AT_SITES[1:]}
     assert "bonn has 5 samples, and had 9" in page(gather([run.path]))
     assert remarked(AT_SITES[1][0]) == "site away: bonn (clients 1)"
     assert remarked(AT_SITES[5][0]) == "round 4: site lost its state: bonn (clients 1)"
@@ -268,11 +268,11 @@ def test_curves_against_cost_end_where_the_summary_does(small):
         "time": summary["time"],
     }
     for against, end in ends.items():
-        line = small.plot_accuracy(against).data[0]
+        line = plots.accuracy(small, against).data[0]
         assert line.x[-1] == pytest.approx(end, rel=1e-6)
         assert line.y[-1] == pytest.approx(summary["accuracy"], rel=1e-6)
     with pytest.raises(RequestError, match="rounds, bytes, updates, time"):
-        small.plot_accuracy("money")
+        plots.accuracy(small, "money")
 
 
 def test_labels_below_half_an_even_share_are_marked_and_come_last(long):
@@ -319,7 +319,7 @@ def test_a_comparison_shows_means_with_bands_and_its_table(compared):
     assert make_title(gathered) == "2 methods on data from Python, 2 seeds"
     assert "2 methods over 2 seeds" in outcome(gathered)
     assert "Means over 2 seeds" in page(gathered)
-    assert len(compared.plot_accuracy().data) == 6  # a line and two edges of a band for each method
+    assert len(plots.accuracy(compared).data) == 6  # a line and two edges of a band for each method
     (compared.path / "comparison.json").rename(compared.path / "later.json")  # it is still going on
     assert len(gather([compared.path]).runs_data) == 4
     (compared.path / "later.json").rename(compared.path / "comparison.json")
@@ -494,15 +494,3 @@ def test_wrong_requests_are_refused_with_exit_code_2(cli, small, tmp_path, monke
     (tmp_path / "file").write_text("")
     code, _, err = cli("report", str(small.path), "-o", str(tmp_path / "file" / "r.html"))
     assert (code, "cannot be written" in err) == (2, True)
-
-
-# ---- notebooks
-
-
-def test_a_run_draws_itself(small):
-    for plot in ("accuracy", "labels", "clients", "balance", "participation", "client_accuracy", "update_norm"):
-        assert getattr(small, f"plot_{plot}")().data, plot
-    assert small.plot_metric("worst10").data[-1].y[-1] == pytest.approx(small.summary["worst10"], rel=1e-6)
-    with pytest.raises(RequestError, match="does not have"):
-        small.plot_faults()
-    assert len(repr(small)) < 200

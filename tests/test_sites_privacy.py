@@ -19,7 +19,7 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 
 FOUR = (*SITES, "dresden")
 PRF = {"privacy.labels": "prf"}
@@ -76,7 +76,7 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
     here = train(
         overrides={k: v for k, v in asked_for.items() if k.split(".")[0] not in ("data", "model")},
         federation=federation.relabel(order),
-        model=Session(Experiment.of(None, **asked_for), federation, None).plan.local.build(),
+        model=build_session(Experiment.of(None, **asked_for), federation, None).plan.local.build(),
         out=tmp_path / "here",
     )
     assert float((model(here) - model(there)).abs().max()) < 1e-9

@@ -10,7 +10,7 @@ from benchmarks.peers.job import CLASSES, LR, Job, Stopwatch, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
-from fedstrata.runs.session import Session
+from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
@@ -23,7 +23,7 @@ def play(job: Job, watch: Stopwatch) -> None:
     rows = [np.arange(len(x))[job.rows(client)] for client in range(job.clients)]
     federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(job.model)
     asked = {"train.clients_per_round": job.per_round, "train.batch_size": job.batch, "train.epochs": 1, "train.lr": LR}
-    work = Session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
+    work = build_session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
     engine = LocalEngineOptions(device="cpu").start(work.plan.local, federation, MANY * job.per_round, _ignore)
     state = work.initial_state()
     with one_thread():

@@ -15,6 +15,7 @@ import typer
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import conclude, stop_cleanly
 from fedstrata.core.errors import RequestError
+from fedstrata.core.platforms import require_posix
 
 app = typer.Typer(
     help="Run experiments across real sites: one server, one client a site. docs/deploy.md walks through it.",
@@ -30,6 +31,12 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="No keys and no encry
 Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Port that sites connect to.")]
 Wanted = Annotated[int | None, typer.Option("--sites", metavar="N", min=1, help="How many sites to wait for.")]
 HERE = "127.0.0.1:8000"
+
+
+@app.callback()
+def refuse_windows() -> None:
+    """Processes of a deployment are started and ended by means that Windows has not."""
+    require_posix("fedstrata deploy")
 
 
 @app.command()

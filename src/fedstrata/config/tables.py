@@ -21,7 +21,7 @@ def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         table: dict[str, Any] = plain(source)
         return table
     try:
-        text = Path(source).read_text()
+        text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{source} cannot be read: {error}") from None
     try:

@@ -92,7 +92,7 @@ class Plan:
         View
         """
         needed = per_round(self.clients_per_round, client_info.clients)
-        k = self.system.wanted(needed)
+        k = self.system.count_to_ask(needed)
         rng, client_info = partial(self.streams, round=round), client_info.at(round)
         why_not_fused = (
             "the clients live at sites of their own" if client_info.ground_truth is None else self.why_not_fused
@@ -102,7 +102,7 @@ class Plan:
         view = View(
             *known, self.local.batch_size, self.local.epochs, needed, clock, decay, why_not_fused, fewest=self.fewest
         )
-        eligible = self.system.available(view)
+        eligible = self.system.find_available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
 
     def check(self) -> None:

@@ -761,7 +761,7 @@ class System(ServerSide):
         """Whether steps are played as asked and every report arrives."""
         return False
 
-    def available(self, view: View) -> np.ndarray:
+    def find_available(self, view: View) -> np.ndarray:
         """Return the eligible ids that can be asked this round."""
         return view.eligible
 
@@ -769,22 +769,22 @@ class System(ServerSide):
         """Change what is asked before it is sent: a slow client may be asked for less work."""
         return step
 
-    def wanted(self, k: int) -> int:
+    def count_to_ask(self, k: int) -> int:
         """Return how many clients to ask where k are wanted."""
         return k
 
-    def enough(self, asked: int, needed: int) -> int:
+    def count_to_wait_for(self, asked: int, needed: int) -> int:
         """Return how many reports of a training step end the wait; `needed` clients are wanted in a round."""
         return asked
 
-    def timed(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> Sequence[Report]:
+    def time_reports(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> Sequence[Report]:
         """Write on every report how many seconds it took; `size` is the bytes of the model's message."""
         return reports
 
-    def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
+    def find_lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Return the clients whose report is lost after they did the work; `turn` counts steps of this kind."""
         return set()
 
-    def took(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
+    def time_step(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
         """Return the seconds that the step took on the virtual clock."""
         return max((r.seconds for r in reports if r.client not in lost), default=0.0)

@@ -48,13 +48,13 @@ class Devices(System):
         """Whether every report arrives."""
         return self.rate == 0 and self.deadline == 0 and self.wait_for == 1 and self.over_select == 1
 
-    def wanted(self, k: int) -> int:
+    def count_to_ask(self, k: int) -> int:
         """Return how many clients to ask where k are wanted."""
         return ceil(k * self.over_select - 1e-9)
 
     # ---- who is there
 
-    def available(self, view: View) -> np.ndarray:
+    def find_available(self, view: View) -> np.ndarray:
         """Return the eligible clients that can be asked this round."""
         ids: np.ndarray = view.eligible
         if self.availability == "independent":
@@ -78,7 +78,7 @@ class Devices(System):
 
     # ---- how long they take
 
-    def timed(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> list[Report]:
+    def time_reports(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> list[Report]:
         """Write on every report how long it took; `size` is that of the model's message."""
         if step.fused is not None:
             return list(reports)
@@ -89,7 +89,7 @@ class Devices(System):
         seconds = self._seconds(view, clients, work, moved).tolist()
         return [fast_replace(r, seconds=s) for r, s in zip(reports, seconds, strict=True)]
 
-    def took(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
+    def time_step(self, view: View, step: Step, size: int, reports: Sequence[Report], lost: set[int]) -> float:
         """Return how long the server waited."""
         if step.fused is not None:
             return self._fused(view, step.fused, size, [ask.client for ask in step.asks], reports)
@@ -135,7 +135,7 @@ class Devices(System):
             asks.append(replace(ask, config={**ask.config, "epochs": epochs}) if ask.client in slow else ask)
         return replace(step, asks=tuple(asks))
 
-    def lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
+    def find_lost(self, view: View, turn: int, step: Step, reports: Sequence[Report]) -> set[int]:
         """Say who is too late: stragglers, those behind the deadline, and those after enough have come."""
         late = {r.client for r in reports if self.deadline and r.seconds > self.deadline}
         if not step.combine or not reports or step.fused is not None:
@@ -148,13 +148,13 @@ class Devices(System):
             late |= {r.client for r in first[self._need(view, step) :]}
         return late
 
-    def enough(self, asked: int, needed: int) -> int:
+    def count_to_wait_for(self, asked: int, needed: int) -> int:
         """Return how many reports end the wait; where more clients were asked than are needed, they are in reserve."""
         wanted = min(asked, needed) if self.over_select > 1 and needed else asked
         return max(1, ceil(self.wait_for * wanted - 1e-9))
 
     def _need(self, view: View, step: Step) -> int:
-        return self.enough(len(step.asks), view.needed)
+        return self.count_to_wait_for(len(step.asks), view.needed)
 
     def _enough(self, view: View, step: Step, arrived: int) -> bool:
         return (self.wait_for < 1 or self.over_select > 1) and arrived >= self._need(view, step)

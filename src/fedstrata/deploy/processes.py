@@ -6,7 +6,6 @@ life that was killed is found by the notes in the folder, and ended before the n
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -17,9 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.file_lock import is_locked, take_lock
 
 GRACE = 15.0  # seconds to end by oneself
-POLITE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLITE = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 Known = tuple[int, str]  # a process: its id, and when it began, because ids come again
 
@@ -30,12 +30,10 @@ class Household:
     def __init__(self, folder: Path, what: str):
         self.folder, self._notes = folder, folder / "processes.json"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise RequestError(f"{what} is already running on this machine") from None
+        lock = take_lock(folder / "lock")
+        if lock is None:
+            raise RequestError(f"{what} is already running on this machine")
+        self._lock = lock
         end(family(self._left_over()), grace=5.0)
 
     def start(
@@ -88,22 +86,7 @@ class Household:
 
 def running(folder: Path) -> bool:
     """Say whether a household lives in a folder."""
-    return held(folder / "lock")
-
-
-def held(path: Path) -> bool:
-    """Say whether a process has locked a file or folder."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    return is_locked(folder / "lock")
 
 
 def finish(child: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,6 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
-from fedstrata.deploy.processes import held
 from fedstrata.deploy.server import FederationServer, tail
 from fedstrata.remote.session import possible_at_sites
 from fedstrata.runs.execution import Watch
@@ -154,7 +153,7 @@ def again(server: FederationServer, path: Path, sites: int | None, **how: Any) -
     """Describe how a run goes on; without a number, with as many sites as it had."""
     run = Run.open(path)
     experiment = Experiment.of(run.path / "experiment.toml")
-    if held(run.path):
+    if run.running:
         raise RequestError(f"another process is running in {path}")
     count = sites or len(site_names(run))
     if not count:
@@ -188,7 +187,7 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
         if over:
             return _outcome(run)
         now = time.monotonic()
-        free = None if not begun or held(run.path) else (free or now)
+        free = None if not begun or run.running else (free or now)
         if free is not None and now - free > GONE:
             raise _lost(submission, number, "its process is gone")
         if not begun and now - max(news, asked) > ASK:
@@ -207,7 +206,7 @@ def stop(submission: Submission, number: str) -> None:
     with suppress(FedstrataError):
         flower.flwr(submission.server.folder, flower.stopping(number))
     deadline = time.monotonic() + 30
-    while held(submission.path) and time.monotonic() < deadline:
+    while Run(submission.path).running and time.monotonic() < deadline:
         time.sleep(LOOK)
 
 

@@ -35,7 +35,8 @@ from fedstrata.flower_strategy.facts import NodeFacts
 from fedstrata.flower_strategy.layout import Layout
 from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.privacy.frames import RefusedError
-from fedstrata.server.loop import ArrivedReports, State, model_to_evaluate, server_step
+from fedstrata.server.loop import ArrivedReports, model_to_evaluate, server_step
+from fedstrata.server.state import State
 
 KNOWN = frozenset({"sizes", "labels", "totals", "counts"})  # what clients' answers tell of them
 TOLD = {"oort": ("utility", "seconds"), "fedcda": ("loss",)}  # metrics that a part reads beside the number of samples

@@ -27,7 +27,8 @@ from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
 from fedstrata.methods.drivers.scheduled import ScheduledDriver
 from fedstrata.server.accounting import Traffic, count_cost
-from fedstrata.server.loop import State, broadcast
+from fedstrata.server.loop import broadcast
+from fedstrata.server.state import State
 
 ROUNDS = 5  # that are rehearsed: a method may ask more of clients in one round than in another
 ENTRIES = 50_000  # most entries of a schedule that are played in a round

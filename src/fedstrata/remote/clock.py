@@ -14,6 +14,6 @@ from fedstrata.data.devices import Devices
 class Observed(Devices):
     """Devices whose speeds are real: every report says how long its site worked for it."""
 
-    def timed(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> list[Report]:
+    def time_reports(self, view: View, step: Step, size: int, reports: Sequence[Report]) -> list[Report]:
         """Leave what was measured."""
         return list(reports)

@@ -197,7 +197,9 @@ class AtSites:
         """Return how many reports end the wait for a round's training; None: all of them."""
         if not step.combine or step.source == "peer" or step.sink == "peer":
             return None
-        return self._plan.system.enough(len(tasks), per_round(self._plan.clients_per_round, len(self._names)))
+        return self._plan.system.count_to_wait_for(
+            len(tasks), per_round(self._plan.clients_per_round, len(self._names))
+        )
 
     def _sent(
         self, tasks: Sequence[Task], request: Callable[[Task], bytes], enough: int | None = None

@@ -55,9 +55,8 @@ def write_images(folder: Path, shown: Sequence[Shown], kind: Format) -> list[Pat
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "figures.html"
         data = f'<script type="application/json" id="held">{embedded(held)}</script>'
-        page.write_text(
-            f'<!doctype html><meta charset="utf-8"><body>{data}<script>{get_plotlyjs()}</script><script>{DRAW}</script>'
-        )
+        scripts = f"<script>{get_plotlyjs()}</script><script>{DRAW}</script>"
+        page.write_text(f'<!doctype html><meta charset="utf-8"><body>{data}{scripts}', encoding="utf-8")
         dom = _dumped([browser, *FLAGS, f"--user-data-dir={scratch}/profile", "--virtual-time-budget=60000"], page)
     images = dict(re.findall(r'<img id="([^"]+)" src="data:image/[^,]+,([^"]+)"', dom))
     if missing := [own.name for own in shown if own.name not in images]:

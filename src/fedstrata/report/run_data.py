@@ -65,7 +65,7 @@ class RunData:
         """Read a run folder; a folder that is none is refused."""
         path = Run.open(Path(path)).path
         try:
-            experiment = tomllib.loads((path / "experiment.toml").read_text())
+            experiment = tomllib.loads((path / "experiment.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RequestError(f"{path}/experiment.toml cannot be read: {error}") from None
         told = experiment.get("method")

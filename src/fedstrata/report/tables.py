@@ -129,7 +129,7 @@ def write_csv(folder: Path, gathered: GatheredRuns) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for table in (table for table in of_all if table.rows):
             written.append(folder / f"{table.name}.csv")
-            with written[-1].open("w", newline="") as file:
+            with written[-1].open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([table.columns, *table.rows])
     except OSError as error:
         raise RequestError(f"--csv {folder} cannot be written: {error}") from None

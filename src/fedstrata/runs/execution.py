@@ -11,7 +11,8 @@ from fedstrata.core.threads import one_thread
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import Session
 from fedstrata.runs.summary import log_start, write_result
-from fedstrata.server.loop import State, run
+from fedstrata.server.loop import run
+from fedstrata.server.state import State
 
 REVEALING = {  # what an event tells of the clients' data
     "round": ("label_divergence", "label_divergence_selected", "labels", "client_accuracy", "client_deciles"),

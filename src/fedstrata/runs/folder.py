@@ -5,15 +5,16 @@ events.jsonl        one JSON object a line; `wall` holds what a clock said and i
 checkpoint/         CURRENT names the manifest that counts; see `Checkpoints`
 model.safetensors   the final model, tensors by name
 summary.json        the outcome
+lock                empty; locked while a process runs here
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,11 +30,13 @@ from torch import Tensor
 from fedstrata.core import tree
 from fedstrata.core.engine import ClientStates
 from fedstrata.core.errors import RequestError
+from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.messages import Tag, Tensors
-from fedstrata.plots import RunPlots
+
+LOCK = "lock"
 
 
-class Run(RunPlots):
+class Run:
     """One run and the folder that holds it."""
 
     def __init__(self, path: str | Path):
@@ -88,31 +91,29 @@ class Run(RunPlots):
     @contextmanager
     def locked(self) -> Iterator[Run]:
         """Keep other processes from running in this folder; the lock ends with this process at the latest."""
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            if not _lock(handle):
+        with _storage(self.path):
+            handle = take_lock(self.path / LOCK)
+            if handle is None:
                 time.sleep(0.05)  # somebody may only have looked whether a run goes on
-                if not _lock(handle):
-                    raise RequestError(f"another process is running in {self.path}")
+                handle = take_lock(self.path / LOCK)
+        if handle is None:
+            raise RequestError(f"another process is running in {self.path}")
+        try:
             yield self
         finally:
             os.close(handle)
 
     @property
     def running(self) -> bool:
-        """Whether a process is running in this folder now. To see that shares the lock for an instant."""
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            return not _lock(handle, fcntl.LOCK_SH)
-        finally:
-            os.close(handle)
+        """Whether a process is running in this folder now."""
+        return is_locked(self.path / LOCK)
 
     # ---- events --------------------------------------------------------------------------------------------------
 
     def log(self, kind: str, *, wall: Mapping[str, Any] | None = None, **fields: Any) -> None:
         """Append an event."""
         event = {"event": kind, **fields} | ({"wall": dict(wall)} if wall else {})
-        with _storage(self.path), (self.path / "events.jsonl").open("a") as file:
+        with _storage(self.path), (self.path / "events.jsonl").open("a", newline="\n") as file:
             file.write(json.dumps(finite(event)) + "\n")
 
     def events(self, wall: bool = True) -> list[dict[str, Any]]:
@@ -277,15 +278,6 @@ class _Stored(Mapping[int, tuple[Tag, Tensors]]):
         return len(self._clients)
 
 
-def _lock(handle: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Take the lock of a folder, unless another process has it."""
-    try:
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either whole or not there."""
     part = path.with_name(path.name + ".part")
@@ -302,7 +294,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder safe on disk."""
+    """Make renames inside a folder safe on disk. Windows has no way to ask for that, and opens no folder."""
+    if sys.platform == "win32":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

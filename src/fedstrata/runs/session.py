@@ -22,7 +22,7 @@ from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, accountant, protect_engine, set_up
 from fedstrata.server.evaluator import Evaluator, ProxyLoss
-from fedstrata.server.loop import State
+from fedstrata.server.state import State
 from fedstrata.server.stopping import Stopping
 
 

@@ -18,8 +18,9 @@ from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import Session
-from fedstrata.server.loop import State, model_to_evaluate
+from fedstrata.server.loop import model_to_evaluate
 from fedstrata.server.metrics import CLIENTS_LISTED, first_round
+from fedstrata.server.state import State
 
 
 def log_start(session: Session, log: Log) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -21,38 +20,10 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Evaluate, Outcome, Step, Steps, View
-from fedstrata.server.accounting import ParticipationLog, Traffic, count_cost
+from fedstrata.server.accounting import count_cost
 from fedstrata.server.metrics import by_client, round_figures
-from fedstrata.server.stopping import Progress, Stopping
-
-
-@dataclass
-class State:
-    """The server, whole: with the engine's client state, this is the checkpoint. No generator state exists."""
-
-    model: FlatModel
-    driver: Any  # what `init` of each part made
-    selector: Any
-    combiner: Any
-    server_steps: dict[str, Any]
-    participation_log: ParticipationLog
-    round: int = 0
-    traffic: Traffic = field(default_factory=Traffic)
-    clock: float = 0.0  # virtual seconds
-    progress: Progress = field(default_factory=Progress)
-    stopped: str | None = None
-
-    @classmethod
-    def first(cls, plan: Plan, view: View, model: FlatModel) -> State:
-        """Return the state before the first round."""
-        server_steps = {name: part.init(view, model) for name, part in plan.server_steps.items()}
-        parts = plan.driver.init(view), plan.selector.init(view), plan.combiner.init(view)
-        return cls(model, *parts, server_steps, ParticipationLog.of(view.client_info.clients))
-
-    @property
-    def participation(self) -> np.ndarray:
-        """How often each client took part."""
-        return self.participation_log.participation
+from fedstrata.server.state import State
+from fedstrata.server.stopping import Stopping
 
 
 def run(
@@ -105,10 +76,10 @@ def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, 
     down = broadcast(plan, state, step)
     size = tensor_bytes(down if step.fused is None else broadcast(plan, state, replace(step, fused=None)))
     tasks = make_tasks(state, view, step, at, turn, down)
-    reports = plan.system.timed(view, step, size, engine.ask(step, tasks) if tasks else [])
-    lost = plan.system.lost(view, turn, step, reports)
-    took = plan.system.took(view, step, size, reports, lost)
-    arrived = usable(view, at, step, reports, lost)
+    reports = plan.system.time_reports(view, step, size, engine.ask(step, tasks) if tasks else [])
+    lost = plan.system.find_lost(view, turn, step, reports)
+    took = plan.system.time_step(view, step, size, reports, lost)
+    arrived = drop_unusable(view, at, step, reports, lost)
 
     # 2. their sum makes the next model
     if step.combine:
@@ -160,7 +131,7 @@ def make_tasks(state: State, view: View, step: Step, at: int, turn: int, down: d
     ]
 
 
-def usable(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
+def drop_unusable(view: View, at: int, step: Step, reports: Sequence[Report], lost: set[int]) -> list[Report]:
     """Leave out reports that are lost and those that are not finite; every client left out is an event."""
     silent = {a.client for a in step.asks} - {r.client for r in reports}
     broken = {r.client for r in reports if not r.finite} - lost

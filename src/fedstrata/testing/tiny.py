@@ -20,7 +20,8 @@ from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.runs.folder import Checkpoints
 from fedstrata.runs.session import Session, build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import State, play_round
+from fedstrata.server.loop import play_round
+from fedstrata.server.state import State
 
 TINY: Mapping[str, Any] = {
     "model.hidden": (5,),

@@ -130,11 +130,11 @@ def drawn(
     for table, (_, least) in zip(counts, demands, strict=True):
         if table.sum(0).min() < least:
             notes.append(f"no draw of {tries} gave every client {least} samples; some were moved")
-            _top_up(table, least)
+            top_up(table, least)
     return counts, notes
 
 
-def _top_up(counts: np.ndarray, least: int) -> None:
+def top_up(counts: np.ndarray, least: int) -> None:
     """Move samples one at a time from the largest client, of its largest kind, to those with fewer than `least`."""
     held = counts.sum(0)
     takers = np.repeat(np.arange(len(held)), np.maximum(least - held, 0))

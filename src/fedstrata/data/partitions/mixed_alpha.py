@@ -40,7 +40,7 @@ class MixedAlpha(Partition):
             )
         classes = classes_of(train, test)
         both = [np.bincount(of.labels, minlength=classes) for of in (train, test)]
-        slices = [_slices(sizes, groups) for sizes in both]
+        slices = [slice_evenly(sizes, groups) for sizes in both]
         least = [int(0.2 * sizes.sum() / clients + 1e-9) for sizes in both]
         counts: list[list[np.ndarray]] = []
         notes = []
@@ -58,7 +58,7 @@ class MixedAlpha(Partition):
         return Deal(deal_out(shuffle(train.labels, rng), in_train), deal_out(shuffle(test.labels, rng), in_test), notes)
 
 
-def _slices(sizes: np.ndarray, groups: int) -> np.ndarray:
+def slice_evenly(sizes: np.ndarray, groups: int) -> np.ndarray:
     """Cut each class into equal slices, [C, groups]; samples over go to the groups in turn, across the classes."""
     share, extra = np.divmod(sizes, groups)
     turn = (np.arange(groups) - (np.cumsum(extra) - extra)[:, None]) % groups

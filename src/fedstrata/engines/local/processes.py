@@ -26,6 +26,7 @@ from torch import Tensor
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import ClientError, FedstrataError
 from fedstrata.core.messages import Task, Tensors, fast_replace
+from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
@@ -79,6 +80,11 @@ class ProcessPool:
         self._children = [self._start() for _ in range(workers)]
         for worker in range(workers):
             self._receive(worker)  # each says when it has mapped the data
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker, as the system knows it."""
+        return [child.process.pid for child in self._children]
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Deal the tasks out, longest first, and wait for all answers."""
@@ -190,6 +196,8 @@ class ProcessPool:
 
 def why_not(local: ClientPlan) -> str | None:
     """Say why this plan cannot work in other processes, or None."""
+    if reason := why_no_workers():
+        return reason
     parts = [*local.parts.values(), local.optimizer, local.sampler, *local.programs.values()]
     at_home = [p for p in parts if getattr(p, "__module__", "") == "__main__"]
     if at_home:

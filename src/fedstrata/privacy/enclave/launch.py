@@ -20,6 +20,7 @@ import numpy as np
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.options import Fraction, Natural
+from fedstrata.core.platforms import require_posix
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Scores, View
 from fedstrata.data.federation import Federation
@@ -82,6 +83,7 @@ class Enclave:
     """The service's process as the server knows it: opaque bytes in and out, ids and figures out."""
 
     def __init__(self, job: Job, setting: Setting, heard: Heard = lambda _: None):
+        require_posix("privacy.enclave")
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(

@@ -19,7 +19,6 @@ measured.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 from functools import partial
@@ -165,6 +164,8 @@ class Service:
 
 def main(socket: int) -> int:
     """Serve until the other side hangs up, or something goes wrong; give the exit code."""
+    import resource  # noqa: PLC0415  which Windows has not
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then hangs up
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what is known here is not to be written to a disk
     line, service = Connection(socket), None

@@ -10,7 +10,6 @@ extensions and in the report. AMD, SEV Secure Nested Paging Firmware ABI Specifi
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -199,6 +198,8 @@ def attester(certificates: Path) -> Callable[[bytes], Evidence]:
 
 def from_hardware(report_data: bytes, vmpl: int = 0) -> bytes:
     """Let the processor sign a report over 64 bytes. Only a SEV-SNP guest can; not tried on hardware so far."""
+    import fcntl  # noqa: PLC0415  which Windows has not
+
     asked = report_data + vmpl.to_bytes(4, "little") + bytes(28)
     request, response = ctypes.create_string_buffer(asked, len(asked)), ctypes.create_string_buffer(4000)
     call = _Request(1, ctypes.addressof(request), ctypes.addressof(response), 0)

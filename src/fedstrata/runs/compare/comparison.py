@@ -26,13 +26,12 @@ from fedstrata.core.plan import per_round
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
-from fedstrata.plots import Plots
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, Entry, first_weights, identity, listed
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
-from fedstrata.runs.folder import Run, finite, write_atomically
+from fedstrata.runs.folder import LOCK, Run, finite, write_atomically
 from fedstrata.runs.session import check_experiment, with_devices
 from fedstrata.runs.training import describe_experiment, differences, fixed
 
@@ -41,7 +40,7 @@ WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting proces
 
 
 @dataclass
-class Comparison(Plots):
+class Comparison:
     """Several methods over several seeds. `run` plays what is left; `rows` sums up what is there."""
 
     path: Path
@@ -162,7 +161,7 @@ class Comparison(Plots):
             return 1
         reason = why_not(left, self.federation, self.model)
         if reason is not None and asked is not None:
-            raise RequestError(f"jobs = {asked}: {reason}; move it to a module, or use 1")
+            raise RequestError(f"jobs = {asked}: {reason}; use 1")
         if asked is not None:
             return min(asked, len(left))
         engine = left[0].experiment.engine
@@ -345,7 +344,7 @@ def _known(path: Path) -> dict[str, Any] | None:
     """Read the comparison in a folder; None if it is empty or not there."""
     if path.is_file():
         raise RequestError(f"{path} is a file; a comparison needs a folder of its own")
-    if not path.is_dir() or not any(path.iterdir()):
+    if not path.is_dir() or all(file.name == LOCK for file in path.iterdir()):
         return None
     try:
         known: dict[str, Any] = json.loads((path / "comparison.json").read_text())

@@ -26,6 +26,7 @@ from torch import nn
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import keeping_to
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare.cells import Cell
@@ -118,12 +119,17 @@ def side_by_side(
 
 def why_not(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None) -> str | None:
     """Say why these cells cannot be played in other processes, or None."""
+    if reason := why_no_workers():
+        return reason
     try:
         text = pickle.dumps((federation, model, [cell.experiment for cell in cells]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return f"the data or the model cannot be sent to another process ({error})"
     if b"__main__" in text:
-        return "a part or the model is defined in the script itself, which other processes do not import"
+        return (
+            "a part or the model is defined in the script itself, which other processes do not import; "
+            "move it to a module"
+        )
     return None
 
 

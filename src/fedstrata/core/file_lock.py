@@ -1,0 +1,53 @@
+"""Locks between processes, on every system. A lock ends with the process that has it, however that ends.
+
+What is locked is a file of its own: Windows cannot lock a folder, and NFS only lets those lock who may write. The file
+stays when the lock ends: if it were removed, two processes could hold two locks of one name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from portalocker import AlreadyLocked, LockException, LockFlags, lock
+
+
+def take_lock(path: Path) -> int | None:
+    """Lock a file for this process alone; it is made if it is not there.
+
+    Returns
+    -------
+    int or None
+        The open file, with which the lock is closed; None if another process has the lock.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, or lies where there are no locks.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # others may look, if the folder lets them
+    try:
+        lock(handle, LockFlags.EXCLUSIVE | LockFlags.NON_BLOCKING)
+    except LockException as error:
+        os.close(handle)
+        if isinstance(error, AlreadyLocked):
+            return None
+        raise OSError(f"{path} cannot be locked: {error}") from error
+    return handle
+
+
+def is_locked(path: Path) -> bool:
+    """Say whether a process has locked a file. To look shares the lock for an instant, and needs no right to write."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        lock(handle, LockFlags.SHARED | LockFlags.NON_BLOCKING)
+    except AlreadyLocked:
+        return True
+    except LockException:
+        return False  # it lies where there are no locks
+    finally:
+        os.close(handle)
+    return False

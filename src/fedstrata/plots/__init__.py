@@ -1,0 +1,156 @@
+"""Figures of a run or of a comparison, for notebooks: `fedstrata.plots.accuracy(run, against="bytes")`.
+
+Each function gives a plotly figure in the look of the report. What is drawn is given as a `Run`, as a `Comparison`, or
+as the folder of either. A figure for which a run holds nothing is refused: it has no round yet, nothing of the kind
+happened, or the run is private.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from fedstrata.core.errors import RequestError
+from fedstrata.report import figures
+from fedstrata.report.figures import curves
+from fedstrata.report.gather import gather
+from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.comparison import Comparison
+from fedstrata.runs.folder import Run
+
+OneRun = Run | str | Path
+RunOrComparison = Run | Comparison | str | Path
+
+__all__ = [
+    "accuracy",
+    "balance",
+    "client_accuracy",
+    "clients",
+    "faults",
+    "labels",
+    "method",
+    "metric",
+    "participation",
+    "update_norm",
+]
+
+
+def accuracy(source: RunOrComparison, against: str = "rounds") -> go.Figure:
+    """Draw accuracy: of one run over samples, labels and the worst clients; of several as means and bands.
+
+    Parameters
+    ----------
+    source
+        A run or a comparison, or its folder.
+    against
+        What a run has spent: "rounds", "bytes", "updates" or "time" (virtual seconds).
+
+    Returns
+    -------
+    plotly.graph_objects.Figure
+
+    Raises
+    ------
+    RequestError
+        If no round was scored, or `against` is not known.
+
+    Examples
+    --------
+    >>> from fedstrata import plots, train
+    >>> from fedstrata.testing import tiny_federation
+    >>> run = train(federation=tiny_federation(), overrides={"train.rounds": 2})
+    >>> [line.name for line in plots.accuracy(run, against="bytes").data]
+    ['accuracy', 'balanced accuracy', 'worst tenth of clients']
+    """
+    runs_data = _read(source)
+    drawn = (
+        curves.accuracy(runs_data[0], against) if len(runs_data) == 1 else curves.curves(runs_data, "accuracy", against)
+    )
+    return _there(drawn, "an accuracy")
+
+
+def metric(source: RunOrComparison, name: str, against: str = "rounds") -> go.Figure:
+    """Draw any figure that rounds have.
+
+    Parameters
+    ----------
+    source
+        A run or a comparison, or its folder.
+    name
+        A key of the events of rounds, such as "worst10", "loss_test" or "label_divergence".
+    against
+        As in `accuracy`.
+
+    Returns
+    -------
+    plotly.graph_objects.Figure
+
+    Raises
+    ------
+    RequestError
+        If no round has that figure, or `against` is not known.
+    """
+    return _there(curves.curves(_read(source), name, against), f"a {name}")
+
+
+def labels(source: RunOrComparison) -> go.Figure:
+    """Draw the recall of each label: by round or, of several runs, at the end."""
+    runs_data = _read(source)
+    drawn = figures.labels.recall(runs_data[0]) if len(runs_data) == 1 else figures.labels.final_recall(runs_data)
+    return _there(drawn, "a recall by label")
+
+
+def clients(source: RunOrComparison) -> go.Figure:
+    """Draw the clients' accuracies at the end, the worst first."""
+    return _there(figures.clients.rank_clients(_read(source)), "an accuracy by client")
+
+
+def balance(run: OneRun) -> go.Figure:
+    """Draw the labels of each round against those of all clients."""
+    return _there(figures.labels.balance(_read_one(run)), "the labels of its rounds")
+
+
+def participation(run: OneRun) -> go.Figure:
+    """Draw who took part in which round."""
+    return _there(figures.clients.participation(_read_one(run)), "a list of who took part")
+
+
+def client_accuracy(run: OneRun) -> go.Figure:
+    """Draw the accuracy of each client by round."""
+    return _there(figures.clients.accuracy_by_client(_read_one(run)), "an accuracy by client")
+
+
+def update_norm(run: OneRun) -> go.Figure:
+    """Draw how far clients move the model: the length of their updates."""
+    return _there(figures.clients.update_norm(_read_one(run)), "the length of an update")
+
+
+def method(run: OneRun) -> list[go.Figure]:
+    """Draw what the method tells of itself: clusters, splits, cuts or exposure."""
+    drawn = [shown.figure for shown in figures.of_one(_read_one(run)) if shown.section == "method"]
+    return drawn or [_there(None, "a figure of its method")]
+
+
+def faults(run: OneRun) -> go.Figure:
+    """Draw lost reports and other faults."""
+    return _there(figures.faults.faults(_read_one(run)), "a fault")
+
+
+def _read(source: RunOrComparison) -> list[RunData]:
+    return gather([source if isinstance(source, str | Path) else source.path]).runs_data
+
+
+def _read_one(run: OneRun) -> RunData:
+    runs_data = _read(run)
+    if len(runs_data) != 1:
+        raise RequestError(f"this figure is of one run, and {run} holds {len(runs_data)}; give one of them")
+    return runs_data[0]
+
+
+def _there(drawn: go.Figure | None, what: str) -> go.Figure:
+    if drawn is None:
+        raise RequestError(
+            f"this run does not have {what}: it has no round yet, nothing of it happened, or it is private"
+        )
+    return drawn

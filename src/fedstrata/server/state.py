@@ -1,0 +1,43 @@
+"""All that changes at the server during a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.flat_model import FlatModel
+from fedstrata.core.plan import Plan
+from fedstrata.core.server_parts import View
+from fedstrata.server.accounting import ParticipationLog, Traffic
+from fedstrata.server.stopping import Progress
+
+
+@dataclass
+class State:
+    """The server, whole: with the engine's client state, this is the checkpoint. No generator state exists."""
+
+    model: FlatModel
+    driver: Any  # what `init` of each part made
+    selector: Any
+    combiner: Any
+    server_steps: dict[str, Any]
+    participation_log: ParticipationLog
+    round: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+    clock: float = 0.0  # virtual seconds
+    progress: Progress = field(default_factory=Progress)
+    stopped: str | None = None
+
+    @classmethod
+    def first(cls, plan: Plan, view: View, model: FlatModel) -> State:
+        """Return the state before the first round."""
+        server_steps = {name: part.init(view, model) for name, part in plan.server_steps.items()}
+        parts = plan.driver.init(view), plan.selector.init(view), plan.combiner.init(view)
+        return cls(model, *parts, server_steps, ParticipationLog.of(view.client_info.clients))
+
+    @property
+    def participation(self) -> np.ndarray:
+        """How often each client took part."""
+        return self.participation_log.participation

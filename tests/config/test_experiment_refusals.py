@@ -1,0 +1,206 @@
+"""What an experiment refuses, with the key, the value and what is allowed."""
+
+import pytest
+from asking import PROX
+
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import RequestError
+
+
+def refused(said, source=None, **overrides):
+    """Check that a request is refused and that the message contains every one of the given texts."""
+    with pytest.raises(RequestError) as caught:
+        Experiment.of(source, **overrides)
+    missing = [text for text in said if text not in str(caught.value)]
+    assert not missing, f"{missing} not in: {caught.value}"
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("trian", "train"),
+        ("data.clientz", "clients"),
+        ("data.tset", "test"),
+        ("data.partition.alhpa", "alpha"),
+        ("model.hiden", "hidden"),
+        ("method.selct", "select"),
+        ("method.combiner.servr", None),
+        ("method.server_step.lrr", "lr"),
+        ("train.rouns", "rounds"),
+        ("train.stop.targett", "target"),
+        ("train.evaluate.evry", "every"),
+        ("train.optimizer.momentun", "momentum"),
+        ("train.lr_schedule.by", None),
+        ("system.straglers", "stragglers"),
+        ("system.stragglers.rat", "rate"),
+        ("privacy.label", "labels"),
+        ("engine.lane", "workers"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(key, meant):
+    refused([key, *([f'did you mean "{meant}"', "allowed: "] if meant else ["not an option"])], **{key: 1})
+
+
+@pytest.mark.parametrize(("section", "key"), [("data", "clientz"), ("model", "hiden")])
+def test_an_unknown_key_beside_given_data_or_model_is_refused(section, key):
+    refused([f"{section}.{key}"], {section: {"name": "given", key: 3}})
+
+
+def test_an_unknown_key_of_a_correction_is_refused():
+    refused(
+        ["method.corrections.0.muu", 'did you mean "mu"'], **{"method.name": "fedprox", "method.corrections.0.muu": 1}
+    )
+    refused(["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"correct": ["scaffold", PROX | {"muu": 1}]}})
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "meant"),
+    [
+        ("method.name", "fedporx", "fedprox"),
+        ("method.name", "zzzzzz", None),
+        ("data.name", "digit", "digits"),
+        ("model.name", "lenet", "lenet5"),
+        ("engine.kind", "locl", "local"),
+        ("method.selector", "randm", "random"),
+        ("method.sampler", "shufle", "shuffle"),
+        ("method.driver", "round", "rounds"),
+        ("method.combiner", "sise", "size"),
+        ("method.server_step", "yogy", "yogi"),
+        ("method.corrections", ["proxy"], "prox"),
+        ("train.optimizer", "sdg", "sgd"),
+        ("train.lr_schedule", "cosin", "cosine"),
+        ("data.partition", "dirichlet", "dirichlet-class"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
+    open_tensors = name[0] if isinstance(name, list) else name
+    refused([key, f'"{open_tensors}"', "allowed: ", *([f'did you mean "{meant}"'] if meant else [])], **{key: name})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("train.rounds", "ten", "a whole number"),
+        ("train.rounds", 2.5, "a whole number"),
+        ("train.rounds", True, "a whole number"),
+        ("train.rounds", 0, ">= 1"),
+        ("train.rounds", [3], "a whole number"),
+        ("train.lr", "0.1", "a number"),
+        ("train.lr", 0, "> 0"),
+        ("train.lr", -1.5, "> 0"),
+        ("train.lr", float("nan"), "a finite number"),
+        ("train.lr", float("inf"), "a finite number"),
+        ("train.seed", -1, ">= 0"),
+        ("train.clients_per_round", 0, '"all"'),
+        ("train.clients_per_round", 0.0, '"all"'),
+        ("train.clients_per_round", 1.5, '"all"'),
+        ("train.clients_per_round", -3, '"all"'),
+        ("train.clients_per_round", "half", '"all"'),
+        ("train.clients_per_round", True, '"all"'),
+        ("train.stop.target", 80, "<= 1"),
+        ("train.stop.patience", 0, ">= 1"),
+        ("train.optimizer.momentum", 1.0, "< 1"),
+        ("train.optimizer", 5, "a table"),
+        ("data.clients", 0, ">= 1"),
+        ("data.clients", "many", "a whole number"),
+        ("data.name", 3, "text"),
+        ("data.test", 1.0, "< 1"),
+        ("data.partition.alpha", 0, "> 0"),
+        ("data.partition.alpha", -0.1, "> 0"),
+        ("data.partition.alpha", "small", "a number"),
+        ("data.partition.balance", "yes", "true or false"),
+        ("data.partition.min_size", -1, ">= 0"),
+        ("data.partition", 5, "a table"),
+        ("model.hidden", "wide", "a list"),
+        ("method.name", 3, "text"),
+        ("method.corrections", "prox", "a list"),
+        ("method.server_step", 5, "a table"),
+        ("method.server_step.lr", 0, "> 0"),
+        ("system.stragglers.rate", 1.1, "<= 1"),
+        ("system.stragglers.mode", "never", '"uniform"'),
+        ("engine.workers", 0, '"auto"'),
+        ("engine.workers", "many", '"auto"'),
+        ("engine.precision", "fp12", '"fp32", "tf32", "bf16" or "fp64"'),
+        ("engine.device", "tpu", '"cpu"'),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_key_the_value_and_what_is_allowed(key, value, allowed):
+    open_tensors = {True: "true", "nan": "NaN", "inf": "Infinity"}.get(value if value is True else str(value))
+    if open_tensors is None:
+        open_tensors = f'"{value}"' if isinstance(value, str) else str(value)
+    refused([f"{key} = {open_tensors} ", "allowed: ", allowed], **{key: value})
+
+
+@pytest.mark.parametrize("table", ["train", "train.stop", "method", "data", "system.stragglers"])
+@pytest.mark.parametrize("value", [3, "x", None, [1]])
+def test_a_value_where_a_table_belongs_is_refused(table, value):
+    refused([table, "must be a table"], **{table: value})
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"method": {"correct": [5]}}, ["method.corrections", "5", "a table"]),
+        ({"method": {"correct": {"kind": "prox"}}}, ["method.corrections", "a list"]),
+        ({"method": {"name": "fedprox", "correct": {"0": 5}}}, ["method.corrections.0", "5"]),
+        ({"method": {"name": "fedprox", "correct": {"1": {"mu": 1}}}}, ["method.corrections.1", "counted from 0"]),
+        ({"method": {"correct": [{"mu": 1}]}}, ["method.corrections.0.kind is required", "prox"]),
+        ({"method": {"select": {"kind": "random", "server": {}}}}, ["method.selector.server is not an option"]),
+        ({"model": {"hidden": [8, 0]}}, ["model.hidden.1 = 0", ">= 1"]),
+        ({"train": {"stop": {"vote": 0.5}}}, ["train.stop.vote", "target"]),  # satisfied at what?
+    ],
+)
+def test_tables_that_make_no_sense_are_refused(source, said):
+    refused(said, source)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module:Part", "No module named 'no_such_module'"),
+        (f"{__name__}:Absent", "Absent"),
+        (f"{__name__}:Loose", "Selector expected, as a frozen dataclass"),
+        (f"{__name__}:LAST", "Selector expected"),
+        ("fedstrata.methods.corrections.prox:Prox", "Selector expected"),
+        (":Newest", ":Newest"),
+        (".relative:Newest", ".relative:Newest"),
+        (f"{__name__}:", __name__),
+    ],
+)
+def test_a_path_that_leads_to_no_part_is_refused(path, said):
+    refused(["method.selector", said], **{"method.selector": path})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("[train]\nrounds = \n", 2), ("[data]\n\nclients = 3 4\n", 3), ("[train\n", 1), ("a = 1\na = 2", 2)],
+)
+def test_a_toml_syntax_error_names_the_file_and_the_line(text, line, tmp_path):
+    (tmp_path / "bad.toml").write_text(text)
+    refused([str(tmp_path / "bad.toml"), "not valid TOML", f"line {line}"], tmp_path / "bad.toml")
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    refused(["none.toml", "cannot be read"], tmp_path / "none.toml")
+    refused([str(tmp_path), "cannot be read"], tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    refused(["binary.toml", "cannot be read"], tmp_path / "binary.toml")
+
+
+def test_an_experiment_cannot_be_changed_afterwards():
+    with pytest.raises(ValueError, match="frozen"):
+        Experiment.of().train.rounds = 3
+
+
+def test_what_a_method_suggests_counts_where_the_user_set_nothing():
+    def training(source, **asked):
+        train = Experiment.of(source, **{key.replace("__", "."): value for key, value in asked.items()}).train
+        return train.lr, train.batch_size, train.optimizer["momentum"]
+
+    plain, single = Experiment.of(None), Experiment.of(None, **{"method.name": "stratify-single"})
+    for source in (None, plain, single, single.dump()):  # a file that was written out is read like none
+        assert training(source, method__name="stratify-batch") == (0.05, 64, 0.9)
+        assert training(source, method__name="fedavg") == (0.1, 16, 0.0)
+    assert training(None, method__name="stratify-batch", train__lr=0.3) == (0.3, 64, 0.9)
+    assert training(None, method__name="stratify-batch", train__optimizer__weight_decay=1e-3) == (0.05, 64, 0.9)

@@ -1,0 +1,350 @@
+"""The user's own data: arrays, tables and folders of images, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedstrata
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.data import scaling, store
+from fedstrata.data.formats import images
+from fedstrata.data.sets.own import Own, keep
+
+
+def refused(said: str, **options):
+    with pytest.raises(RequestError, match=said):
+        registry.build("datasets", "own", options, "data").load()
+
+
+# ---- arrays --------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_with_clients_and_a_held_out_test_set(tmp_path):
+    x = np.arange(200.0).reshape(100, 2)
+    np.savez("a.npz", x=x, y=np.arange(100) % 4, client=np.arange(100) // 10)
+    arrays = Own("a.npz").load()
+    assert arrays.x.dtype == np.float32
+    assert np.bincount(arrays.test_y).tolist() == [5, 5, 5, 5]
+    assert np.array_equal(arrays.groups, arrays.x[:, 0] // 2 // 10), "a client keeps its samples"
+    assert sorted([*arrays.x[:, 0], *arrays.test_x[:, 0]]) == x[:, 0].tolist(), "arrays are taken as they are"
+    assert np.array_equal(Own("a.npz").load().x, arrays.x), "the same samples every time"
+    assert len(Own("a.npz", test=0.5).load().test_y) == 48, "half of each class: round(12.5) is 12"
+
+
+def test_arrays_with_a_test_set_of_their_own():
+    np.savez("a.npz", x=np.ones((4, 3)), y=["b", "a", "a", "b"], test_x=np.zeros((2, 3)), test_y=["a", "b"])
+    arrays = Own("a.npz").load()
+    assert arrays.y.tolist() == ["b", "a", "a", "b"]
+    assert arrays.test_x.tolist() == np.zeros((2, 3)).tolist()
+    assert arrays.groups is None
+    refused(r"data.test = 0.3, but a.npz has a test set of its own", path="a.npz", test=0.3)
+
+
+def test_images_in_arrays_stay_bytes():
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 3, 8, 8), dtype=np.uint8)
+    np.savez("a.npz", x=pixels, y=np.arange(20) % 2)
+    arrays = Own("a.npz").load()
+    assert arrays.x.dtype == np.uint8
+    assert arrays.mean == pytest.approx((arrays.x / 255).mean((0, 2, 3)))
+    assert arrays.std == pytest.approx((arrays.x / 255).std((0, 2, 3)))
+    np.savez("b.npz", x=pixels[:, 0], y=np.arange(20) % 2)
+    assert Own("b.npz").load().x.shape == (16, 1, 8, 8)
+    np.savez("c.npz", x=pixels.transpose(0, 2, 3, 1), y=np.arange(20) % 2)
+    refused(r"images are \[n, channels, height, width\]; transpose\(0, 3, 1, 2\)", path="c.npz")
+
+
+TESTED = {"test_x": [[1.0, 2.0], [3.0, 4.0]], "test_y": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"y": None}, "has no array y; it has: x"),
+        ({"y": [0, 1, 0]}, "must have an entry a sample"),
+        ({"y": [[0], [1], [0], [1]]}, "must have an entry a sample"),
+        ({"y": [0, 0, 0, 0]}, "all labels are 0; at least 2 classes"),
+        ({"y": [0.5, 1, 0, 1]}, "labels must be classes, got the number 0.5"),
+        ({"y": [np.nan, 1, 0, 1]}, "1 labels are missing, the first at row 0"),
+        ({"x": [[1, 2], [3, np.nan], [1, 2], [np.inf, 0]]}, "2 samples hold missing or infinite values, .* row 1"),
+        ({"x": ["a", "b", "c", "d"]}, "x must hold numbers"),
+        ({"client": [7, 7, 7, 7]}, "names one client, 7; at least 2 are needed"),
+        ({"client": [7.0, np.nan, 1, 1]}, "none may be missing"),
+        ({"client": ["", "a", "b", "b"]}, "1 clients are missing, the first at row 0"),
+        ({"client": [[1], [2], [1], [2]]}, r"clients must have an entry a sample; they have shape \(4, 1\)"),
+        (TESTED | {"test_client": [1, 2]}, "must both name their clients, or neither"),
+        (TESTED | {"client": [1, 2, 1, 2]}, "must both name their clients, or neither"),
+        (TESTED | {"client": [1, 2, 1, 2], "test_client": [1, np.nan]}, "none may be missing"),
+        (TESTED | {"client": list("abab"), "test_client": ["a", ""]}, "1 clients are missing, the first at row 1"),
+        (TESTED | {"client": [1, 2, 1, 2], "test_client": [[1], [2]]}, r"they have shape \(2, 1\)"),
+        (TESTED | {"client": [1, 2, 1, 2], "test_client": ["1", "2"]}, "both be text or both be numbers"),
+        ({"test_x": [[1.0, 2.0]]}, "needs test_x and test_y, or neither"),
+        ({"test_x": [[1.0]], "test_y": [0]}, r"training samples have shape \(2,\), test samples \(1,\)"),
+    ],
+)
+def test_arrays_that_are_refused(change, said):
+    arrays = {"x": np.ones((4, 2)), "y": [0, 1, 0, 1]} | change
+    np.savez("a.npz", **{k: v for k, v in arrays.items() if v is not None})
+    refused(said, path="a.npz")
+
+
+def test_a_bad_sample_is_found_where_it_stands_in_the_file():
+    x = np.ones((50, 2))
+    x[[40, 45]] = np.nan
+    np.savez("a.npz", x=x, y=np.arange(50) % 2)
+    refused("2 samples hold missing or infinite values, the first at row 40", path="a.npz")
+
+
+def test_arrays_of_objects_and_broken_files_are_refused(tmp_path):
+    np.savez("a.npz", x=np.ones((2, 2)), y=np.array([{}, 1], dtype=object))
+    refused("it holds Python objects instead of plain arrays", path="a.npz")
+    whole = Path("a.npz").read_bytes()
+    Path("a.npz").write_bytes(whole[: len(whole) // 2])
+    refused("a.npz cannot be read", path="a.npz")
+    refused("data.path is required")
+    refused('data.path = "nowhere.csv" does not exist', path="nowhere.csv")
+    Path("a.mat").write_text("")
+    refused(r"a.mat is not of a known kind; allowed: .npz, .csv", path="a.mat")
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def table(path: str = "t.csv", mark: str = ",", rows: int = 40) -> None:
+    lines = [mark.join(["age", "site", "label", '"height, cm"', "constant"])]
+    lines += [
+        mark.join([str(20 + i), f"h{i % 4}", f'"{"yes" if i % 3 else "no"}"', f"{1.5 * i:.2e}", "3"])
+        for i in range(rows)
+    ]
+    Path(path).write_text("\ufeff" + "\r\n".join(lines) + "\r\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_table_with_labels_and_clients(mark):
+    table(mark=mark)
+    arrays = Own("t.csv", client="site").load()
+    assert arrays.x.shape == (32, 3)
+    assert set(arrays.y) == {"yes", "no"}
+    assert set(arrays.groups) == {"h0", "h1", "h2", "h3"}
+    assert np.allclose(arrays.x.mean(0), 0, atol=1e-5)
+    assert np.allclose(arrays.x.std(0), [1, 1, 0], atol=1e-5), "a constant column says nothing"
+    assert np.allclose(arrays.x[:, 0], arrays.x[:, 1], atol=1e-4), "both grow with the row"
+
+
+def test_labels_that_look_like_whole_numbers_are_numbers():
+    Path("t.csv").write_text("a,kind\n1,10\n2,9\n3,10\n4,9\n")
+    assert set(Own("t.csv", label="kind", test=0).load().y.tolist()) == {9, 10}
+    Path("t.csv").write_text("a,kind\n1,1.0\n2,0.0\n3,1.0\n4,0.0\n")
+    assert set(Own("t.csv", label="kind", test=0).load().y.tolist()) == {0, 1}
+    Path("t.csv").write_text("a,kind\n1,1\n2,x\n")
+    assert set(Own("t.csv", label="kind", test=0).load().y.tolist()) == {"1", "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("a,b,kind\n1,2,0\n", {}, 'data.label = "label" is not a column of t.csv; its columns: a, b, kind'),
+        ("a,b,kind\n1,2,0\n", {"label": "kind", "client": "c"}, 'data.client = "c" is not a column'),
+        ("a,b,label\n1,x,0\n2,y,1\n", {}, "features must be numbers, but column b is not"),
+        ("a,b,c,label\nu,x,1,0\nv,y,1,1\n", {}, "but columns a, b are not"),
+        ("a,b,label\n1,,0\n2,NA,1\n3,nan,1\n", {}, "3 values are missing, in column b"),
+        ("a,b,label\n1,2,0\n2,1\n", {}, "line 3 has 2 fields instead of 3"),
+        ("a,b,label\n1,2,0\n2,1,0,5\n", {}, "line 3 has 4 fields instead of 3"),
+        ('a,b,"label"\n1,2,0\n2,1,0,5\n', {}, "line 3 has 4 fields instead of 3"),
+        ("a,b,label\n1,2,0\n2,1,\n", {}, "1 labels are missing, the first at row 1"),
+        ("a,b,label\n1,2,0\n2,2,1\n", {"client": "b"}, "names one client, 2; at least 2 are needed"),
+        ("a,b,label\n1,2,0\n2,2,1\n", {"client": "label"}, 'are both "label"'),
+        ("a,a,label\n1,2,0\n", {}, "has column a more than once"),
+        ("label\n1\n", {}, "no columns beside label: no features"),
+        ("a,label\n", {}, "t.csv has no rows"),
+        ("a,b,label\n1_000,2,0\n2,1,1\n", {}, "features must be numbers, but column a is not"),
+        ("a,b,label\n1,\u0663,0\n2,1,1\n", {}, "features must be numbers, but column b is not"),
+        ("", {}, "t.csv is empty"),
+    ],
+)
+def test_tables_that_are_refused(text, options, said):
+    Path("t.csv").write_text(text)
+    refused(said, path="t.csv", **options)
+
+
+def test_a_mark_that_only_python_takes_for_the_end_of_a_line():
+    Path("t.csv").write_text("a,label\n1,x\u2028y\n2,z\n3,x\u2028y\n4,z\n", encoding="utf-8")
+    assert set(Own("t.csv", test=0).load().y.tolist()) == {"x\u2028y", "z"}
+
+
+def test_what_numpy_cannot_read_is_told_in_its_words(monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("the words of numpy")
+
+    Path("t.csv").write_text("a,label\n1,x\n2,y\n")
+    monkeypatch.setattr(np, "loadtxt", broken)
+    refused("t.csv cannot be read: the words of numpy", path="t.csv")
+
+
+def test_columns_are_standardised_before_they_are_shortened():
+    """Seconds since 1970 differ by less than float32 can tell apart."""
+    Path("t.csv").write_text("t,c,label\n" + "".join(f"{1_700_000_000 + i},0.1,{i % 2}\n" for i in range(50)))
+    arrays = Own("t.csv").load()
+    assert arrays.x.dtype == arrays.test_x.dtype == np.float32
+    seconds = np.sort(np.concatenate([arrays.x[:, 0], arrays.test_x[:, 0]]))
+    assert len(np.unique(seconds)) == 50
+    assert np.allclose(np.diff(seconds), np.diff(seconds)[0], rtol=1e-3)
+    assert arrays.x[:, 0].std() == pytest.approx(1)
+    assert not arrays.x[:, 1].any(), "a constant column is 0, though its mean is rounded"
+    Path("t.csv").write_text("t,label\n1e200,0\n1,1\n2,0\n")
+    refused("1 samples hold missing or infinite values", path="t.csv", test=0)
+
+
+def test_a_table_in_parquet_is_the_same_as_in_csv():
+    arrow = pytest.importorskip("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    table()
+    columns = {"age": [20 + i for i in range(40)], "site": [f"h{i % 4}" for i in range(40)]}
+    columns |= {"label": ["yes" if i % 3 else "no" for i in range(40)], "height, cm": [1.5 * i for i in range(40)]}
+    columns |= {"constant": [3] * 40}
+    parquet.write_table(arrow.table(columns), "t.parquet")
+    ours, theirs = (Own(path, client="site").load() for path in ("t.parquet", "t.csv"))
+    for field in ("x", "y", "groups", "test_x", "test_y", "test_groups"):
+        assert np.array_equal(getattr(ours, field), getattr(theirs, field)), field
+    refused("data.label = .* its columns: age, site", path="t.parquet", label="kind")
+    refused("features must be numbers, but column site", path="t.parquet")
+    parquet.write_table(arrow.table({"a": [1, None], "label": [0, 1]}), "t.parquet")
+    refused("values are missing in column a", path="t.parquet")
+    Path("t.parquet").write_bytes(b"PAR1")
+    refused("cannot be read as Parquet", path="t.parquet")
+
+
+def test_without_pyarrow_the_way_to_get_it_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    Path("t.parquet").write_bytes(b"PAR1")
+    refused(r"Parquet needs pyarrow; get it with: pip install 'fedstrata\[parquet\]'", path="t.parquet")
+
+
+# ---- images --------------------------------------------------------------------------------------------------------
+
+
+def picture(path: str, mode: str = "RGB", size: tuple[int, int] = (6, 4), value: int = 9) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode == "L" else (value, 0, 255)).save(path)
+
+
+def test_a_folder_a_class():
+    for kind in ("cat", "dog"):
+        for i in range(5):
+            picture(f"pets/{kind}/{i}.png", value=i)
+    Path("pets/cat/notes.txt").write_text("not an image")
+    arrays = Own("pets").load()
+    assert arrays.x.shape == (8, 3, 4, 6)
+    assert arrays.x.dtype == np.uint8
+    assert sorted(arrays.y.tolist()) == ["cat"] * 4 + ["dog"] * 4
+    assert set(arrays.x[:, 2].ravel()) == {255}
+    assert arrays.groups is None
+
+
+def test_a_folder_a_client_and_class_and_grey_images():
+    for client in ("north", "south"):
+        for kind in ("cat", "dog"):
+            for i in range(5):
+                picture(f"pets/{client}/{kind}/{i}.png", mode="L", value=10 * (client == "north") + i)
+    arrays = Own("pets").load()
+    assert arrays.x.shape == (16, 1, 4, 6)
+    assert np.array_equal(arrays.groups == "north", arrays.x[:, 0, 0, 0] >= 10)
+
+
+def test_folders_of_training_and_test_images_are_no_clients():
+    for part, count in (("train", 3), ("test", 2)):
+        for kind in ("cat", "dog"):
+            for i in range(count):
+                picture(f"pets/{part}/{kind}/{i}.png")
+    arrays = Own("pets").load()
+    assert (len(arrays.y), len(arrays.test_y)) == (6, 4)
+    assert arrays.groups is None
+
+
+def test_a_large_folder_is_never_copied_into_memory(monkeypatch):
+    for kind in ("cat", "dog"):
+        for i in range(5):
+            picture(f"pets/{kind}/{i}.png", value=i)
+    small = Own("pets").load()
+    monkeypatch.setattr(images, "IN_MEMORY", 0)
+    monkeypatch.setattr(scaling, "CHUNK", 50)
+    large = Own("pets").load()
+    for field in ("x", "test_x"):
+        assert isinstance(getattr(large, field).base, mmap.mmap), field
+        assert np.array_equal(getattr(large, field), getattr(small, field))
+    assert (large.mean, large.std) == (small.mean, small.std)
+    assert large.mean == pytest.approx((small.x / 255).mean((0, 2, 3)))
+
+
+def test_a_size_is_only_for_folders_of_images():
+    table()
+    np.savez("a.npz", x=np.ones((4, 2)), y=[0, 1, 0, 1])
+    for path in ("t.csv", "a.npz"):
+        refused(f"data.size = 8 scales the images of a folder; {path} is not one", path=path, size=8)
+    keep("mine", Own("a.npz"))
+    refused(r'data.size: data.path = "mine" was imported, which settled it', path="mine", size=8)
+
+
+def test_folders_that_are_refused():
+    picture("a/cat/1.png")
+    picture("a/dog/1.png", size=(5, 4))
+    refused(r"different sizes: cat/1.png is 6 x 4, dog/1.png is 5 x 4; give a size", path="a")
+    assert Own(path="a", size=8, test=0.0).load().x.shape == (2, 3, 8, 8)
+    picture("b/cat/1.png")
+    picture("b/dog/far/1.png")
+    refused("CLASS/image.png or CLIENT/CLASS/image.png throughout; cat/1.png is elsewhere", path="b")
+    Path("c").mkdir()
+    refused("c holds no images", path="c")
+    picture("d/only/cat/1.png")
+    picture("d/only/dog/1.png")
+    refused("names one client, only", path="d")
+    picture("e/cat/1.png")
+    picture("e/dog/1.png")
+    Path("e/cat/2.png").write_bytes(b"no image")
+    refused("cat/2.png: this is not an image", path="e")
+    whole = Path("a/cat/1.png").read_bytes()
+    picture("f/dog/1.png")
+    Path("f/cat").mkdir()
+    Path("f/cat/1.png").write_bytes(whole[:-30])
+    refused("cat/1.png: the image is damaged", path="f")
+    refused("data.label and data.client name columns of a table", path="a", label="kind")
+
+
+# ---- imported, and trained on --------------------------------------------------------------------------------------
+
+
+def test_imported_data_is_loaded_by_its_name():
+    table()
+    keep("patients", Own("t.csv", client="site", test=0.25))
+    Path("t.csv").unlink()
+    arrays = Own("patients").load()
+    assert len(arrays.test_y) == round(0.25 * 14) + round(0.25 * 26)
+    assert set(arrays.groups) == {"h0", "h1", "h2", "h3"}
+    refused(r'data.client: data.path = "patients" was imported, which settled it', path="patients", client="site")
+    refused(r'data.path = "patient" is unknown \(did you mean "patients"\?\)', path="patient")
+    for name in ("../up", "", ".hidden", "a b"):
+        with pytest.raises(RequestError, match="allowed: letters, digits"):
+            keep(name, Own("t.csv"))
+
+
+def test_what_cannot_be_read_is_not_imported():
+    Path("t.csv").write_text("a,kind\n1,2\n")
+    with pytest.raises(RequestError, match="is not a column"):
+        keep("patients", Own("t.csv"))
+    assert store.names() == []
+    assert not [p for p in store.folder().iterdir() if p.name.startswith(".")]
+
+
+def test_a_run_on_a_table_where_every_client_is_itself():
+    table(rows=120)
+    asked = {"data.name": "own", "data.path": "t.csv", "data.client": "site", "data.partition": {"kind": "natural"}}
+    done = fedstrata.train(overrides=asked | {"train.rounds": 2, "train.clients_per_round": "all"}, out="run")
+    assert done.summary["client_updates"] == 8

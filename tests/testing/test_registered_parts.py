@@ -1,0 +1,66 @@
+"""Every registered part passes the suites that users run on parts of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedstrata import testing
+from fedstrata.core import registry
+from fedstrata.methods.drivers.sync import Sync
+from fedstrata.testing.conformance import check_part
+
+CHECKS = {
+    "schedules": testing.check_schedule,
+    "drivers": lambda part: testing.check_driver(part, "stratified" if isinstance(part, Sync) else "none"),
+    "selectors": testing.check_selector,
+    "samplers": testing.check_sampler,
+    "corrections": testing.check_correction,
+    "optimizers": lambda part: testing.check_correction(part, optimizer=True),
+    "combiners": testing.check_combiner,
+    "server_steps": testing.check_server_step,
+    "partitions": testing.check_partition,
+    "models": testing.check_model,
+    "rates": check_part,
+    "noises": check_part,
+    "datasets": check_part,
+    "engines": check_part,
+}
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"), [(stage, name) for stage in CHECKS for name in sorted(registry.names(stage))]
+)
+def test_registered_part(stage, name):
+    CHECKS[stage](registry.build(stage, name, {}, stage))
+
+
+def test_every_stage_is_checked():
+    assert {*CHECKS, "methods"} == set(registry.STAGES)
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "options"),
+    [
+        ("corrections", "prox", {"mu": 0.0}),
+        ("corrections", "scaffold", {"frozen": True}),
+        ("optimizers", "sgd", {"momentum": 0.9, "weight_decay": 0.01}),
+        ("optimizers", "adam", {"weight_decay": 0.01}),
+        ("optimizers", "sgd", {"momentum": 0.9, "state": "kept"}),
+        ("optimizers", "sgd", {"momentum": 0.9, "state": "carried"}),
+        ("optimizers", "adam", {"state": "kept"}),
+        ("optimizers", "adam", {"state": "carried"}),
+        ("schedules", "stratified", {"clients": "weighted", "frequency": "capped", "rounds_per_epoch": 3}),
+        ("schedules", "stratified", {"clients": "remaining", "order": "spread", "on_empty": "drop"}),
+        ("schedules", "stratified", {"strata": "none", "replacement": True, "length": 31, "chunk": 1}),
+        ("schedules", "stratified", {"pool": 1.0, "chunk": 50, "each": 7}),
+        ("server_steps", "sgd", {"lr": 0.5, "momentum": 0.9}),
+        ("selectors", "power-of-choice", {"candidates": 2}),
+        ("partitions", "labels-per-client", {"labels": 1, "unowned": "drop"}),
+        ("partitions", "labels-per-client", {"labels": 5}),
+        ("partitions", "labels-per-client", {"unowned": "round-robin"}),
+        ("partitions", "dirichlet-class", {"alpha": 1e-3, "min_size": 1, "balance": False}),
+        ("models", "mlp", {"hidden": ()}),
+    ],
+)
+def test_registered_part_with_other_options(stage, name, options):
+    CHECKS[stage](registry.build(stage, name, options, stage))
