@@ -28,15 +28,52 @@ PARTS = {
 
 
 class Noise(Part):
-    """What goes wrong with the training samples of clients, after they were dealt out."""
+    """What goes wrong with the training samples of clients, after they were dealt out.
+
+    Write `apply`. In an experiment, `data.noise` is a list of such parts.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class DeadSensor(fedstrata.Noise):
+    ...     '''One feature is always 0, at the first client.'''
+    ...
+    ...     def apply(self, x, y, clients, classes, streams):
+    ...         noisy = x.copy()
+    ...         noisy[clients[0], 0] = 0
+    ...         return noisy, y
+    >>> clean = fedstrata.Federation.from_clients([(np.ones((10, 3)), np.arange(10) % 2)] * 2, test=0.0)
+    >>> noisy = clean.with_noise([DeadSensor()])
+    >>> int((noisy.train.x == 0).sum())
+    10
+    """
 
     def apply(
         self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return features and labels with noise; `clients` holds the rows of each.
+        """Return features and labels with noise.
 
         Nothing is changed in place: an array in which nothing changes is given back as it is, another is copied.
         The rows that changed are those that differ. Rows that no client holds never change.
+
+        Parameters
+        ----------
+        x, y
+            Samples and class indices of all clients.
+        clients
+            The rows of each client.
+        classes
+            How many labels there are.
+        streams
+            `streams(purpose)` gives a numpy generator.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            Samples and class indices.
         """
         raise NotImplementedError
 
