@@ -168,12 +168,12 @@ def resume(
     ...     if event["event"] == "round" and event["round"] == 2:
     ...         raise KeyboardInterrupt
     >>> try:
-    ...     fedstrata.train(overrides={"train.rounds": 3}, out="runs/cut", watch=interrupt)
+    ...     fedstrata.train(overrides={"train.rounds": 2}, out="runs/cut", watch=interrupt)
     ... except KeyboardInterrupt:
     ...     print(fedstrata.Run("runs/cut"))
     Run('runs/cut': not finished)
     >>> fedstrata.resume("runs/cut").summary["rounds"]
-    3
+    2
     """
     with Run.open(Path(path)).locked() as folder:
         experiment = Experiment.of(folder.path / "experiment.toml")
