@@ -78,7 +78,7 @@ def test_flagged_clients_of_fedpbs_drift_less_and_the_others_are_fedavgs(mu):
     pbs = work_on(federation, 0, {"method.name": "fedpbs", "method.corrections.0.mu": mu, **beside})
     sampler = {"kind": "shuffle", "batch": "capacity"}
     avg = work_on(federation, 0, {"method.sampler": sampler, "method.combiner": "uniform", **beside})
-    state, engine, flagged = pbs.fresh(), in_process(pbs), []
+    state, engine, flagged = pbs.initial_state(), in_process(pbs), []
     for round in range(3):
         received = state.model
         held, _ = client_updates(pbs, state, round, engine)
@@ -138,7 +138,7 @@ def test_fedbss_finds_wrong_labels(kind):
     wrong = federation.labels != federation.true_labels
     bss = work_on(federation, 0, {"method.name": "fedbss", "method.sampler": {"warmup": 0, "follow": True}})
     shares = {}
-    for name, model in {"trained": trained(federation, 0, 6), "first": bss.fresh().model}.items():
+    for name, model in {"trained": trained(federation, 0, 6), "first": bss.initial_state().model}.items():
         reports, _ = client_updates(bss, at(bss, model), 6)
         sides = [(federation.train_split[c], list(r.metrics["biased_samples"])) for c, r in reports.items()]
         shares[name] = np.concatenate([wrong[rows[biased]] for rows, biased in sides]).mean()
@@ -165,7 +165,7 @@ def test_scaffolds_directions_lie_nearer_the_global_gradient(gradients):
     beside = {"method.name": "scaffold", "method.corrections.0.gradients": gradients, "train.lr": 0.05}
     scaffold = work_on(digits(1), 1, beside)
     without = work_on(digits(1), 1, {**beside, "method.corrections.0.frozen": True})
-    state, engine = scaffold.fresh(), in_process(scaffold)
+    state, engine = scaffold.initial_state(), in_process(scaffold)
     for round in range(3):
         received = state.model
         truth = global_gradient(scaffold, received)

@@ -23,7 +23,8 @@ from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Report, Task, weighted_sum
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
-from fedstrata.methods.lr_schedules import Constant, LearningRate
+from fedstrata.core.client_parts import LearningRate
+from fedstrata.methods.lr_schedules import Constant
 from fedstrata.methods.optimizers.at_server import AtServer, OptimizerMemory
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.methods.schedules.take import Take

@@ -17,7 +17,8 @@ from torch.nn.functional import cross_entropy
 from fedstrata import train
 from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.core.errors import RequestError
-from fedstrata.methods.lr_schedules import Constant, Cosine, LearningRate, OneCycle, StepDecay
+from fedstrata.core.client_parts import LearningRate
+from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, StepDecay
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.tiny import same
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedstrata.client import probe as probe
+from fedstrata.client import probe
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.messages import Task
 from fedstrata.core.threads import one_thread
@@ -66,7 +66,7 @@ def test_variance_of_four_losses():
     work = work_with(bare([[1.0], [0.0]]), np.append(x, 5.0)[:, None], [0, 0, 0, 0, 1], [np.arange(4), [4]])
     _, context = looking(work)
     assert context.score_samples().losses == pytest.approx(losses, abs=1e-12)
-    assert context.spread("loss", None) == pytest.approx(0.54, abs=1e-12)
+    assert context.sample_variance("loss", None) == pytest.approx(0.54, abs=1e-12)
     assert context.batch_variance("loss") == pytest.approx(0.54, abs=1e-12)  # one batch of four is everything
 
 
@@ -79,7 +79,7 @@ def test_variance_of_four_gradients(of):
     u = np.array([(1, 0), (3, 0), (1, 2), (3, 2), (7, 7)])
     work = work_with(bare([[0.0, 0.0], [0.0, 0.0]], 2), np.sqrt(2) * u, [0, 0, 0, 0, 1], [np.arange(4), [4]])
     _, context = looking(work)
-    assert context.spread(of, None) == pytest.approx(2.0, abs=1e-12)
+    assert context.sample_variance(of, None) == pytest.approx(2.0, abs=1e-12)
 
 
 # ---- against a plain loop of autograd --------------------------------------------------------------------------------
@@ -164,20 +164,20 @@ def test_gradients_are_those_of_single_samples_in_eval_mode(network, of):
     expected = mean_square_distance(gradients_by_hand(work, of == "head-gradient"))
     _, context = looking(work)
     assert expected > 1e-3
-    assert context.spread(of, None) == pytest.approx(expected, rel=1e-10)
+    assert context.sample_variance(of, None) == pytest.approx(expected, rel=1e-10)
     some = np.array([0, 3, 4, 9])
     expected = mean_square_distance(gradients_by_hand(work, of == "head-gradient")[some])
-    assert context.spread(of, some) == pytest.approx(expected, rel=1e-10)
+    assert context.sample_variance(of, some) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("of", OF)
 @pytest.mark.parametrize("network", ["conv", "normed"])
 def test_samples_that_do_not_fit_at_once_are_taken_some_at_a_time(network, of, monkeypatch):
     work = images(network)
-    whole = looking(work)[1].spread(of, None)
+    whole = looking(work)[1].sample_variance(of, None)
     monkeypatch.setattr(probe, "CHUNK", 4)
     monkeypatch.setattr(probe, "GRADIENTS", 3 * work.plan.space.P)
-    assert looking(work)[1].spread(of, None) == pytest.approx(whole, rel=1e-12)
+    assert looking(work)[1].sample_variance(of, None) == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "shape"), [("lenet5", (1, 8, 8)), ("resnet20", (3, 8, 8))])
@@ -187,7 +187,7 @@ def test_networks_by_name_give_gradients_of_single_samples(name, shape):
     asked = {"model.name": name, "engine.precision": "fp64"}
     work = build_session(describe_experiment(None, None, asked, federation, None), federation, None)
     expected = mean_square_distance(gradients_by_hand(work, head_only=False))
-    assert looking(work)[1].spread("gradient", None) == pytest.approx(expected, rel=1e-9)
+    assert looking(work)[1].sample_variance("gradient", None) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("of", OF)
@@ -207,14 +207,14 @@ def test_one_sample_has_no_variance_and_neither_have_copies_of_it(of):
 def test_it_is_the_received_model_that_looks_whatever_was_trained_before(of):
     work = images("normed")
     trainer, context = looking(work)
-    before = context.spread(of, None)
+    before = context.sample_variance(of, None)
     trainer.run_task(
         work.federation.client(0), Task(0, 0, 0, down=work.initial_state().model.wire()), {}
     )  # moves weights, statistics
     fresh = trainer.make_context(work.federation.client(0), Task(0, 0, 0, down=work.initial_state().model.wire()), {})
-    assert fresh.spread(of, None) == before
+    assert fresh.sample_variance(of, None) == before
     other = {**work.initial_state().model.wire(), "params": work.initial_state().model.params * 1.5}
-    assert looking(work, down=other)[1].spread(of, None) != pytest.approx(before)
+    assert looking(work, down=other)[1].sample_variance(of, None) != pytest.approx(before)
 
 
 @pytest.mark.parametrize("of", OF)
@@ -223,7 +223,7 @@ def test_what_is_told_after_training_is_of_before_it(of):
     ((outcome,),) = play(work, 1)[1]
     name = f"{of}-variance".replace("-", "_")
     for report in outcome.reports:
-        expected = looking(work, report.client)[1].spread(of, None)
+        expected = looking(work, report.client)[1].sample_variance(of, None)
         assert report.metrics[name] == pytest.approx(expected, rel=1e-12)
 
 
@@ -242,8 +242,8 @@ def test_probe_and_training_look_at_the_same_batch(layers):
     by = {"all": "gradient", "last": "head-gradient"}[layers]
     asked = {"method.selector": {"kind": "sur", "layers": layers}, "method.combiner": {"kind": "soft", "by": by}}
     _, rounds = play(session_of(asked))
-    for probe, train in rounds:
-        probed = {r.client: r.metrics["gradient_variance"] for r in probe.reports}
+    for probing, train in rounds:
+        probed = {r.client: r.metrics["gradient_variance"] for r in probing.reports}
         for report in train.reports:
             assert report.metrics[f"{by}-variance".replace("-", "_")] == probed[report.client]
 
@@ -278,7 +278,7 @@ def test_what_was_seen_once_is_not_computed_again(of):
     seen = forwards(trainer)
     first = context.batch_variance(of)
     passes, work = len(seen), trainer.probe.work
-    assert context.batch_variance(of) == context.spread(of, context.batch()) == first
+    assert context.batch_variance(of) == context.sample_variance(of, context.batch()) == first
     assert len(seen) == passes > 0
     assert trainer.probe.work == work
 
@@ -289,7 +289,7 @@ def test_after_a_look_at_everything_losses_of_a_batch_cost_nothing():
     score_samples = context.score_samples()
     passes, work = len(seen), trainer.probe.work
     some = np.array([1, 5, 7])
-    assert context.spread("loss", some) == pytest.approx(score_samples.losses[some].var(), rel=1e-12)
+    assert context.sample_variance("loss", some) == pytest.approx(score_samples.losses[some].var(), rel=1e-12)
     assert context.score_samples(some).losses.tolist() == score_samples.losses[some].tolist()
     assert (len(seen), trainer.probe.work) == (passes, work)
 
@@ -299,7 +299,7 @@ def test_a_look_at_some_samples_is_not_taken_for_a_look_at_all():
     some = np.array([1, 5])
     assert len(context.score_samples(some).losses) == 2
     assert len(context.score_samples().losses) == 11
-    assert context.spread("loss", some) != context.spread("loss", None)
+    assert context.sample_variance("loss", some) != context.sample_variance("loss", None)
 
 
 @pytest.mark.parametrize(("of", "cost"), [("loss", 1 / 3), ("head-gradient", 1 / 3), ("gradient", 1.0)])
@@ -338,4 +338,4 @@ def test_a_loss_that_is_not_finite_has_no_variance():
     work = work_with(bare([[1.0], [-1.0]]), x, [0, 1, 0, 1])
     _, context = looking(work)
     with np.errstate(all="ignore"):
-        assert not np.isfinite(context.spread("loss", None))
+        assert not np.isfinite(context.sample_variance("loss", None))

@@ -42,8 +42,8 @@ class Loose(Selector):
     """Not a dataclass."""
 
 
-LAST = Recipe("Newest clients.", "nobody", {"select": {"kind": "newest", "skip": 2}, "combine": {"kind": "uniform"}})
-PLAIN = Recipe("The same, by plain names.", "nobody", {"select": "newest", "correct": ["prox"], "combine": "uniform"})
+LAST = Recipe("Newest clients.", "nobody", {"selector": {"kind": "newest", "skip": 2}, "combiner": {"kind": "uniform"}})
+PLAIN = Recipe("The same, by plain names.", "nobody", {"selector": "newest", "corrections": ["prox"], "combiner": "uniform"})
 
 
 # ---- in and out --------------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ def test_a_file_is_read_with_defaults_written_out(tmp_path):
         partition = { kind = "dirichlet-class", alpha = 0.3 }
         [method]
         name = "fedprox"
-        select = { kind = "power-of-choice", candidates = 5 }
-        combine = { kind = "size", server = { kind = "yogi", lr = 0.02 } }
+        selector = { kind = "power-of-choice", candidates = 5 }
+        server_step = { kind = "yogi", lr = 0.02 }
         [train]
         rounds = 3
         """
@@ -100,7 +100,7 @@ def test_a_file_is_read_with_defaults_written_out(tmp_path):
     }
     assert read.method.selector == {"kind": "power-of-choice", "candidates": 5, "loss": "all"}
     assert read.method.corrections == [PROX]
-    assert read.method.combiner == {"kind": "size", "server": YOGI | {"lr": 0.02}}
+    assert (read.method.combiner, read.method.server_step) == ({"kind": "size"}, YOGI | {"lr": 0.02})
     assert (read.data.clients, read.train.rounds, read.train.seed, read.train.batch_size) == (7, 3, 4, 16)
     assert read.train.optimizer == {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0, "state": "fresh"}
     assert read.train.lr_schedule == {"kind": "constant"}
@@ -115,10 +115,11 @@ def test_the_default_is_the_one_of_the_contract():
         "name": "fedavg",
         "schedule": {"kind": "none"},
         "driver": {"kind": "rounds", "norms": "own"},
-        "select": {"kind": "random"},
-        "sample": {"kind": "shuffle", "batch": "fixed", "least": 8},
-        "correct": [],
-        "combine": {"kind": "size", "server": SGD},
+        "selector": {"kind": "random"},
+        "sampler": {"kind": "shuffle", "batch": "fixed", "least": 8},
+        "corrections": [],
+        "combiner": {"kind": "size"},
+        "server_step": SGD,
     }
 
 
@@ -187,7 +188,7 @@ def test_overrides_win_over_the_source_and_later_ones_over_earlier():
     [
         ({"train": {"rounds": 3}}, "train.rounds", 4),
         ({"train": {"stop": {"target": 0.9}}}, "train.stop.target", 0.5),
-        ({"method": {"correct": [{"kind": "prox", "mu": 1.0}]}}, "method.corrections.0.mu", 0.5),
+        ({"method": {"corrections": [{"kind": "prox", "mu": 1.0}]}}, "method.corrections.0.mu", 0.5),
     ],
 )
 def test_the_source_is_left_as_it_was(source, key, value):
@@ -202,29 +203,30 @@ def test_the_source_is_left_as_it_was(source, key, value):
 @pytest.mark.parametrize(
     ("words", "stage", "result"),
     [
-        ("method.name=fedprox", "correct", [PROX]),
-        ("method.name=fedprox method.corrections.0.mu=0.5", "correct", [PROX | {"mu": 0.5}]),
-        ("method.name=fedprox method.corrections.0=scaffold", "correct", ["scaffold"]),
-        ("method.name=fedprox method.corrections=[]", "correct", []),
-        ("method.corrections=['prox','scaffold']", "correct", ["prox", "scaffold"]),
-        ("method.corrections=['prox'] method.corrections.0.mu=0.5", "correct", [PROX | {"mu": 0.5}]),
-        ("method.name=fedyogi", "combine", {"kind": "size", "server": YOGI}),
-        ("method.name=fedyogi method.server_step.lr=0.5", "combine", {"server": YOGI | {"lr": 0.5}}),
-        ("method.name=fedyogi method.combiner=uniform", "combine", {"kind": "uniform", "server": YOGI}),
-        ("method.name=fedyogi method.server_step=sgd", "combine", {"server": SGD}),
-        ("method.combiner={kind='uniform',server='yogi'}", "combine", {"kind": "uniform", "server": YOGI}),
-        ("method.combiner={kind='size',server='yogi'}", "combine", {"kind": "size", "server": YOGI}),
-        ("method.name=fedsgd", "select", {"kind": "everyone"}),
-        ("method.name=fedsgd method.selector=size", "select", {"kind": "size"}),
-        ("method.selector.kind=size", "select", {"kind": "size"}),
-        ("method.name=power-of-choice method.selector.candidates=9", "select", {"candidates": 9}),
+        ("method.name=fedprox", "corrections", [PROX]),
+        ("method.name=fedprox method.corrections.0.mu=0.5", "corrections", [PROX | {"mu": 0.5}]),
+        ("method.name=fedprox method.corrections.0=scaffold", "corrections", ["scaffold"]),
+        ("method.name=fedprox method.corrections=[]", "corrections", []),
+        ("method.corrections=['prox','scaffold']", "corrections", ["prox", "scaffold"]),
+        ("method.corrections=['prox'] method.corrections.0.mu=0.5", "corrections", [PROX | {"mu": 0.5}]),
+        ("method.name=fedyogi", "server_step", YOGI),
+        ("method.name=fedyogi method.server_step.lr=0.5", "server_step", YOGI | {"lr": 0.5}),
+        ("method.name=fedyogi method.combiner=uniform", "combiner", {"kind": "uniform"}),
+        ("method.name=fedyogi method.combiner=uniform", "server_step", YOGI),
+        ("method.name=fedyogi method.server_step=sgd", "server_step", SGD),
+        ("method.combiner=uniform method.server_step=yogi", "combiner", {"kind": "uniform"}),
+        ("method.server_step={kind='yogi'}", "server_step", YOGI),
+        ("method.name=fedsgd", "selector", {"kind": "everyone"}),
+        ("method.name=fedsgd method.selector=size", "selector", {"kind": "size"}),
+        ("method.selector.kind=size", "selector", {"kind": "size"}),
+        ("method.name=power-of-choice method.selector.candidates=9", "selector", {"candidates": 9}),
         ("method.name=sfl", "driver", {"kind": "chain"}),
         ("method.driver=chain", "driver", {"kind": "chain"}),
     ],
 )
 def test_stages_override_the_parts_of_a_recipe(words, stage, result):
     got = getattr(asked(words).method, stage)
-    if stage == "correct":
+    if stage == "corrections":
         assert len(got) == len(result)
         assert all(g["kind"] == r if isinstance(r, str) else g == r for g, r in zip(got, result, strict=True))
     else:
@@ -233,8 +235,8 @@ def test_stages_override_the_parts_of_a_recipe(words, stage, result):
 
 def test_other_stages_keep_the_recipe_s_parts():
     got = asked("method.name=scaffold method.selector=size").method
-    assert [c["kind"] for c in got.correct] == ["scaffold"]
-    assert (got.combine["kind"], got.select["kind"], got.sample["kind"]) == ("uniform", "size", "shuffle")
+    assert [c["kind"] for c in got.corrections] == ["scaffold"]
+    assert (got.combiner["kind"], got.selector["kind"], got.sampler["kind"]) == ("uniform", "size", "shuffle")
 
 
 def test_optimizer_partition_and_schedule_merge_with_their_defaults():
@@ -254,12 +256,12 @@ def test_another_method_on_a_resolved_experiment_brings_its_own_parts():
 
 def test_objects_stand_for_their_tables():
     got = Experiment.of(
-        {"method": {"select": PowerOfChoice(candidates=4), "correct": [Prox(mu=0.5)]}, "data": {"partition": Iid()}},
+        {"method": {"selector": PowerOfChoice(candidates=4), "corrections": [Prox(mu=0.5)]}, "data": {"partition": Iid()}},
         **{"method.server_step": ServerYogi()},
     )
     assert got.method.selector == {"kind": "power-of-choice", "candidates": 4, "loss": "all"}
     assert got.method.corrections == [PROX | {"mu": 0.5}]
-    assert got.method.combiner["server"] == YOGI
+    assert got.method.server_step == YOGI
     assert got.data.partition == {"kind": "iid"}
 
 
@@ -308,7 +310,7 @@ def test_entry_points_add_parts_and_methods():
     assert of(method__selector=Newest(skip=2)).method.selector == {"kind": "newest", "skip": 2}
     last = of(method__name="last")
     assert last.method.selector == {"kind": "newest", "skip": 2}
-    assert last.method.combiner == {"kind": "uniform", "server": SGD}
+    assert (last.method.combiner, last.method.server_step) == ({"kind": "uniform"}, SGD)
     assert registry.describe("selectors", "newest")["summary"] == "The clients with the highest numbers train."
     assert "random" in registry.names("selectors")
     assert "elsewhere" not in registry.names("selectors")
@@ -317,9 +319,9 @@ def test_entry_points_add_parts_and_methods():
 @pytest.mark.usefixtures("third_party")
 def test_a_recipe_may_name_its_parts_plainly_as_a_file_may():
     got = of(method__name="plain").method
-    assert got.select == {"kind": "newest", "skip": 1}
-    assert got.correct == [PROX]
-    assert got.combine == {"kind": "uniform", "server": SGD}
+    assert got.selector == {"kind": "newest", "skip": 1}
+    assert got.corrections == [PROX]
+    assert (got.combiner, got.server_step) == ({"kind": "uniform"}, SGD)
 
 
 @pytest.mark.usefixtures("third_party")

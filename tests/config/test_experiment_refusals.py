@@ -24,7 +24,7 @@ def refused(said, source=None, **overrides):
         ("data.tset", "test"),
         ("data.partition.alhpa", "alpha"),
         ("model.hiden", "hidden"),
-        ("method.selct", "select"),
+        ("method.selct", "selector"),
         ("method.combiner.servr", None),
         ("method.server_step.lrr", "lr"),
         ("train.rouns", "rounds"),
@@ -35,7 +35,7 @@ def refused(said, source=None, **overrides):
         ("system.straglers", "stragglers"),
         ("system.stragglers.rat", "rate"),
         ("privacy.label", "labels"),
-        ("engine.lane", "workers"),
+        ("engine.worker", "workers"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_one(key, meant):
@@ -51,7 +51,7 @@ def test_an_unknown_key_of_a_correction_is_refused():
     refused(
         ["method.corrections.0.muu", 'did you mean "mu"'], **{"method.name": "fedprox", "method.corrections.0.muu": 1}
     )
-    refused(["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"correct": ["scaffold", PROX | {"muu": 1}]}})
+    refused(["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"corrections": ["scaffold", PROX | {"muu": 1}]}})
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_a_value_where_a_table_belongs_is_refused(table, value):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"method": {"correct": [5]}}, ["method.corrections", "5", "a table"]),
-        ({"method": {"correct": {"kind": "prox"}}}, ["method.corrections", "a list"]),
-        ({"method": {"name": "fedprox", "correct": {"0": 5}}}, ["method.corrections.0", "5"]),
-        ({"method": {"name": "fedprox", "correct": {"1": {"mu": 1}}}}, ["method.corrections.1", "counted from 0"]),
-        ({"method": {"correct": [{"mu": 1}]}}, ["method.corrections.0.kind is required", "prox"]),
-        ({"method": {"select": {"kind": "random", "server": {}}}}, ["method.selector.server is not an option"]),
+        ({"method": {"corrections": [5]}}, ["method.corrections", "5", "a table"]),
+        ({"method": {"corrections": {"kind": "prox"}}}, ["method.corrections", "a list"]),
+        ({"method": {"name": "fedprox", "corrections": {"0": 5}}}, ["method.corrections.0", "5"]),
+        ({"method": {"name": "fedprox", "corrections": {"1": {"mu": 1}}}}, ["method.corrections.1", "counted from 0"]),
+        ({"method": {"corrections": [{"mu": 1}]}}, ["method.corrections.0.kind is required", "prox"]),
+        ({"method": {"selector": {"kind": "random", "server": {}}}}, ["method.selector.server is not an option"]),
         ({"model": {"hidden": [8, 0]}}, ["model.hidden.1 = 0", ">= 1"]),
         ({"train": {"stop": {"vote": 0.5}}}, ["train.stop.vote", "target"]),  # satisfied at what?
     ],
@@ -160,8 +160,8 @@ def test_tables_that_make_no_sense_are_refused(source, said):
     [
         ("no_such_module:Part", "No module named 'no_such_module'"),
         (f"{__name__}:Absent", "Absent"),
-        (f"{__name__}:Loose", "Selector expected, as a frozen dataclass"),
-        (f"{__name__}:LAST", "Selector expected"),
+        ("test_experiment:Loose", "Selector expected, as a frozen dataclass"),
+        ("test_experiment:LAST", "Selector expected"),
         ("fedstrata.methods.corrections.prox:Prox", "Selector expected"),
         (":Newest", ":Newest"),
         (".relative:Newest", ".relative:Newest"),

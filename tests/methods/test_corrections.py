@@ -171,7 +171,7 @@ def broken_or_lost(name, factor):
     for breaks in (Breaks(factor=float(factor)), Breaks(factor=1.0)):
         work = session_of({**asked, "method.corrections": [*recipe, breaks]})
         if breaks.factor == 1.0:
-            work.plan = replace(work.plan, system=Loses())
+            work = replace(work, plan=replace(work.plan, system=Loses()))
         engine, state, notes, kept = in_process(work), work.initial_state(), [], []
         for round in range(3):
             view = work.plan.view(work.client_info, round, lambda kind, **fields: notes.append((kind, fields)))  # noqa: B023

@@ -205,7 +205,7 @@ def test_flips_with_one_cluster_is_a_fair_rotation(precision):
 def test_server_sgd_with_rate_one_is_no_server_step(precision):
     explicit = {"method.server_step": {"kind": "sgd", "lr": 1.0}}
     bare = session_of({"engine.precision": precision})
-    bare.plan = replace(bare.plan, server_steps={})
+    bare = replace(bare, plan=replace(bare.plan, server_steps={}))
     assert same(run(precision, explicit), play(bare)[0])
 
 

@@ -141,9 +141,9 @@ def test_fedcda_warms_up_as_plain_averaging(warmup, rounds, differs_from):
 def test_fedcda_refuses_to_keep_more_than_it_may(monkeypatch):
     monkeypatch.setattr(fedcda, "MEMORY", 1000)
     with pytest.raises(RequestError, match=r"use a smaller method\.combiner\.models, fewer clients or a smaller model"):
-        session_of({"method.combiner": "fedcda"}).fresh()
+        session_of({"method.combiner": "fedcda"}).initial_state()
     monkeypatch.setattr(fedcda, "MEMORY", 4 * 43 * 3 * 6)  # 43 numbers of 4 bytes, 3 models, 6 clients
-    session_of({"method.combiner": "fedcda"}).fresh()
+    session_of({"method.combiner": "fedcda"}).initial_state()
 
 
 def test_fedcda_makes_groups_smaller_where_they_have_too_many_combinations(monkeypatch):

@@ -85,8 +85,8 @@ def test_fedexp_scores_that_mean_in_a_run(tmp_path):
     experiment = Experiment.of(run.path / "experiment.toml")
     work = build_session(experiment, build_federation(experiment), None)
     state, _ = run.checkpoints.read(manifest, like=work.initial_state())
-    mean = (state.server_steps["server"].before.params + state.model.params) / 2
-    assert not torch.equal(state.server_steps["server"].before.params, state.model.params)
+    mean = (state.server_steps["server_step"].before.params + state.model.params) / 2
+    assert not torch.equal(state.server_steps["server_step"].before.params, state.model.params)
     written = work.plan.space.flatten(run.model(), torch.float32).params
     assert torch.equal(written, mean)
 

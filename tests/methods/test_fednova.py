@@ -70,7 +70,7 @@ def test_fednova_counts_momentum_and_proximal_terms():
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "others",
     [
         {"train.optimizer": "adam"},
         {"train.optimizer": Sgd(momentum=0.9, state="kept")},

@@ -85,8 +85,8 @@ def test_adaptive_server_over_two_rounds(server, rounds, m, v):
     for expected in rounds:
         play_from(work, state)
         close(state.model.params, f64(*expected), atol=1e-6)
-    close(state.server_steps["server"].m, f64(*m), atol=1e-12)
-    close(state.server_steps["server"].v, f64(*v), atol=1e-6)
+    close(state.server_steps["server_step"].m, f64(*m), atol=1e-12)
+    close(state.server_steps["server_step"].v, f64(*v), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_empty_round_changes_neither_model_nor_server_state():
     view = work.plan.view(work.client_info, 0, lambda kind, **_: notes.append(kind))
     (outcome,) = play_round(work.plan, state, view, in_process(work))
     assert state.model.params.tolist() == [1.0, 1.0]
-    assert state.server_steps["server"].m.tolist() == [0.0, 0.0]
+    assert state.server_steps["server_step"].m.tolist() == [0.0, 0.0]
     assert notes == ["dropped", "no_update"]
     assert outcome.missing == (0, 1)
 
@@ -225,7 +225,7 @@ def test_chain_of_two_clients_in_both_orders():
 
 def test_chain_skips_who_is_lost():
     work = given_work((1, 1, 1), {"method.name": "sfl", "method.corrections": [Given(slope=(1.0, 2.0), curve=0.0)]})
-    work.plan = replace(work.plan, system=Loses(client=1))
+    work = replace(work, plan=replace(work.plan, system=Loses(client=1)))
     state = start(work, 0.0, 0.0)
     (outcomes,) = play_from(work, state)
     assert [o.missing for o in outcomes if o.step.asks[0].client == 1] == [(1,)]

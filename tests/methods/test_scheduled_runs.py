@@ -198,7 +198,7 @@ def test_an_epoch_is_resumed_in_its_middle(driver):
 @EXECUTIONS
 def test_a_batch_larger_than_the_schedule_is_one_exact_gradient_step(execution):
     work = stratified("sync", execution, frequency="capped")
-    work.plan = replace(work.plan, local=replace(work.plan.local, batch_size=500))
+    work = replace(work, plan=replace(work.plan, local=replace(work.plan.local, batch_size=500)))
     local, data = work.plan.local, work.federation.train
     module = local.build().to(local.dtype)
     gradients = torch.autograd.grad(cross_entropy(module(data.x.to(local.dtype)), data.y), list(module.parameters()))
@@ -239,7 +239,8 @@ def test_a_label_whose_holders_are_silent_is_dropped_and_with_nobody_there_the_m
 def test_a_run_on_false_beliefs_ends(driver, execution):
     work = stratified(driver, execution)
     known, true = {"labels": np.ones((6, 3), bool), "totals": np.array([9, 9, 90])}, work.client_info
-    work.client_info = ClientInfo(true.clients, true.classes, true.holders, true.key, known, true.world)
+    known = ClientInfo(true.clients, true.classes, true.holders, true.key, known, true.ground_truth)
+    work = replace(work, client_info=known)
     assert [event["exposure"] for event in played(work)[1]["schedule"]] == [[36, 36, 36]] * 2
 
 
@@ -254,7 +255,7 @@ class AwayLater(Devices):
 @DRIVERS
 def test_who_goes_away_in_the_middle_of_an_epoch_is_not_asked(driver):
     work = stratified(driver, rounds_per_epoch=3)
-    work.plan = replace(work.plan, system=AwayLater())
+    work = replace(work, plan=replace(work.plan, system=AwayLater()))
     _, notes, asked = played(work, 3)
     assert [4 in clients for clients in asked] == [True, False, False]
     assert sum(event["entries"] for event in notes["schedule"]) == len(work.federation.train)

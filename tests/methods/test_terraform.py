@@ -308,7 +308,7 @@ def test_baseline_draws_as_many_from_the_rounds_clients():
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 @pytest.mark.parametrize(
-    "beside",
+    "others",
     [
         {},
         {"method.corrections": [Prox(mu=0.5)]},
@@ -388,7 +388,7 @@ def test_clients_called_hard_have_the_higher_loss():
     assert harder >= 8
 
 
-@pytest.mark.parametrize("beside", [{}, {"method.corrections": [Prox(mu=0.1)]}])
+@pytest.mark.parametrize("others", [{}, {"method.corrections": [Prox(mu=0.1)]}])
 def test_retraining_helps_hard_clients_more_than_as_many_random_updates_do(others):
     gains = []
     for seed in range(10):

@@ -163,7 +163,7 @@ class HalfWork(type(session_of().plan.system)):
 def test_the_system_may_ask_for_less_work():
     work = session_of({"train.clients_per_round": "all", "train.epochs": 3})
     full = play(work, rounds=1)[1][0][0].reports
-    work.plan = replace(work.plan, system=HalfWork())
+    work = replace(work, plan=replace(work.plan, system=HalfWork()))
     less = play(work, rounds=1)[1][0][0].reports
     assert [(a.steps, b.steps) for a, b in zip(full, less, strict=True) if a.steps != b.steps] == [(9, 3)]
 
@@ -186,7 +186,7 @@ class MedianLoss(ServerStep):
 def test_a_server_part_reads_the_open_reports_and_tells_the_clients():
     work = session_of({"method.server_step": MedianLoss(), "train.clients_per_round": 3})
     state, rounds = play(work, rounds=1)
-    assert state.server_steps["server"].lengths == [r.loss for r in rounds[0][0].reports]
+    assert state.server_steps["server_step"].lengths == [r.loss for r in rounds[0][0].reports]
 
 
 @dataclass(frozen=True)

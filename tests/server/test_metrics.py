@@ -119,7 +119,7 @@ class Displace(Optimizer):
     def fill(self, own, buf, context):
         own["move"].copy_(torch.tensor([2.0 * context.client.id, 1.0]))
 
-    def move(self, own, w, g, rate):
+    def step(self, own, w, g, rate):
         w.add_(own["move"])
 
 

@@ -65,7 +65,7 @@ class Remembers(Optimizer):
     def fill(self, own, buf, context):
         pass
 
-    def move(self, own, w, g, rate):
+    def step(self, own, w, g, rate):
         w.sub_(rate * own["v"].mul_(0.9).add_(g))
 
 

@@ -20,7 +20,7 @@ CHECKS = {
     "server_steps": testing.check_server_step,
     "partitions": testing.check_partition,
     "models": testing.check_model,
-    "rates": check_part,
+    "lr_schedules": check_part,
     "noises": check_part,
     "datasets": check_part,
     "engines": check_part,
