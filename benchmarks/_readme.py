@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -40,7 +41,7 @@ def _table(kept: dict[str, Any]) -> str:
     made = ", ".join(f"{name} {version}" for name, version in versions.items() if name not in ("python", "fedstrata"))
     said = f"`python -m benchmarks {kept['benchmark']}` on {where}, {kept['date'][:10]}, {made}:"
     rows = [f"| {r['name']} | {_value(r)} | {_goal(r)} |" for r in kept["rows"]]
-    return "\n".join([said, "", "| | measured | goal |", "|---|---|---|", *rows])
+    return "\n".join([fill(said, 120), "", "| | measured | goal |", "|---|---|---|", *rows])
 
 
 def _value(row: dict[str, Any]) -> str:
@@ -56,10 +57,10 @@ def _goal(row: dict[str, Any]) -> str:
 def first() -> str:
     """Return one table of the figures that matter most."""
     rows = []
-    for name, open_tensors in FIRST.items():
+    for name, shown in FIRST.items():
         path = HERE / "results" / f"{name}.json"
         for row in json.loads(path.read_text())["rows"] if path.exists() else ():
-            if row["goal"] is not None and row["name"].startswith(open_tensors):
+            if row["goal"] is not None and row["name"].startswith(shown):
                 rows.append(f"| `{name}` | {row['name']} | {_value(row)} | {_goal(row)} |")
     return "\n".join(["| benchmark | | measured | goal |", "|---|---|---|---|", *rows])
 

@@ -115,11 +115,11 @@ def write_long_run(path: Path, rounds: int = ROUNDS, clients: int = CLIENTS, see
             "label_divergence": float(rng.gamma(2, 0.05)),
             "labels": counts[here].sum(0).tolist(),
             "loss_train": float(2 * np.exp(-3 * grown)),
-            "drift": 1.0,
+            "update_norm": 1.0,
             "jain": 0.9,
         }
         update_norm = {str(c): float(d) for c, d in zip(here, rng.gamma(4, 0.25, len(here)), strict=True)}
-        steps = [{"kind": "train", "clients": here, "missing": late, "drift": update_norm}]
+        steps = [{"kind": "train", "clients": here, "missing": late, "update_norm": update_norm}]
         cost = {"bytes_up": 4000 * asked * round, "bytes_down": 4000 * asked * round, "bytes_p2p": 0}
         run.log("round", round=round, **lines, steps=steps, **cost, client_updates=asked * round, time=0.3 * round)
     figures = {key: lines[key] for key in ("accuracy", "balanced_accuracy", "worst10", "loss_test", "jain")}

@@ -61,7 +61,7 @@ def measure() -> list[dict[str, Any]]:
     for (workers,), runs in _in_turn(
         _workers, [(workers,) for workers in sorted({1, min(2, cores()), cores()})]
     ).items():
-        rows += _two(f"LeNet-5 on {workers} lane{'s' * (workers > 1)}", runs)
+        rows += _two(f"LeNet-5 on {workers} worker{'s' * (workers > 1)}", runs)
     return rows
 
 
@@ -121,7 +121,7 @@ def _workers(workers: int) -> Told:
             start = perf_counter()
             play_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
             seconds.append(perf_counter() - start)
-    beside = _of_lanes()
+    beside = _of_workers()
     engine.close()
     return Told(0.0, median(seconds[2:]), _peak() + beside)
 
@@ -134,7 +134,7 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _of_lanes() -> float:
+def _of_workers() -> float:
     """Return the MB that child processes have of their own, where the system tells."""
     mine, total = str(os.getpid()), 0
     for path in Path("/proc").glob("[0-9]*"):

@@ -30,6 +30,6 @@ if __name__ == "__main__":
     wrong = followed.wrong[often]
     print(f"a sample with a wrong label was biased in {fate[wrong].mean():.0%} of its rounds,", end=" ")
     print(f"one with a right label in {fate[~wrong].mean():.0%}")
-    first = [update for update in fedstrata.client_updates(run) if update.client == 0 and update.cut is not None]
-    print("cuts of client 0:", ", ".join(f"{update.cut:.2f}" for update in first))
+    cuts = [update.cut for update in fedstrata.client_updates(run) if update.client == 0 and update.cut is not None]
+    print("cuts of client 0:", ", ".join(f"{cut:.2f}" for cut in cuts))
     print(f"accuracy {run.summary['accuracy']:.4f}: {run.path}")

@@ -11,24 +11,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import fedstrata
-from fedstrata import (
-    Buffers,
-    ClientContext,
-    Correction,
-    Done,
-    ParameterSpace,
-    Slot,
-    Tensors,
-    check_correction,
-    options,
-)
+from fedstrata import Buffers, ClientContext, Correction, Count, Done, ParameterSpace, Slot, Tensors
 
 
 @dataclass(frozen=True)
 class SmallTrainHead(Correction):
     """Clients with few samples train the last layer only: they cannot spoil features that others learn."""
 
-    least: options.Count = 40  # samples of a client that trains everything
+    least: Count = 40  # samples of a client that trains everything
 
     def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
         return {"moves": Slot((space.P,))}  # of each weight: 1 if it is trained, 0 if not
@@ -46,7 +36,7 @@ class SmallTrainHead(Correction):
 
 
 if __name__ == "__main__":
-    check_correction(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
-    for correct in ([], [SmallTrainHead()], [{"kind": "prox", "mu": 0.1}, SmallTrainHead()]):
-        run = fedstrata.train(overrides={"method.corrections": correct, "train.rounds": 30})
-        print(f"{run.summary['accuracy']:.4f} accuracy with {correct}: {run.path}")
+    fedstrata.check_correction(SmallTrainHead(least=10))  # one trace, no host read, nothing leaks from client to client
+    for corrections in ([], [SmallTrainHead()], [{"kind": "prox", "mu": 0.1}, SmallTrainHead()]):
+        run = fedstrata.train(overrides={"method.corrections": corrections, "train.rounds": 30})
+        print(f"{run.summary['accuracy']:.4f} accuracy with {corrections}: {run.path}")

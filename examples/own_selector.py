@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fedstrata
-from fedstrata import Outcome, Scores, Selector, View, check_selector
+from fedstrata import Outcome, Scores, Selector, View
 
 
 @dataclass
@@ -40,7 +40,7 @@ class LongestWait(Selector):
 
 
 if __name__ == "__main__":
-    check_selector(LongestWait())  # unique, eligible, deterministic, resumable, survives lost reports
-    for select in ("random", LongestWait()):
-        run = fedstrata.train(overrides={"method.selector": select, "system.stragglers.rate": 0.2})
+    fedstrata.check_selector(LongestWait())  # unique, eligible, deterministic, resumable, survives lost reports
+    for selector in ("random", LongestWait()):
+        run = fedstrata.train(overrides={"method.selector": selector, "system.stragglers.rate": 0.2})
         print(f"{run.summary['accuracy']:.4f} accuracy, fairness {run.summary['jain']:.3f}: {run.path}")

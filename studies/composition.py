@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--product", nargs="*", metavar="STAGE", choices=list(STAGES), help=PRODUCT)
     asked = parser.parse_args(arguments)
     if asked.product is not None:
-        return product(asked.product or ["select", "sample", "correct", "combine"])
+        return product(asked.product or ["selector", "sampler", "corrections", "combiner"])
     tried = [(choice, attempt(choice)) for choice in track(list(pairs()), "pairs of parts")]
     refused = {named(choice): reason for choice, reason in tried if reason is not None}
     print(table(refused))
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-PRODUCT = "try every combination of parts of these stages; without a name: select, sample, correct and combine"
+PRODUCT = "try every combination of parts of these stages; without a name: selector, sampler, corrections and combiner"
 
 
 def product(stages: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 import torch
@@ -14,7 +15,15 @@ from fedstrata.remote.site_server import Host
 from fedstrata.remote.source import source
 
 SITES = ("aachen", "bonn", "cologne")
-SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
+SMALL = {
+    "data.clients": 3,
+    "model.hidden": (8,),
+    "train.rounds": 3,
+    "train.epochs": 1,
+    "train.batch_size": 64,
+    "train.clients_per_round": "all",
+    "engine.precision": "fp64",
+}
 
 
 class Here:
@@ -39,12 +48,37 @@ class Here:
         pass
 
 
-def hosts(overrides, credentials=lambda name: None, sites=SITES):
+class Restartable(Host):
+    """A host that says how it was made, so that it can be made anew."""
+
+    def __init__(self, name, load, credentials=None, folder=None):
+        super().__init__(name, load, credentials, folder)
+        self.load, self.credentials, self.folder = load, credentials, folder
+
+    def restarted(self, load=None):
+        """Return the site as it is after its process ended and began again, with other data where they are given."""
+        return Restartable(self.name, load or self.load, self.credentials, self.folder)
+
+
+@cache
+def share(data, seed, part):
+    """Return what a site has; one set, dealt out in one way, is read once for all tests."""
+    return source(json.loads(data), seed, part)
+
+
+def hosts(overrides, credentials=lambda name: None, sites=SITES, memory=None, having=lambda federation: federation):
+    """Make sites; `memory` is a folder for their state, `having` changes what they have."""
     experiment = Experiment.of(None, **overrides)
     data, seed = experiment.dump()["data"], experiment.train.seed
     data.pop("clients")
+    told = json.dumps(data)
     return {
-        name: Host(name, cache(lambda i=i: source(data, seed, (i, len(sites)))), credentials(name))
+        name: Restartable(
+            name,
+            lambda i=i: having(share(told, seed, (i, len(sites)))),
+            credentials(name),
+            None if memory is None else memory / name,
+        )
         for i, name in enumerate(sites)
     }
 
@@ -59,6 +93,6 @@ def model(run):
     return torch.cat([t.double().reshape(-1) for _, t in sorted(run.model().items())])
 
 
-def with_keys(keys, overrides, tamper=lambda name, kind, reply: reply, sites=SITES):
+def with_keys(keys, overrides, tamper=lambda name, kind, reply: reply, sites=SITES, **more):
     """Return sites that have keys of `deploy keys`."""
-    return Here(hosts(overrides, lambda name: Credentials.load(keys / "sites" / name), sites), tamper)
+    return Here(hosts(overrides, lambda name: Credentials.load(keys / "sites" / name), sites, **more), tamper)

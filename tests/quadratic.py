@@ -62,7 +62,7 @@ def start(work, *weights):
 
 def play_from(work, state, engine=None):
     """Play one more round from a state of one's own."""
-    open_tensors = SimpleNamespace(plan=work.plan, client_info=work.client_info, fresh=lambda: state)
+    open_tensors = SimpleNamespace(plan=work.plan, client_info=work.client_info, initial_state=lambda: state)
     return play(open_tensors, 1, lambda _: engine or in_process(work))[1]
 
 

@@ -18,7 +18,7 @@ client, server = ClientApp(), ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = Strategy("flips", server={"kind": "sgd", "momentum": 0.5}, clients_per_round=0.5)
+    strategy = Strategy("flips", server_step={"kind": "sgd", "momentum": 0.5}, clients_per_round=0.5)
     first = ArrayRecord({"weight": Array(np.zeros((64, 10))), "bias": Array(np.zeros(10))})
     result = strategy.start(grid, first, num_rounds=int(str(context.run_config["rounds"])))
     for number, metrics in result.evaluate_metrics_clientapp.items():

@@ -27,6 +27,7 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
+from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
 from fedstrata.core.server_parts import (
@@ -48,12 +49,15 @@ from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
+from fedstrata.data.partitions.dirichlet import DirichletClass
+from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.sets.base import Arrays, DataSet
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.models.architecture import Architecture
 from fedstrata.privacy.accounting import Accountant, FixedSize
+from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare import Comparison, compare
 from fedstrata.runs.folder import Run
 from fedstrata.runs.replay import Record, Replay, replay
@@ -86,8 +90,10 @@ __all__ = [
     "Combiner",
     "Comparison",
     "Correction",
+    "Count",
     "DataSet",
     "Deal",
+    "DirichletClass",
     "Done",
     "Drift",
     "Driver",
@@ -98,24 +104,29 @@ __all__ = [
     "FixedSize",
     "FlatModel",
     "Followed",
+    "Fraction",
+    "Iid",
     "Inputs",
     "Inspection",
     "LRSchedule",
     "Labelled",
     "LocalPart",
     "Noise",
+    "NonNegative",
     "Optimizer",
     "Order",
     "Outcome",
     "ParameterSpace",
     "Partition",
     "Plan",
+    "Positive",
     "Recipe",
     "Record",
     "Replay",
     "Report",
     "RequestError",
     "Run",
+    "RunData",
     "Sampler",
     "Schedule",
     "Scores",

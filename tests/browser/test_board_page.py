@@ -131,10 +131,11 @@ def test_a_board_that_goes_away_is_noticed_and_comes_back(window, board):
     expect(page.locator("#link")).to_have_text("Live")
 
 
-def test_200_runs_and_10000_rounds_do_not_slow_the_page_down(window, board):
+@pytest.mark.parametrize("clients", [10, pytest.param(200, marks=pytest.mark.extended)])
+def test_200_runs_and_10000_rounds_do_not_slow_the_page_down(window, board, clients):
     address, runs = board
-    long = written.begun(runs / "long/long", clients=200, labels=10, rounds=10_000)
-    written.play_long(long, 10_000, clients=200, labels=10)
+    long = written.begun(runs / "long/long", clients=clients, labels=10, rounds=10_000)
+    written.play_long(long, 10_000, clients=clients, labels=10)
     for at in range(200):
         Run.create(runs / f"long/run-{at}", (long.path / "experiment.toml").read_text())
     page = window(f"{address}?run=long/long")

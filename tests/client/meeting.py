@@ -120,7 +120,7 @@ def recorded():
             seen.extend(zip(*(np.split(each, batches.starts[1:-1]) for each in (batches.rows, keys)), strict=True))
         return original(trainer, task, batches)
 
-    with patch.object(Trainer, "jointly", spy):
+    with patch.object(Trainer, "train_fused", spy):
         yield seen
 
 

@@ -18,12 +18,11 @@ from torch import nn
 from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.batch_norm import Norms
-from fedstrata.core.client_parts import Gradient
+from fedstrata.core.client_parts import Gradient, LearningRate
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Report, Task, weighted_sum
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
-from fedstrata.core.client_parts import LearningRate
 from fedstrata.methods.lr_schedules import Constant
 from fedstrata.methods.optimizers.at_server import AtServer, OptimizerMemory
 from fedstrata.methods.optimizers.sgd import Sgd

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import train
 from fedstrata.client.all_reduce import run_in_lockstep
-from fedstrata.core.errors import RequestError
 from fedstrata.core.client_parts import LearningRate
+from fedstrata.core.errors import RequestError
 from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, StepDecay
 from fedstrata.testing import tiny_federation
 from fedstrata.testing.tiny import same
@@ -61,6 +61,7 @@ def test_fedtan_with_one_client_is_fedavg():
     close(one.buffers, other.buffers)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_fedtan_gives_the_same_model_on_two_lanes(tmp_path):
     asked = {"model.hidden": (5,), "model.norm": "batch", "train.rounds": 2, "train.batch_size": 4}
     start = partial(train, method="fedtan", federation=tiny_federation())

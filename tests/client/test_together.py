@@ -1,7 +1,7 @@
 """Clients that compute together along a schedule of labels: global batches, models that travel, and what goes wrong.
 
-By messages, at sites behind bytes and as one client update of one machine they must compute what plain PyTorch computes on
-everybody's samples. Numbers are the specification's.
+By messages, at sites behind bytes and as one client update of one machine they must compute what plain PyTorch computes
+on everybody's samples. Numbers are the specification's.
 """
 
 from __future__ import annotations

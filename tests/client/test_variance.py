@@ -197,7 +197,7 @@ def test_one_sample_has_no_variance_and_neither_have_copies_of_it(of):
     torch.manual_seed(0)
     work = work_with(conv(), x, np.repeat(np.arange(3), (1, 5, 3)), [[0], np.arange(1, 6), np.arange(6, 9)])
     for client in range(3):
-        assert looking(work, client)[1].variance(of) == pytest.approx(0.0, abs=1e-12)
+        assert looking(work, client)[1].batch_variance(of) == pytest.approx(0.0, abs=1e-12)
 
 
 # ---- which model, which batch ----------------------------------------------------------------------------------------
@@ -277,21 +277,21 @@ def test_what_was_seen_once_is_not_computed_again(of):
     trainer, context = looking(images("conv"))
     seen = forwards(trainer)
     first = context.batch_variance(of)
-    passes, work = len(seen), trainer.probe.work
+    passes, work = len(seen), context.probe_work.samples
     assert context.batch_variance(of) == context.sample_variance(of, context.batch()) == first
     assert len(seen) == passes > 0
-    assert trainer.probe.work == work
+    assert context.probe_work.samples == work
 
 
 def test_after_a_look_at_everything_losses_of_a_batch_cost_nothing():
     trainer, context = looking(images("conv"))
     seen = forwards(trainer)
     score_samples = context.score_samples()
-    passes, work = len(seen), trainer.probe.work
+    passes, work = len(seen), context.probe_work.samples
     some = np.array([1, 5, 7])
     assert context.sample_variance("loss", some) == pytest.approx(score_samples.losses[some].var(), rel=1e-12)
     assert context.score_samples(some).losses.tolist() == score_samples.losses[some].tolist()
-    assert (len(seen), trainer.probe.work) == (passes, work)
+    assert (len(seen), context.probe_work.samples) == (passes, work)
 
 
 def test_a_look_at_some_samples_is_not_taken_for_a_look_at_all():

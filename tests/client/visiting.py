@@ -80,7 +80,10 @@ def trained(work, report):
 
 
 def normed():
-    """Return a network with a norm layer; a bias before it would have no gradient but rounding, which Adam scales up."""
+    """Return a network with a norm layer.
+
+    A bias before it would have no gradient but rounding, which Adam scales up.
+    """
     torch.manual_seed(3)
     first = nn.Linear(4, 6, bias=False)
     return nn.Sequential(OrderedDict(fc=first, norm=nn.BatchNorm1d(6), act=nn.ReLU(), head=nn.Linear(6, 3)))

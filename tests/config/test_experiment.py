@@ -43,7 +43,9 @@ class Loose(Selector):
 
 
 LAST = Recipe("Newest clients.", "nobody", {"selector": {"kind": "newest", "skip": 2}, "combiner": {"kind": "uniform"}})
-PLAIN = Recipe("The same, by plain names.", "nobody", {"selector": "newest", "corrections": ["prox"], "combiner": "uniform"})
+PLAIN = Recipe(
+    "The same, by plain names.", "nobody", {"selector": "newest", "corrections": ["prox"], "combiner": "uniform"}
+)
 
 
 # ---- in and out --------------------------------------------------------------------------------------------------
@@ -256,7 +258,10 @@ def test_another_method_on_a_resolved_experiment_brings_its_own_parts():
 
 def test_objects_stand_for_their_tables():
     got = Experiment.of(
-        {"method": {"selector": PowerOfChoice(candidates=4), "corrections": [Prox(mu=0.5)]}, "data": {"partition": Iid()}},
+        {
+            "method": {"selector": PowerOfChoice(candidates=4), "corrections": [Prox(mu=0.5)]},
+            "data": {"partition": Iid()},
+        },
         **{"method.server_step": ServerYogi()},
     )
     assert got.method.selector == {"kind": "power-of-choice", "candidates": 4, "loss": "all"}

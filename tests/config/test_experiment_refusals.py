@@ -5,6 +5,14 @@ from asking import PROX
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
+from fedstrata.core.server_parts import Selector
+from fedstrata.methods.recipes import Recipe
+
+LAST = Recipe("A method, which is no part.", "nobody", {})
+
+
+class Loose(Selector):
+    """Not a dataclass."""
 
 
 def refused(said, source=None, **overrides):
@@ -51,7 +59,9 @@ def test_an_unknown_key_of_a_correction_is_refused():
     refused(
         ["method.corrections.0.muu", 'did you mean "mu"'], **{"method.name": "fedprox", "method.corrections.0.muu": 1}
     )
-    refused(["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"corrections": ["scaffold", PROX | {"muu": 1}]}})
+    refused(
+        ["method.corrections.1.muu", 'did you mean "mu"'], {"method": {"corrections": ["scaffold", PROX | {"muu": 1}]}}
+    )
 
 
 @pytest.mark.parametrize(

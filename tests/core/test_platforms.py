@@ -6,7 +6,7 @@ import pytest
 
 from fedstrata import RequestError, compare, train
 from fedstrata.cli import main
-from fedstrata.engines.local import engine
+from fedstrata.engines.local import start
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 1, "train.epochs": 1, "model.hidden": (5,)}
@@ -18,8 +18,8 @@ def _on_windows(monkeypatch):
 
 
 def test_one_process_does_the_work_where_there_are_no_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "WORTH_A_PROCESS", 0.0)
-    monkeypatch.setattr(engine, "cores", lambda: 2)
+    monkeypatch.setattr(start, "WORTH_A_PROCESS", 0.0)
+    monkeypatch.setattr(start, "cores", lambda: 2)
     run = train(overrides=SMALL, federation=tiny_federation(), out=tmp_path / "run")
     (told,) = [event["wall"] for event in run.events() if event["event"] == "engine"]
     assert told["workers"] == 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from light import LIGHT
 
 from fedstrata import RequestError, train
 from fedstrata.cli import main
@@ -45,7 +46,8 @@ def test_without_bandwidths_messages_take_no_time_and_equal_devices_differ_by_th
 
 
 def test_a_round_takes_as_long_as_its_slowest_client_and_time_only_grows(tmp_path):
-    run = train(overrides={"train.rounds": 4, "train.clients_per_round": "all"}, out=tmp_path / "run")
+    asked = {**LIGHT, "train.epochs": 2, "train.rounds": 4, "train.clients_per_round": "all"}
+    run = train(overrides=asked, out=tmp_path / "run")
     times = run.curve("time")
     sizes = np.array(next(e for e in run.events() if e["event"] == "clients")["counts"]).sum(1)
     assert np.diff([0.0, *times]) == pytest.approx(2 * 0.001 * sizes.max())
@@ -53,7 +55,7 @@ def test_a_round_takes_as_long_as_its_slowest_client_and_time_only_grows(tmp_pat
 
 
 def test_the_time_to_a_target_is_that_of_the_first_round_that_reaches_it(tmp_path):
-    asked = {"train.rounds": 30, "train.stop.target": 0.6}
+    asked = {"train.rounds": 30, "train.stop.target": 0.6, "engine.vmap": "never"}
     run = train(overrides=asked, out=tmp_path / "run")
     times, accuracies = run.curve("time"), run.curve("accuracy")
     first = next(i for i, a in enumerate(accuracies) if a >= 0.6)
@@ -189,8 +191,8 @@ def test_label_divergence_by_hand():
 
 
 def test_every_round_has_the_divergence_of_its_labels(tmp_path):
-    few = train(overrides={"train.rounds": 3, "train.clients_per_round": 1}, out=tmp_path / "few")
-    everybody = train(overrides={"train.rounds": 3, "train.clients_per_round": "all"}, out=tmp_path / "all")
+    few = train(overrides={**LIGHT, "train.rounds": 3, "train.clients_per_round": 1}, out=tmp_path / "few")
+    everybody = train(overrides={**LIGHT, "train.rounds": 3, "train.clients_per_round": "all"}, out=tmp_path / "all")
     assert everybody.curve("label_divergence") == pytest.approx([0.0] * 3, abs=1e-12)
     assert min(few.curve("label_divergence")) > 0.1
     json.dumps(few.events())
@@ -228,6 +230,7 @@ def test_fewer_clients_than_wanted_is_an_event(tmp_path):
         "train.rounds": 4,
         "train.clients_per_round": 15,
         "system.availability": {"kind": "independent", "rate": 0.3},
+        **LIGHT,
     }
     run = train(overrides=asked, out=tmp_path / "run")
     assert [e["wanted"] for e in run.events() if e["event"] == "fewer_clients"] == [15] * 4

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from light import LIGHT
 
 from fedstrata import Federation, RequestError, resume, train
 from fedstrata.config.build import build_federation
@@ -71,6 +72,7 @@ def test_the_server_sees_what_clients_hold_now():
     assert (client_info.at(1).counts != client_info.at(0).counts).any()
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_moving_data_is_the_same_on_every_engine_and_after_a_resume(method):
     def work():
@@ -95,6 +97,7 @@ def test_drift_and_stream_by_name_and_resumed(tmp_path):
         "data.stream": {"start": 0.5, "until": 4},
         "train.rounds": 4,
         "train.clients_per_round": "all",
+        **LIGHT,
     }
     whole = train(overrides=asked, out=tmp_path / "whole")
 
@@ -163,7 +166,7 @@ def test_augmentation_draws_from_the_clock_alone():
 def test_augmented_training_runs_is_resumable_and_differs(tmp_path):
     x, y = images()
     fed = Federation.from_arrays(x, y, np.array_split(np.arange(60), 4), test=0.2)
-    asked = {"model.name": "lenet5", "train.rounds": 2, "train.clients_per_round": "all"}
+    asked = {"model.name": "lenet5", "train.rounds": 2, "train.clients_per_round": "all", **LIGHT}
     plain = train(federation=fed, overrides=asked, out=tmp_path / "plain")
     change = asked | {"train.augment": {"crop": 2, "flip": True}}
     one, two = (train(federation=fed, overrides=change, out=tmp_path / str(i)) for i in range(2))
@@ -186,14 +189,14 @@ def test_noise_by_name_keeps_the_true_labels(tmp_path):
     ]
     assert torch.equal(noisy.test.x, clean.test.x)
     assert not torch.equal(noisy.train.x, clean.train.x)
-    run = train(overrides={"data.noise.labels": 0.3, "train.rounds": 1}, out=tmp_path / "run")
+    run = train(overrides={"data.noise.labels": 0.3, "train.rounds": 1, **LIGHT}, out=tmp_path / "run")
     assert 'kind = "label-noise"' in (run.path / "experiment.toml").read_text()
     with pytest.raises(RequestError, match=r"data\.noise\.label is not an option \(did you mean \"labels\""):
         Experiment.of(None, **{"data.noise": {"label": 0.3}})
 
 
 def test_a_stream_that_runs_dry_is_an_event_and_not_the_end(tmp_path):
-    asked = {"data.clients": 5, "data.stream": {"start": 0.2, "until": 3, "window": 2}, "train.rounds": 6}
+    asked = {"data.clients": 5, "data.stream": {"start": 0.2, "until": 3, "window": 2}, "train.rounds": 6, **LIGHT}
     run = train(overrides=asked, out=tmp_path / "run")
     assert run.summary["rounds"] == 6
     assert [e["round"] for e in run.events() if e["event"] == "no_update"] == [5, 6]

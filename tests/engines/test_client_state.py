@@ -10,6 +10,7 @@ import pytest
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd
+from fedstrata.runs.execution import run_session
 from fedstrata.runs.folder import Checkpoints
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
@@ -32,6 +33,7 @@ STATEFUL = {
         "method.corrections": [Scaffold()],
         "train.clients_per_round": 2,
     },
+    "clients trained at once": {"method.name": "scaffold", "engine.vmap": "always"},
     "cursors of a sampler": {"method.name": "stratify-single", "method.schedule.rounds_per_epoch": 3},
 }
 LATE = {"system.stragglers.rate": 0.4}
@@ -39,7 +41,8 @@ each_policy = pytest.mark.parametrize("policy", ["memory", "disk"])
 
 
 def asked_for(policy, overrides):
-    return {**TINY, "train.evaluate.every": 4, "engine.client_state": policy, **overrides}
+    usual = {**TINY, "train.evaluate.every": 4, "engine.vmap": "never"}
+    return {**usual, "engine.client_state": policy, **overrides}
 
 
 def trained(out, policy, overrides, **how):
@@ -150,7 +153,7 @@ def run(out, policy, overrides):
     manifest = folder.checkpoints.manifest()
     state, client_states = folder.checkpoints.read(manifest, like=work.initial_state())
     folder.cut_events(manifest["events"])
-    return work.run(folder, state, None, client_states=client_states)
+    return run_session(work, folder, state, None, client_states=client_states)
 
 
 @pytest.mark.parametrize(("before", "after"), [("memory", "disk"), ("disk", "memory")])

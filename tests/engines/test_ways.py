@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sweeping import sweep
 from torch import nn
 
 from fedstrata import Federation, train
@@ -35,7 +36,12 @@ pytestmark = pytest.mark.usefixtures("quick_processes")
 
 METHODS = sorted(registry.names("methods"))
 SEVERAL = ("scaffold", "moon", "fedpbs", "terraform", "gradclus", "hics", "fedcda", "stratify-batch", "fedtan")
-ALONE = set(METHODS) - set(SEVERAL)  # one process is quicker to start, and shows as well that nothing is shared
+# Methods whose clients do what no other method's do; the rest are methods of the server, and train as FedAvg does.
+AT_CLIENTS = (
+    *("fedavg", "fedprox", "scaffold", "feddyn", "moon", "fedlc", "fedrs", "fedpbs", "fedbs", "fedbss", "fedsgd"),
+    *("fednova", "fedtan", "hics", "oort", "terraform", "divfl", "power-of-choice", "tifl"),
+    *("stratify-batch", "stratify-single"),
+)
 
 
 def asked_for(method):
@@ -76,19 +82,25 @@ def parts(state):
 # ---- many at once ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stragglers", [0.0, 0.5])
-@pytest.mark.parametrize("method", METHODS)
+@sweep(lambda method, late: late and method in AT_CLIENTS, method=METHODS, stragglers=[0.0, 0.5])
 def test_clients_trained_at_once_give_the_same_model(method, stragglers):
     asked = {**asked_for(method), "system.stragglers.rate": stragglers}
     remarks = []
-    one_by_one, outcomes = play(session_of(asked))
-    at_once, others = play(session_of(asked), engine=together(remarks))
+    one_by_one, outcomes = play(session_of(asked), rounds=3)
+    at_once, others = play(session_of(asked), rounds=3, engine=together(remarks))
     assert gap(one_by_one, at_once) < 1e-9
     assert one_by_one.traffic == at_once.traffic
     assert [[[r.client for r in o.reports] for o in round] for round in outcomes] == [
         [[r.client for r in o.reports] for o in round] for round in others
     ]
     assert remarks == []
+
+
+def test_the_other_methods_train_as_fedavg_does():
+    local = {method: session_of(asked_for(method)).plan.local for method in METHODS}
+    for method in set(METHODS) - set(AT_CLIENTS):
+        one, other = local[method], local["fedavg"]
+        assert (one.parts, one.optimizer, one.sampler, one.programs) == ({}, other.optimizer, other.sampler, {}), method
 
 
 @pytest.mark.parametrize("sizes", [(9, 3, 17, 1, 5, 30), (70, 2, 2, 130, 65, 64)])
@@ -217,8 +229,8 @@ def test_a_flock_takes_as_many_as_it_has_seats_for():
     down = work.initial_state().model.wire()
     clients, tasks = [work.federation.client(i) for i in range(6)], [Task(i, 0, 0, down=down) for i in range(6)]
     wide, narrow = VmappedTrainer(trainer, 64), VmappedTrainer(trainer, 3)
-    together = wide.run_task(clients, tasks, [{}] * 6)
-    apart = narrow.run_task(clients[:3], tasks[:3], [{}] * 3) + narrow.run_task(clients[3:], tasks[3:], [{}] * 3)
+    together = wide.run_tasks(clients, tasks, [{}] * 6)
+    apart = narrow.run_tasks(clients[:3], tasks[:3], [{}] * 3) + narrow.run_tasks(clients[3:], tasks[3:], [{}] * 3)
     for (one, _), (other, _) in zip(together, apart, strict=True):
         torch.testing.assert_close(one.aggregated["update"], other.aggregated["update"], rtol=0, atol=1e-12)
 
@@ -226,14 +238,14 @@ def test_a_flock_takes_as_many_as_it_has_seats_for():
 # ---- several processes ----------------------------------------------------------------------------------------------
 
 
-# Methods that differ in what crosses to a process; the others take the same ways, and are tried with -m slow.
-@pytest.mark.parametrize("method", [m if m in SEVERAL else pytest.param(m, marks=pytest.mark.slow) for m in METHODS])
+# Methods that differ in what crosses to a process; the others take the same ways.
+@sweep(lambda method: method in SEVERAL, method=METHODS)
 def test_processes_give_the_same_bits(method):
     asked = {**asked_for(method), "system.stragglers.rate": 0.3}
     engines = []
     try:
         here, outcomes = play(session_of(asked), engine=together())
-        there, others = play(session_of(asked), engine=in_processes(1 if method in ALONE else 2, True, engines))
+        there, others = play(session_of(asked), engine=in_processes(2, True, engines))
     finally:
         for engine in engines:
             engine.close()
@@ -285,11 +297,11 @@ def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path):
     assert set(os.listdir("/dev/shm")) <= before if os.path.isdir("/dev/shm") else True
 
 
-def test_a_bench_goes_on_after_an_error():
+def test_a_worker_goes_on_after_an_error():
     work = session_of()
     data, down = work.federation.train, work.initial_state().model.wire()
     worker = Worker(work.plan.local, data.x, data.y, 17)
     with pytest.raises(KeyError):
-        worker.run_group([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])
-    ((report, _),) = worker.run_group([(work.federation.client(0), Task(0, 0, 0, down=down), {})])
+        worker.submit([(work.federation.client(0), Task(0, 0, 0, kind="nonsense", down=down), {})])()
+    ((report, _),) = worker.submit([(work.federation.client(0), Task(0, 0, 0, down=down), {})])()
     assert report.read().finite

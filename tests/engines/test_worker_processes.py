@@ -65,7 +65,7 @@ def test_one_two_and_three_lanes_are_bit_equal(method, precision):
 
 def test_a_whole_run_has_the_same_events_and_model_on_any_number_of_lanes(tmp_path):
     small = {"train.rounds": 3, "data.clients": 8, "model.name": "lenet5", "system.stragglers.rate": 0.3}
-    small |= {"engine.device": "cpu"}
+    small |= {"engine.device": "cpu", "train.epochs": 1, "train.batch_size": 32}
     one = train(overrides=small | {"engine.workers": 1}, out=tmp_path / "1")
     for count in (2, 3):
         more = train(overrides=small | {"engine.workers": count}, out=tmp_path / str(count))
@@ -129,12 +129,12 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
             """
             from dataclasses import dataclass
             import fedstrata
-            from fedstrata.core.client_parts import LocalPart
-            from fedstrata.engines.local import engine as local
+            from fedstrata.core.client_parts import Correction
+            from fedstrata.engines.local import start as local
             from fedstrata.testing import tiny_federation
 
             @dataclass(frozen=True)
-            class Mine(LocalPart):
+            class Mine(Correction):
                 '''Does nothing.'''
 
             local.WORTH_A_PROCESS = 0.0

@@ -62,7 +62,7 @@ def ids(selector, state, view):
 
 def remembered(updates):
     state = Remembered.nothing(len(updates[0]))
-    state.client_state({i: np.array(u, dtype=float) for i, u in enumerate(updates)})
+    state.keep({i: np.array(u, dtype=float) for i, u in enumerate(updates)})
     return state
 
 

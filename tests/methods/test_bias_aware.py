@@ -316,7 +316,7 @@ def test_ranks_are_taken_in_eval_mode_without_augmentation(monkeypatch):
     seen = {}
     score_samples = Probe.score_samples
     monkeypatch.setattr(
-        Probe, "peek", lambda look, *a: seen.setdefault(len((told := score_samples(look, *a))[0]), told)
+        Probe, "score_samples", lambda look, *a: seen.setdefault(len((told := score_samples(look, *a))[0]), told)
     )
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 1, 6, 6)).astype(np.float32), np.arange(40) % 3

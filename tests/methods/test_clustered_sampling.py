@@ -147,8 +147,8 @@ def test_a_sketch_keeps_the_order_of_distances():
 
 def test_only_the_last_vector_of_seen_clients_is_kept():
     state = Remembered.nothing(2)
-    state.client_state({7: np.array([1.0, 2.0])})
-    state.client_state({7: np.array([3.0, 4.0]), 2: np.array([5.0, 6.0])})
+    state.keep({7: np.array([1.0, 2.0])})
+    state.keep({7: np.array([3.0, 4.0]), 2: np.array([5.0, 6.0])})
     assert state.rows.shape == (2, 2)
     assert state.of(np.array([2, 3, 7])).tolist() == [[5, 6], [0, 0], [3, 4]]
 

@@ -81,7 +81,7 @@ def test_weight_decay_is_part_of_a_plain_gradient():
 )
 def test_clip_shortens_what_is_longer_than_its_bound(gradient, expected):
     buf = SimpleNamespace(g=f64(*gradient))
-    Clip().grad({}, buf, None)
+    Clip().edit_gradient({}, buf, None)
     close(buf.g, f64(*expected), atol=1e-12)
 
 
@@ -216,7 +216,10 @@ def test_an_infinite_loss_beside_a_finite_update_is_noticed():
 
 
 def lopsided():
-    """Return clients with one sample, with one label, with fewer samples than a batch, and with enough of everything."""
+    """Return clients with one sample, with one label, with fewer samples than a batch.
+
+    And with enough of everything.
+    """
     rng = np.random.default_rng(0)
     rows = np.split(np.arange(1 + 9 + 3 + 12), np.cumsum([1, 9, 3]))
     y = np.concatenate([[2], np.full(9, 1), [0, 1, 1], np.arange(12) % 3])

@@ -179,7 +179,7 @@ def test_fedcda_resumes_with_its_models(tmp_path):
     for cut in (1, 3, 5):
         resumed, _ = play(session_of(asked), rounds=6, cut=cut)
         assert same(whole, resumed)
-        assert list(whole.combine.clients) == list(resumed.combine.clients)
+        assert list(whole.combiner.clients) == list(resumed.combiner.clients)
 
 
 @pytest.mark.parametrize("method", ["sfl", "stratify-single", "stratify-batch"])

@@ -108,7 +108,7 @@ def _combined(work, weights):
             return np.array([weights[r.client] for r in arrived.reports])
 
     again = build_session(work.experiment, work.federation, work.model)
-    again = replace(again, plan=replace(again.plan, combine=Fixed()))
+    again = replace(again, plan=replace(again.plan, combiner=Fixed()))
     return played(again).state.model
 
 

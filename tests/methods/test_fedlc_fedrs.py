@@ -22,7 +22,7 @@ def loss_under(part, slot, values):
     own, y, weight = {slot: torch.from_numpy(values)}, torch.tensor([1]), f64(1.0)
     logits = part.edit_logits(own, None, torch.tensor([Z], dtype=torch.float64))
     each = cross_entropy(logits, y, reduction="none")
-    extra = part.loss(own, None, Batch(None, y, weight, None, logits, each))
+    extra = part.add_loss(own, None, Batch(None, y, weight, None, logits, each))
     return float((each * weight).sum() + (0.0 if extra is None else extra))
 
 

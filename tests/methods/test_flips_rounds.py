@@ -8,6 +8,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 from flips_views import PURE, outcome_of, told, view_of
+from light import LIGHT
 
 from fedstrata import Federation, train
 from fedstrata.core.server_parts import Ask, Scores, Step
@@ -225,10 +226,9 @@ def run_of(select, late, seed):
         "train.seed": seed,
         "train.rounds": 10,
         "train.clients_per_round": 10,
-        "train.batch_size": 20,
         "model.hidden": (2,),
         "system.stragglers.rate": late,
-        "engine.workers": 1,
+        **LIGHT,
     }
     return train(overrides=overrides, federation=skewed(seed), out=f"runs/{uuid4().hex}")
 

@@ -56,7 +56,7 @@ def test_inco_works_kernel_by_kernel_and_leaves_kernels_that_did_not_move():
 
 def space_of(name, shape=(3, 32, 32)):
     """Lay a model out without its weights."""
-    with torch.device("metrics"):
+    with torch.device("meta"):
         module = registry.build("models", name, {}, "model").build(shape, 10)
     return ParameterSpace.of(module, "head")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -401,12 +401,14 @@ def half_is_hard():
     return Federation.from_arrays(x, y, list(rows), test=(x[:60], y[:60]))
 
 
+@cache
 def trained_on(selector, seed):
     """Return the mean training loss of the clients selected after the first rounds, and the share of hard ones."""
     overrides = {
         "method.selector": selector,
         "train.seed": seed,
         "train.epochs": 1,
+        "train.batch_size": 10,
         "train.lr": 0.3,
         "train.clients_per_round": 5,
     }

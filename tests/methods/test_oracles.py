@@ -132,8 +132,8 @@ def test_prox_step():
     buf = SimpleNamespace(w=w, w0=f64(0.5, 2.5), g=f64(0.2, -0.4))
     own, prox = {"mu": f64(0.0)}, Prox(mu=0.1)
     prox.fill(own, buf, None)
-    prox.grad(own, buf, rate)
-    LocalSgd().grad({}, buf, rate)
+    prox.edit_gradient(own, buf, rate)
+    LocalSgd().edit_gradient({}, buf, rate)
     close(w, f64(0.9975, 2.0045), atol=1e-12)
 
 

@@ -26,7 +26,7 @@ FEDPBS = {"method.name": "fedpbs", **EVERYBODY}
 def looking(batch, v, told=(np.inf, np.nan), nominal=64):
     """Return a client update whose batch and variance are known."""
     down = {"told": torch.tensor(told, dtype=torch.float64)}
-    return SimpleNamespace(planned=batch, batch_size=nominal, down=down, variance=lambda _: v)
+    return SimpleNamespace(planned=batch, batch_size=nominal, down=down, batch_variance=lambda _: v)
 
 
 @pytest.mark.parametrize(("batch", "v", "mu"), [(64, 0.5, 0.0), (64, 4.0, 0.1), (16, 0.5, 0.1), (32, 1.5, 0.0)])

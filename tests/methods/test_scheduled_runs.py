@@ -54,13 +54,13 @@ class Desk:
         return done
 
     def reserve(self, *where, **rest):
-        return self.kept(self.take.reserve(self.run_task(*where, **rest))).metrics["refused"]
+        return self.kept(self.take.reserve(self.context(*where, **rest))).metrics["refused"]
 
     def gradient(self):
-        return self.kept(self.take.gradient(self.run_task()))
+        return self.kept(self.take.gradient(self.context()))
 
     def plan(self, *where):
-        order = self.kept(self.take.plan(self.run_task(*where)))
+        order = self.kept(self.take.plan(self.context(*where)))
         return order.epochs[0].tolist(), order.metrics
 
 

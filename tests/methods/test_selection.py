@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from light import LIGHT
 
 from fedstrata import Record, RequestError, replay, train
 from fedstrata.core import registry
@@ -11,8 +12,6 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.oort import Oort
 from fedstrata.methods.selectors.random import Random
 from fedstrata.testing.tiny import play, session_of
-
-ASKED = {"train.rounds": 15, "train.clients_per_round": 4, "train.epochs": 1, "train.evaluate.every": 15}
 
 
 def record(seed, clients=200, rounds=200, alpha=0.3):
@@ -67,6 +66,6 @@ def test_every_selector_has_its_paper():
 
 
 def test_label_divergence_of_a_round_is_between_zero_and_the_log_of_the_labels():
-    run = train(overrides={**ASKED, "train.evaluate.every": 1}, out="run")
+    run = train(overrides={**LIGHT, "train.rounds": 15, "train.clients_per_round": 4}, out="run")
     values = np.array(run.curve("label_divergence"))
     assert ((values >= 0) & (values < np.log(10))).all()

@@ -35,11 +35,11 @@ def batches(monkeypatch, seed, **schedule):
         seen.extend(np.split(drawn.rows, drawn.starts[1:-1]))
         return train_fused(trainer, task, Batches(drawn.rows[: drawn.sizes[0]], drawn.sizes[:1], drawn.rates[:1]))
 
-    monkeypatch.setattr(Trainer, "jointly", watched)
+    monkeypatch.setattr(Trainer, "train_fused", watched)
     state, engine = work.initial_state(), in_process(work)
     for round in range(EPOCHS):
         play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
-    monkeypatch.setattr(Trainer, "jointly", train_fused)
+    monkeypatch.setattr(Trainer, "train_fused", train_fused)
     return federation, work.plan.local.build(), [rows for rows in seen if len(rows) == BATCH]
 
 
@@ -91,7 +91,7 @@ def test_over_a_whole_schedule_exposure_is_the_target(tmp_path):
 def test_one_label_a_client_costs_nothing_on_digits_and_fedavg_collapses(tmp_path):
     def accuracy(method, **asked):
         name = f"{method}-{len(list(tmp_path.iterdir()))}"
-        return train(method=method, overrides={**asked, "train.rounds": 6}, out=tmp_path / name).summary["accuracy"]
+        return train(method=method, overrides={**asked, "train.rounds": 4}, out=tmp_path / name).summary["accuracy"]
 
     for method in ("stratify-batch", "stratify-single"):
         assert accuracy(method, **ONE_LABEL) > accuracy(method, **IID) - 0.02

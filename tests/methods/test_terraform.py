@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from light import LIGHT
 from torch.nn.functional import cross_entropy
 
 from fedstrata import testing, train
@@ -140,7 +141,7 @@ def test_magnitude_oracle(layer, expected):
     w = w0 + torch.cat([torch.full((3,), 7.0, dtype=torch.float64), from_head])
     space = SimpleNamespace(head=slice(3, 9), head_weight=slice(3, 7), head_bias=slice(7, 9))
     meter = Magnitude(layer)
-    own = {name: torch.full(slot.shape, np.nan, dtype=w.dtype) for name, slot in meter.trainer(space).items()}
+    own = {name: torch.full(slot.shape, np.nan, dtype=w.dtype) for name, slot in meter.declare_slots(space).items()}
     done = meter.finish(own, SimpleNamespace(w=w, w0=w0, head=space.head), None)
     assert float(done.metrics["magnitude"]) == pytest.approx(expected)
 
@@ -158,7 +159,7 @@ def test_signal_is_what_the_client_did(signal):
     space, (report,) = work.plan.space, outcome.reports
     if signal == "loss":
         assert "magnitude" not in report.metrics
-        assert Terraform(signal="loss").measured(None, [report])[1].tolist() == [report.loss]
+        assert Terraform(signal="loss").measure(None, [report])[1].tolist() == [report.loss]
         return
     where = {"head": space.head, "weight": space.head_weight, "bias": space.head_bias}[signal]
     moved = (state.model.params - before.params)[where]
@@ -388,7 +389,11 @@ def test_clients_called_hard_have_the_higher_loss():
     assert harder >= 8
 
 
-@pytest.mark.parametrize("others", [{}, {"method.corrections": [Prox(mu=0.1)]}])
+@pytest.mark.parametrize(
+    "others",
+    [{}, pytest.param({"method.corrections": [Prox(mu=0.1)]}, marks=pytest.mark.extended)],
+    ids=["alone", "prox"],
+)
 def test_retraining_helps_hard_clients_more_than_as_many_random_updates_do(others):
     gains = []
     for seed in range(10):
@@ -468,7 +473,7 @@ def test_sur_conforms(sur):
 
 
 def test_what_every_iteration_cost_is_told(tmp_path):
-    asked = {"train.rounds": 2, "train.clients_per_round": 12, "system.stragglers.rate": 0.1}
+    asked = {**LIGHT, "train.rounds": 2, "train.clients_per_round": 12, "system.stragglers.rate": 0.1}
     run = train(method="terraform", overrides=asked, out=tmp_path / "run")
     told = [event for event in run.events() if event["event"] == "terraform"]
     rounds = [event for event in run.events() if event["event"] == "round"]

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from light import LIGHT
 
 import fedstrata
 from fedstrata import testing
@@ -277,6 +278,7 @@ def round_lengths(selector, seed):
         "train.clients_per_round": 4,
         "system.speed.kind": "lognormal",
         "system.speed.sigma": 1.0,
+        **LIGHT,
     }
     run = fedstrata.train(overrides=overrides, federation=tiny_federation(clients=30, seed=seed))
     return np.diff(run.curve("time"))

@@ -72,7 +72,7 @@ def size(module):
     ],
 )
 def test_size_as_specified(name, shape, classes, options, count):
-    with torch.device("metrics"):  # shapes without numbers: nothing is drawn
+    with torch.device("meta"):  # shapes without numbers: nothing is drawn
         assert size(built(name, shape, classes, **options)) == count
 
 
@@ -94,7 +94,7 @@ def test_size_as_specified(name, shape, classes, options, count):
     ],
 )
 def test_size_by_hand(name, shape, classes, options, count):
-    with torch.device("metrics"):
+    with torch.device("meta"):
         assert size(built(name, shape, classes, **options)) == count
 
 
@@ -109,7 +109,7 @@ def test_size_by_hand(name, shape, classes, options, count):
     ],
 )
 def test_stem_follows_the_longer_side(shape, stem, kernel, side):
-    with torch.device("metrics"):
+    with torch.device("meta"):
         module = built("resnet18", shape, stem=stem)
         maps = module.stages(module.pool(module.conv1(torch.zeros(1, *shape))))
     assert module.conv1.kernel_size == (kernel, kernel)
@@ -181,7 +181,7 @@ def test_contract_of_big_networks(name, shape):
     [("resnet9", [1, 2, 1, 2]), ("resnet18", [2, 2, 2, 2]), ("resnet20", [3, 3, 3]), ("resnet50", [3, 4, 6, 3])],
 )
 def test_residual_networks_show_their_stages(name, blocks):
-    with torch.device("metrics"):
+    with torch.device("meta"):
         assert [len(stage) for stage in built(name).stages] == blocks
 
 

@@ -308,9 +308,12 @@ def test_other_first_weights_are_not_mixed_in():
         (["--methods", "fedavg", "--budget", "bytes=much"], "cannot be read"),
         (["--methods", "fedavg", "--budget", "rounds=5MB"], "cannot be read"),
         (["--methods", "fedavg", "--budget", "bytes=0"], "must be a whole number above 0"),
-        (["--methods", "fedprox", "--ablate", "corect"], 'ablate = "corect" is unknown (did you mean "correct"?)'),
-        (["--methods", "fedprox,fedavg", "--ablate", "correct"], "takes one method apart"),
-        (["--methods", "fedprox", "--ablate", "select"], "fedprox is FedAvg in select: there is nothing to ablate"),
+        (
+            ["--methods", "fedprox", "--ablate", "corections"],
+            'ablate = "corections" is unknown (did you mean "corrections"?)',
+        ),
+        (["--methods", "fedprox,fedavg", "--ablate", "corrections"], "takes one method apart"),
+        (["--methods", "fedprox", "--ablate", "selector"], "fedprox is FedAvg in selector: there is nothing to ablate"),
         (["--methods", "stratify-batch", "--ablate", "schedule"], "stratify-batch-without-schedule cannot be compared"),
         (["--methods", "fedavg,sfl", "--jobs", "0", *SETS, "--out", "runs"], "jobs = 0 must be at least 1"),
     ],
@@ -397,5 +400,5 @@ def test_each_stage_is_put_back_alone_and_what_it_brings_is_shown(cli):
 
 def test_an_experiment_of_ones_own_can_be_ablated():
     own = {"method": {"name": "fedavg", "select": "size", "correct": ["prox"]}}
-    done = fedstrata.compare(own, ablate=["select", "correct"], overrides=QUICK, out="c")
+    done = fedstrata.compare(own, ablate=["selector", "corrections"], overrides=QUICK, out="c")
     assert [row["method"] for row in done.rows] == ["fedavg", "fedavg-without-select", "fedavg-without-correct"]

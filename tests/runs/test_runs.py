@@ -190,11 +190,11 @@ def test_a_full_disk_leaves_the_old_checkpoint_valid(tmp_path, monkeypatch):
     whole = train(overrides=SMALL, out=tmp_path / "whole")
     really = runs.write_atomically
 
-    def full(path, content):
+    def full(path, content, **how):
         if path.name == "000003.safetensors":
             path.with_name(path.name + ".part").write_bytes(content[:10])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        really(path, content)
+        really(path, content, **how)
 
     monkeypatch.setattr(runs, "write_atomically", full)
     with pytest.raises(RequestError, match=r"the disk is full\. What was saved before is still valid"):

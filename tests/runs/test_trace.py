@@ -92,6 +92,7 @@ def test_samples_are_found_where_data_move(tmp_path, how):
 
 def test_data_by_name_are_dealt_out_again_and_wrong_labels_gather_on_the_biased_side(tmp_path):
     asked = {"data.noise": {"labels": 0.3}, "train.rounds": 12, "system.speed.kind": "tiers"}
+    asked |= {"engine.vmap": "never"}
     run = train(method="fedbss", overrides=asked | FOLLOWED | {"method.sampler.warmup": 6}, out=tmp_path / "run")
     got = follow(run)
     assert [sides.round for sides in got.rounds] == [*range(7, 13)]

@@ -216,7 +216,7 @@ class Playing:
 
     def __init__(self, federation: Federation, asked: submit.Submission):
         self.federation, self.asked, self.result = federation, asked, Run(asked.path)
-        self._lines, self.events = submit.Lines(self.result, asked.checkpoint), list[dict[str, Any]]()
+        self._lines, self.events = submit.EventLines(self.result, asked.checkpoint), list[dict[str, Any]]()
 
     def over(self) -> bool:
         return any((self.result.path / name).exists() for name in ("summary.json", submit.FAILED))

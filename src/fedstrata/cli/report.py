@@ -24,11 +24,11 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a page about runs that opens anywhere, without a network."""
+    from fedstrata.core.files import write_atomically
     from fedstrata.report.gather import gather
     from fedstrata.report.images import write_images
     from fedstrata.report.page import draw, page
     from fedstrata.report.tables import write_csv
-    from fedstrata.runs.folder import write_atomically
 
     if kind not in ("png", "svg"):
         raise RequestError(f"--format {kind} is not known; there are png and svg")

@@ -28,6 +28,7 @@ from fedstrata.core.server_parts import BY_CHOICE, Driver, ServerSide, ServerSte
 from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
+from fedstrata.data.federation_info import FederationInfo
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.optimizers.at_server import AtServer, Carried
 from fedstrata.methods.server_steps.sgd import ServerSgd
@@ -63,7 +64,7 @@ def build_federation(experiment: Experiment) -> Federation:
     return federation.moving(drift, stream, experiment.train.seed)
 
 
-def build_plan(experiment: Experiment, federation: Federation, module: nn.Module | None = None) -> Plan:
+def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Module | None = None) -> Plan:
     """Build every part and check that they fit together and fit the data."""
     method, train = experiment.method, experiment.train
     streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
@@ -89,7 +90,7 @@ def build_plan(experiment: Experiment, federation: Federation, module: nn.Module
     at_server: list[ServerSide] = [driver, selector, combiner, system, *server_steps.values()]
     build = _builder(experiment.model, federation, streams, module)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
-    sample = inputs(federation.train.x[:2], dtype)
+    sample = inputs(federation.trial(), dtype)
     network = build().to(dtype)
     head = find_head(network, sample, len(federation.classes), experiment.model.head)
     if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
@@ -224,7 +225,7 @@ def _with_meters(
     return parts
 
 
-def _builder(choice: ModelChoice, federation: Federation, streams: Streams, module: nn.Module | None) -> Any:
+def _builder(choice: ModelChoice, federation: FederationInfo, streams: Streams, module: nn.Module | None) -> Any:
     """Return a function that builds the network, always with the same first weights."""
     if choice.projection and (module is not None or choice.name == GIVEN):
         raise RequestError("model.projection is for models by name; put one into your own before its last layer")
@@ -234,7 +235,7 @@ def _builder(choice: ModelChoice, federation: Federation, streams: Streams, modu
         raise RequestError(
             'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
         )
-    return make_network_builder(choice, tuple(federation.train.x.shape[1:]), len(federation.classes), streams)
+    return make_network_builder(choice, tuple(federation.trial().shape[1:]), len(federation.classes), streams)
 
 
 def make_network_builder(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -58,6 +58,8 @@ class ClientInfo:
         Ids of clients with data.
     key
         A seeded order of the clients, to break ties by.
+    known
+        What was told, by name; None: it was not.
     ground_truth
         What is true of clients that live here; for engines and devices, not for methods.
     later
@@ -74,7 +76,7 @@ class ClientInfo:
     classes: int
     holders: np.ndarray
     key: np.ndarray
-    _known: dict[str, np.ndarray | None] = field(default_factory=dict)
+    known: Mapping[str, np.ndarray | None] = field(default_factory=dict)
     ground_truth: GroundTruth | None = None
     later: Callable[[int], ClientInfo] | None = None
     proxy: Callable[[FlatModel], float] | None = None
@@ -94,6 +96,11 @@ class ClientInfo:
         ClientInfo
         """
         return self if self.later is None else replace(self.later(round), proxy=self.proxy, clusters=self.clusters)
+
+    @property
+    def told(self) -> frozenset[str]:
+        """What the clients told: names of the fields that can be read."""
+        return frozenset(name for name, value in self.known.items() if value is not None)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -121,16 +128,11 @@ class ClientInfo:
         return self._get("speeds")
 
     @property
-    def told(self) -> frozenset[str]:
-        """What the clients told: names of the fields that can be read."""
-        return frozenset(name for name, value in self._known.items() if value is not None)
-
-    @property
     def setup_bytes(self) -> int:
         """What it cost the clients to tell: 4 bytes a label held or a label count, 8 a size or speed."""
         if self.setup is not None:
             return self.setup
-        told = {name: a.size for name, a in self._known.items() if a is not None}
+        told = {name: a.size for name, a in self.known.items() if a is not None}
         if "labels" in told:
             told["labels"] = int(self.labels.sum())
         if "totals" in told:
@@ -150,7 +152,7 @@ class ClientInfo:
         )
 
     def _get(self, name: str) -> np.ndarray:
-        value = self._known.get(name)
+        value = self.known.get(name)
         if value is None:
             raise RequestError(f'a part reads client info.{name} without declaring it: add "{name}" to its `needs`')
         return value

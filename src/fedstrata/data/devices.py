@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from fedstrata.core.messages import Report, fast_replace, value_bytes
 from fedstrata.core.options import AtLeastOne, Count, Fraction, NonNegative
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import FusedSteps, Step, System, View
-from fedstrata.data.federation import Federation
+from fedstrata.data.federation_info import FederationInfo
 
+Info = TypeVar("Info", bound=FederationInfo)
 TIERS = (1.0, 1.5, 2.0, 3.0, 5.0)  # how much longer each fifth of the clients takes
 
 
@@ -210,9 +211,7 @@ def read_trace(path: str, clients: int | None = None) -> np.ndarray:
     return table.T
 
 
-def equip_clients(
-    federation: Federation, speed: str, sigma: float, bandwidth: float, spread: float, seed: int
-) -> Federation:
+def equip_clients(federation: Info, speed: str, sigma: float, bandwidth: float, spread: float, seed: int) -> Info:
     """Return clients devices and connections, where the federation does not say which they have."""
     streams, clients = Streams(seed), len(federation)
     speeds, bandwidths = federation.speeds, federation.bandwidths
@@ -222,4 +221,4 @@ def equip_clients(
         speeds = 1.0 / np.array(TIERS)[streams("speed").permutation(np.arange(clients) % len(TIERS))]
     if bandwidths is None and bandwidth:
         bandwidths = bandwidth * streams("bandwidth").lognormal(0.0, spread, clients)
-    return replace(federation, speeds=speeds, bandwidths=bandwidths)
+    return federation.with_devices(speeds, bandwidths)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.client_parts import Client
@@ -19,6 +20,7 @@ from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Drift, Moves, Stream
+from fedstrata.data.federation_info import check_classes
 from fedstrata.data.noise import Noise
 from fedstrata.data.ownership import copy_rows, deal_samples, read_holders, read_speeds, take_for_server
 from fedstrata.data.partitions.base import Partition, hold_out
@@ -101,8 +103,7 @@ class Federation:
             self.speeds.shape == (len(self),) and np.isfinite(self.speeds).all() and (self.speeds > 0).all()
         ):
             raise RequestError(f"speeds must hold one number > 0 for each of the {len(self)} clients")
-        if len(self.classes) < 2:
-            raise RequestError(f"the data has {len(self.classes)} class; at least 2 are needed")
+        check_classes(self.classes)
 
     def __len__(self) -> int:
         return len(self.train_split)
@@ -150,6 +151,31 @@ class Federation:
         """What a checkpoint belongs to."""
         return self.fingerprint
 
+    def trial(self) -> Tensor:
+        """Return two stored samples to try a network with.
+
+        Returns
+        -------
+        Tensor
+        """
+        return self.train.x[:2]
+
+    def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> Federation:
+        """Give clients other devices.
+
+        Parameters
+        ----------
+        speeds
+            Relative capacity of each client; None: unknown.
+        bandwidths
+            Bytes a second of each client; None: without limit.
+
+        Returns
+        -------
+        Federation
+        """
+        return replace(self, speeds=speeds, bandwidths=bandwidths)
+
     def with_noise(self, noises: Sequence[Noise], seed: int = 0) -> Federation:
         """Disturb what clients train on; the labels as they were stay in `true_labels`.
 
@@ -174,13 +200,15 @@ class Federation:
         known = self.labels if self.true_labels is None else self.true_labels
         return replace(self, train=train, true_labels=known)
 
-    def relabel(self, codes: np.ndarray) -> Federation:
+    def relabel(self, codes: np.ndarray, classes: Sequence[Label] | None = None) -> Federation:
         """Use other class indices; all else stays as it is.
 
         Parameters
         ----------
         codes
             Label i, in the present order, becomes `codes[i]`.
+        classes
+            Names of the new indices, where they are more than another order of the labels that are here.
 
         Returns
         -------
@@ -197,7 +225,7 @@ class Federation:
             test=coded(self.test),
             proxy=None if self.proxy is None else coded(self.proxy),
             true_labels=None if self.true_labels is None else codes[self.true_labels],
-            classes=tuple(self.classes[i] for i in np.argsort(codes)),
+            classes=tuple(self.classes[i] for i in np.argsort(codes)) if classes is None else tuple(classes),
             codes=codes if self.codes is None else codes[self.codes],
         )
 
@@ -287,7 +315,7 @@ class Federation:
             classes=len(self.classes),
             holders=np.flatnonzero(sizes),
             key=streams("tiebreak").permutation(len(self)),
-            _known={
+            known={
                 "sizes": sizes if "sizes" in needs else None,
                 "labels": self.counts > 0 if "labels" in needs else None,
                 "totals": self.counts.sum(0) if "totals" in needs else None,
@@ -354,7 +382,7 @@ class Federation:
         ------
         RequestError
             If sizes or shapes do not fit, a row is named twice or is not there, the partition cannot fulfil the
-            request, or no training samples are left.
+            request, or no training samples are left. `from_dataset` and `from_clients` raise the same.
 
         Examples
         --------
@@ -428,11 +456,6 @@ class Federation:
         -------
         Federation
 
-        Raises
-        ------
-        RequestError
-            If the data set is not one of pairs, and as in `from_arrays`.
-
         Examples
         --------
         >>> import torch
@@ -451,7 +474,7 @@ class Federation:
         Parameters
         ----------
         clients
-            Torch Datasets, or pairs (x, y).
+            Torch Datasets, or pairs (x, y), with samples of one shape.
         test
             The same, one for each client, or the fraction to hold out of each label.
         seed
@@ -460,11 +483,6 @@ class Federation:
         Returns
         -------
         Federation
-
-        Raises
-        ------
-        RequestError
-            If there are no clients, or their samples have different shapes; and as in `from_arrays`.
 
         Examples
         --------

@@ -26,6 +26,7 @@ COMPONENTS = {
 FILES = [".info/CONTENT", "pyproject.toml"]
 LONGEST = 1 << 16  # bytes
 SOON = 0.3  # seconds between two looks for messages
+PULL = "_pull_and_store_message"  # Flower's own name for such a look
 BUSY = 60.0  # seconds after a message in which the next one is likely
 
 
@@ -47,7 +48,7 @@ def foreign(bundle: bytes) -> str | None:
 
 def eager(node: Any) -> None:
     """Let a SuperNode's loop look for messages often, for a while after each one."""
-    pull, latest = node._pull_and_store_message, float("-inf")
+    pull, latest = getattr(node, PULL), float("-inf")
 
     def pulled(*args: Any, **about: Any) -> Any:
         nonlocal latest
@@ -58,7 +59,8 @@ def eager(node: Any) -> None:
     def sleep(seconds: float) -> None:
         time.sleep(min(seconds, SOON) if time.monotonic() < latest + BUSY else seconds)
 
-    node._pull_and_store_message, node.time = pulled, SimpleNamespace(sleep=sleep)
+    setattr(node, PULL, pulled)
+    node.time = SimpleNamespace(sleep=sleep)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.remote.flower.app_config import NodeConfig
 
 CONNECTION = "fedstrata"  # what Flower's configuration calls our server
 LOOPBACK = "127.0.0.1"
@@ -76,7 +77,7 @@ def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str
 def supernode(server: str, site: str, socket: Path, port: int, keys: Path | None) -> list[str]:
     """Return the command of a site's connection to the server; it runs no app but ours, and its port is for us."""
     command = [sys.executable, "-P", "-m", "fedstrata.deploy.app", "--superlink", server]
-    command += ["--host", LOOPBACK, "--port", str(port), "--node-config", f"site='{site}' socket='{socket}'"]
+    command += ["--host", LOOPBACK, "--port", str(port), "--node-config", NodeConfig(str(socket), site).option()]
     if keys is None:
         return [*command, "--insecure"]
     certificate, key = str(keys / "ca.crt"), str(keys / "node.key")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
+from fedstrata.core.files import write_atomically
 
 GRACE = 15.0  # seconds to end by oneself
 POLITE = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -57,7 +58,7 @@ class Household:
         self._children[name] = child
         began = {pid: since for pid, (_, since) in everybody().items()}
         known = [(c.pid, began[c.pid]) for c in self._children.values() if c.pid in began]
-        self._notes.write_text(json.dumps(known))
+        write_atomically(self._notes, json.dumps(known).encode())
         return child
 
     def gone(self) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
 from fedstrata.deploy.auth_proxy import GATE, HEALTH
 from fedstrata.deploy.processes import Household, running
@@ -69,7 +70,7 @@ class FederationServer:
 
     def begun(self, run: Path) -> None:
         """Note that a run begins, or goes on."""
-        (self.folder / "run").write_text(str(run))
+        write_atomically(self.folder / "run", str(run).encode())
 
     def latest(self) -> Path | None:
         """Return the folder of the run that began last, if it is there."""
@@ -88,11 +89,11 @@ def serve(server: FederationServer, say: Say) -> None:
         log = folder / "superlink.log"
         path = None if server.keys is None else Path(server.keys)
         flower.configure(folder, server.address, server.authority)
-        _forget_strangers(folder, path)
+        forget_strangers(folder, path)
         command = flower.superlink(folder, server.host, server.port, path)
         household.start("the server", command, log, flower.environment(folder), folder)
         _wait(server, household, log)
-        (folder / "server.json").write_text(json.dumps(asdict(server)))
+        write_atomically(folder / "server.json", json.dumps(asdict(server)).encode())
         if server.keys is None:
             say(INSECURE)
         else:
@@ -225,7 +226,7 @@ def _free(host: str, port: int) -> None:
             ) from None
 
 
-def _forget_strangers(folder: Path, keys: Path | None) -> None:
+def forget_strangers(folder: Path, keys: Path | None) -> None:
     """Begin with an empty database where we do not know whom the old one would let in."""
     if keys is not None and not (folder / NODES).exists():
         for path in folder.glob(f"{flower.database(folder, keys).name}*"):
@@ -242,4 +243,4 @@ def _known(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _note(folder: Path, known: dict[str, dict[str, str]]) -> None:
-    (folder / NODES).write_text(json.dumps(known, indent=2) + "\n")
+    write_atomically(folder / NODES, (json.dumps(known, indent=2) + "\n").encode())

@@ -24,31 +24,17 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
 from fedstrata.deploy.server import FederationServer, tail
+from fedstrata.remote.flower.app_config import BLANK, RunConfig
+from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
 from fedstrata.remote.session import possible_at_sites
 from fedstrata.runs.execution import Watch
 from fedstrata.runs.folder import Run
 
 APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
-FAILED = "failed.json"  # what the server side writes when it gives up
 LOOK = 0.2  # seconds between two looks at the run folder
 ASK = 15.0  # seconds without news after which Flower is asked how the run is doing
 GONE = 5.0  # seconds after which a run folder that nobody holds any more is given up
 
-DEFAULTS: dict[str, Any] = {
-    "experiment": "",  # the resolved experiment file
-    "out": "",  # the run folder
-    "resume": False,
-    "sites": 1,  # how many to wait for
-    "wait": 600.0,  # seconds for that
-    "deadline": 0.0,  # seconds that sites have for each exchange; 0: no limit
-    "stream": "",  # HOST:PORT at which sites find a stream; empty: everything goes by messages
-    "listen": "",  # where the stream listens
-    "fine": False,  # whether messages would not do
-    "keys": "",  # the server's key folder; empty: insecure
-    "nodes": "",  # the file that says which site's key each node has; empty: insecure
-    "met": "",  # the file that says which node was which site
-    "folder": "",  # where the run was asked for: relative paths and parts of one's own start there
-}
 SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and then
 
 
@@ -67,7 +53,7 @@ def pyproject() -> dict[str, Any]:
                 "app": {
                     "publisher": "fedstrata",
                     "components": COMPONENTS,
-                    "config": DEFAULTS,
+                    "config": BLANK,
                 }
             }
         },
@@ -100,21 +86,21 @@ class Submission:
         """Return the run configuration."""
         server = self.server
         streams, needed = self.stream is not False, fine(self.experiment) or self.stream is True
-        return {
-            "experiment": str(experiment),
-            "out": str(self.path),
-            "resume": self.resume,
-            "sites": self.sites,
-            "wait": float(self.wait),
-            "deadline": float(self.deadline),
-            "stream": state.join_address(server.public, server.stream_port) if streams else "",
-            "listen": state.join_address(server.host, server.stream_port) if streams else "",
-            "fine": streams and needed,
-            "keys": server.keys or "",
-            "nodes": str(server.registered or ""),
-            "met": str(server.met),
-            "folder": str(Path.cwd()),
-        }
+        return RunConfig(
+            experiment=experiment,
+            out=self.path,
+            sites=self.sites,
+            resume=self.resume,
+            wait=float(self.wait),
+            deadline=float(self.deadline),
+            stream=state.join_address(server.public, server.stream_port) if streams else "",
+            listen=state.join_address(server.host, server.stream_port) if streams else "",
+            fine=streams and needed,
+            keys=server.keys or "",
+            nodes=str(server.registered or ""),
+            met=str(server.met),
+            folder=str(Path.cwd()),
+        ).dump()
 
 
 def fine(experiment: Experiment) -> bool:
@@ -127,7 +113,7 @@ def fine(experiment: Experiment) -> bool:
 def submitted(submission: Submission) -> Iterator[str]:
     """Hand a run to Flower, and give Flower's number of it; what was written for that is removed in the end."""
     flower.required()
-    (submission.path / FAILED).unlink(missing_ok=True)
+    forget_failure(submission.path)
     folder = submission.server.folder
     with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
         place = Path(name)
@@ -185,7 +171,9 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
             watch(event)
             news = time.monotonic()
         if over:
-            return _outcome(run)
+            if (error := read_failure(run.path)) is not None:
+                raise error
+            return run
         now = time.monotonic()
         free = None if not begun or run.running else (free or now)
         if free is not None and now - free > GONE:
@@ -262,19 +250,6 @@ def _begin(submission: Submission) -> dict[str, Any]:
 
 def _over(run: Run) -> bool:
     return (run.path / "summary.json").exists() or (run.path / FAILED).exists()
-
-
-def _outcome(run: Run) -> Run:
-    path = run.path / FAILED
-    if not path.exists():
-        return run
-    try:
-        told = json.loads(path.read_text())
-        why, code, traced = str(told["message"]), int(told["exit_code"]), bool(told.get("trace"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise FedstrataError(f"the run failed, and {path} cannot be read") from None
-    why = f"the run failed with {told['error']}: {why}; {path} says where" if traced else why
-    raise RequestError(why) if code == RequestError.exit_code else FedstrataError(why)
 
 
 def _lost(submission: Submission, number: str, how: str) -> FedstrataError:

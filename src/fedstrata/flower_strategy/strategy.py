@@ -117,7 +117,7 @@ class Strategy(FedAvg):
                 self._note("dropped", round=server_round, clients=[client], why=str(error))
         missing = tuple(a.client for a in now.step.asks if a.client not in reports)
         arrived = [reports[a.client].open() for a in now.step.asks if a.client in reports]
-        seen = [reports[r.client] for r in arrived] if self._parts["select"].individual else arrived
+        seen = [reports[r.client] for r in arrived] if self._parts["selector"].individual else arrived
         now.outcome = Outcome(now.step, 0, tuple(seen), missing)
         if not arrived:
             self._note("no_update", round=server_round, asked=[a.client for a in now.step.asks])

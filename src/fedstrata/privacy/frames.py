@@ -9,7 +9,7 @@ another sender's are all refused; that a message comes twice or too early, only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -26,6 +26,14 @@ LONGEST = 1 << 31
 
 class RefusedError(FedstrataError):
     """A message that does not belong here, or a request that an honest party does not serve."""
+
+
+Refuse = Callable[[int, RefusedError], None]  # is told of a client whose reply is none
+
+
+def never(client: int, error: RefusedError) -> None:
+    """Raise: among parties of one process every message is right."""
+    raise error
 
 
 @dataclass(frozen=True)

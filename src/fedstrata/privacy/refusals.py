@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan, per_round
-from fedstrata.data.federation import Federation
+from fedstrata.data.federation_info import FederationInfo
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.rounds import Rounds
@@ -13,7 +13,7 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 
 
-def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
+def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> None:
     """Raise for the first thing that does not fit."""
     privacy = experiment.privacy
     if privacy.encoding.fraction > privacy.encoding.bits - 2:
@@ -55,7 +55,7 @@ def refuse(experiment: Experiment, plan: Plan, federation: Federation) -> None:
         _noised(experiment, plan, len(federation))
 
 
-def _labels(experiment: Experiment, federation: Federation) -> None:
+def _labels(experiment: Experiment, federation: FederationInfo) -> None:
     mode = experiment.privacy.labels
     if federation.moves is not None:
         raise RequestError(

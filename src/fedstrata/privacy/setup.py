@@ -16,6 +16,7 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.server_parts import Evaluate, Scores, View
 from fedstrata.data.federation import Federation
+from fedstrata.data.reading import Label
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.privacy import FEWEST
@@ -26,6 +27,7 @@ from fedstrata.privacy.sums.fixed_point import Encoding
 
 if TYPE_CHECKING:
     from fedstrata.privacy.clustering import PrivateClusters
+    from fedstrata.privacy.histograms import NoisyHistograms
 
 
 @dataclass
@@ -43,6 +45,11 @@ class Setup:
     def note(self, kind: str, **fields: Any) -> None:
         """Keep an event for the run's log."""
         self.notes.append((kind, fields))
+
+    def blurred(self, noisy: NoisyHistograms) -> None:
+        """Take note that clients told their label counts with noise."""
+        self.clusters = noisy.describe()
+        self.note("histograms_blurred", epsilon=noisy.spent())
 
 
 def set_up(
@@ -109,6 +116,16 @@ def accountant(experiment: Experiment, plan: Plan, client_info: ClientInfo) -> A
     return Accountant(dp.noise, delta, FixedSize(k, clients) if drawn else None, dp.where == "local")
 
 
+def tells_counts(privacy: Privacy, plan: Plan) -> bool:
+    """Say whether clients tell how often they have each placeholder: only where the server clusters by that."""
+    return "counts" in plan.needs and privacy.clustering == "server" and privacy.histogram_epsilon is None
+
+
+def held_labels(federation: Federation, client: int = 0) -> dict[Label, int]:
+    """Return how many samples of which label a client holds."""
+    return {label: int(n) for label, n in zip(federation.classes, federation.counts[client], strict=True) if n}
+
+
 def _mask_labels(privacy: Privacy, now: Setup) -> None:
     """Let clients and server agree on placeholders, and train with those as class indices."""
     from fedstrata.privacy.labels.masking import mask_labels  # noqa: PLC0415
@@ -116,15 +133,14 @@ def _mask_labels(privacy: Privacy, now: Setup) -> None:
 
     federation, streams = now.federation, now.plan.streams
     holders = now.client_info.holders
-    held = [{federation.classes[c]: int(n) for c, n in enumerate(federation.counts[i]) if n} for i in holders]
-    telling = "counts" in now.plan.needs and privacy.clustering == "server" and privacy.histogram_epsilon is None
+    held = [held_labels(federation, client) for client in holders]
     masked = mask_labels(
         privacy.labels,
         held,
         rng=streams("placeholders"),
         entropy=lambda party: secrets(streams, "labels", party),
         note=now.note,
-        distributions=telling,
+        distributions=tells_counts(privacy, now.plan),
     )
     if masked.warning is not None:
         now.note("warning", what=f"privacy.labels = {privacy.labels}", why=masked.warning)
@@ -143,7 +159,7 @@ def _mask_labels(privacy: Privacy, now: Setup) -> None:
         whole[holders, : masked.placeholders] = table
         return whole
 
-    known = dict(client_info._known)
+    known = dict(client_info.known)
     if known.get("labels") is not None:
         known["labels"] = wide(masked.holds)
     if known.get("totals") is not None:
@@ -151,7 +167,7 @@ def _mask_labels(privacy: Privacy, now: Setup) -> None:
     if masked.counts is not None:
         known["counts"] = wide(masked.counts)
     told = int(masked.bytes_up.sum())
-    now.client_info = replace(client_info, _known=known, setup=told)
+    now.client_info = replace(client_info, known=known, setup=told)
     now.note("labels_masked", mode=privacy.labels, placeholders=masked.placeholders, bytes_up=told)
 
 
@@ -162,10 +178,9 @@ def _blur_histograms(epsilon: float, now: Setup) -> None:
     noisy, streams, holders = NoisyHistograms(epsilon), now.plan.streams, now.client_info.holders
     counts = np.zeros_like(now.federation.counts)
     counts[holders] = [noisy.told(now.federation.counts[i], streams("histogram", client=int(i))) for i in holders]
-    known = {**now.client_info._known, "counts": counts}
-    now.client_info = replace(now.client_info, _known=known)
-    now.clusters = noisy.describe()
-    now.note("histograms_blurred", epsilon=noisy.spent())
+    known = {**now.client_info.known, "counts": counts}
+    now.client_info = replace(now.client_info, known=known)
+    now.blurred(noisy)
 
 
 def _enter_enclave(experiment: Experiment, now: Setup) -> None:
@@ -181,7 +196,7 @@ def _enter_enclave(experiment: Experiment, now: Setup) -> None:
     how = setting, plan.rounds
     started = start(plan.selector, federation, plan.streams, *how, scoring=scoring, every=every, note=now.note)
     now.plan = replace(plan, selector=started.select)
-    now.client_info = replace(now.client_info, _known={**now.client_info._known, "counts": None})
+    now.client_info = replace(now.client_info, known={**now.client_info.known, "counts": None})
     now.evaluator, now.close = _in_own_order(started.evaluator, federation.codes), started.close
     weakref.finalize(started.select, started.close)  # also where the run is never begun
 
@@ -203,18 +218,18 @@ def _cluster_in_secret(now: Setup) -> None:
     """Let clients find their clusters by masked sums; the server hears which one each is in."""
     from fedstrata.privacy.clustering import ClusterMember, masked_k_means  # noqa: PLC0415
     from fedstrata.privacy.simulated import identities, job_of, secrets  # noqa: PLC0415
-    from fedstrata.privacy.sums.all_reduce import MaskedAllReduce, Participant  # noqa: PLC0415
+    from fedstrata.privacy.sums.all_reduce import MaskedAllReduce  # noqa: PLC0415
+    from fedstrata.privacy.sums.secure_sum import Parties  # noqa: PLC0415
 
     plan, streams = now.plan, now.plan.streams
     assert isinstance(plan.selector, Flips)
     server, clients, key_directory = identities(streams, len(now.federation))
     job, ids = job_of(streams, "clusters", -1, 0), now.client_info.holders.tolist()
-    told = now.client_info._known.get("counts")  # with noise, where that was asked for
+    told = now.client_info.known.get("counts")  # with noise, where that was asked for
     counts = now.federation.counts if told is None else told
     members = {i: ClusterMember(i, counts[i] / counts[i].sum(), clients[i], key_directory, job) for i in ids}
-    all_reduce = MaskedAllReduce(
-        [Participant(i, clients[i], key_directory, job, secrets(streams, "clusters", i)) for i in ids]
-    )
+    parties = Parties(server, {i: clients[i] for i in ids}, key_directory, lambda i: secrets(streams, "clusters", i))
+    all_reduce = MaskedAllReduce(parties, job)
     found = masked_k_means(
         members, server, key_directory, job, all_reduce.sum, plan.selector.clusters, plan.selector.elbow
     )
@@ -225,7 +240,7 @@ def clustered(now: Setup, found: PrivateClusters) -> None:
     """Tell the server which cluster each client is in, and no label counts."""
     now.client_info = replace(
         now.client_info,
-        _known={**now.client_info._known, "counts": None},
+        known={**now.client_info.known, "counts": None},
         clusters=found.of_all(len(now.federation)),
         setup=(now.client_info.setup or 0) + found.bytes_up * len(found.cluster),
     )

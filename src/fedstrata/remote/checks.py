@@ -17,7 +17,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.privacy.protected_engine import NOT_TOLD
+from fedstrata.privacy.protect import protect_report
 
 HUGE = 1e4  # times the length of the model: no training moves it that far
 MOST = 1e15  # of anything that a report counts
@@ -72,11 +72,8 @@ def check_report(
         raise RefusedError(f"its update is {update_norm:.3g} long, which no training gives")
     size = tensor_bytes(_all(report)) + value_bytes(report.metrics)
     whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
-    if local:
-        report, update_norm = fast_replace(report, loss=NOT_TOLD, metrics={}), NOT_TOLD
-    return fast_replace(
-        report, finite=finite, update_norm=update_norm, nbytes=min(max(report.nbytes, size), 2 * whole + 1_000_000)
-    )
+    nbytes = min(max(report.nbytes, size), 2 * whole + 1_000_000)
+    return protect_report(fast_replace(report, finite=finite, update_norm=update_norm, nbytes=nbytes), noise)
 
 
 def unlike(reports: Mapping[int, Report]) -> list[int]:

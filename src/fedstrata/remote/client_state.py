@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedstrata.client.site_client import Versions
+from fedstrata.core.files import write_atomically
 from fedstrata.core.messages import Tag, Tensors
 
 RUNS = 8  # whose states are kept: the newest
@@ -31,7 +32,7 @@ class StateOnDisk(Versions):
             shutil.rmtree(self._folder)
         _forget_old(self._folder)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        whose.write_text(data)
+        write_atomically(whose, data.encode())
         for file in self._folder.glob("*.safetensors"):
             try:
                 self.by_tag[_tag(file)] = load(file.read_bytes())
@@ -44,7 +45,7 @@ class StateOnDisk(Versions):
         super().keep(versions)
         for tag, tensors in versions.items():
             if tag is not None and before.get(tag) is not tensors:
-                _write(self._file(tag), save({k: v.contiguous().cpu() for k, v in tensors.items()}))
+                write_atomically(self._file(tag), save({k: v.contiguous().cpu() for k, v in tensors.items()}))
         for tag in before.keys() - versions.keys():
             if tag is not None:
                 self._file(tag).unlink(missing_ok=True)
@@ -56,13 +57,6 @@ class StateOnDisk(Versions):
 def _tag(file: Path) -> Tag:
     round, step = file.stem.split("-")
     return int(round), int(step)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    new = path.with_suffix(".new")
-    new.write_bytes(data)
-    new.replace(path)
 
 
 def _forget_old(present: Path) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,17 +26,17 @@ from fedstrata.core.server_parts import Step
 from fedstrata.core.wire import pack, pack_task
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import JOB, RefusedError
-from fedstrata.privacy.noise import UpdateNoise, at_most_one
-from fedstrata.privacy.protected_engine import parted
+from fedstrata.privacy.masked_sum import MaskedStep, StepSum
+from fedstrata.privacy.noise import UpdateNoise
+from fedstrata.privacy.protect import flatten
+from fedstrata.privacy.sums.all_reduce import TOO_FEW, add_tensors
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.protocol import SumTask as Sum
-from fedstrata.privacy.sums.protocol import enough_weight
-from fedstrata.privacy.sums.secure_sum import carry_out
-from fedstrata.privacy.sums.summing import Summing
+from fedstrata.privacy.sums.secure_sum import Carry
 from fedstrata.remote.chain import SealedChain
 from fedstrata.remote.checks import check_report, expected, model_of, read_all_reduce, unlike
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.masked_all_reduce import invite, unmask
+from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.site_registry import SiteRegistry
 from fedstrata.remote.site_server import MET
@@ -55,21 +54,13 @@ class Masks:
     encoding: Encoding
     run: str
 
-    def task(self, tasks: Sequence[Task], plan: Plan) -> Sum:
-        """Describe the sum of a step, the same at every party."""
-        shapes = expected(plan, tasks[0].kind) or {}
-        size = sum(int(torch.Size(shape).numel()) for shape in shapes.values())
-        members = tuple(sorted(task.client for task in tasks))
+    def step(self, tasks: Sequence[Task]) -> MaskedStep:
+        """Describe a step whose sites add up under masks."""
         job = sha256(f"{self.run}|{tasks[0].round}|{tasks[0].step}".encode()).digest()[:JOB]
-        return Sum(job, members, size, self.credentials.key_directory(self.names).digest, self.encoding)
-
-    def about(self, task: Sum) -> dict[str, object]:
-        """Return what sites are told of it."""
-        return {"job": task.job.hex(), "members": task.members}
-
-    def server(self, task: Sum) -> Summing:
-        """Return the server's part."""
-        return Summing(task, self.credentials.identity, self.credentials.key_directory(self.names))
+        clients = [task.client for task in tasks]
+        return MaskedStep(
+            self.credentials.identity, self.credentials.key_directory(self.names), self.encoding, job, clients
+        )
 
 
 class AtSites:
@@ -91,6 +82,7 @@ class AtSites:
         self._site_registry, self._names, self._plan, self._note = site_registry, site_registry.names, plan, note
         self._masks, self._noise, self._relay = masks, noise, relay
         self._tasks: Sequence[Task] = ()
+        self._sum = StepSum(noise, unpredictable)
         self._overhead_bytes = 0, 0
         self._reports: dict[int, Report] = {}
         self._statistics: Tensor | None = None
@@ -98,6 +90,7 @@ class AtSites:
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
         self._tasks, self._overhead_bytes, self._statistics = tasks, (0, 0), None
+        self._sum = StepSum(self._noise, unpredictable)  # no site may be able to draw the server's noise again
         relay = self._relay if step.combine else None
         if relay is not None:  # a hop of a chain
             (task,) = tasks
@@ -128,9 +121,14 @@ class AtSites:
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's sites sent."""
-        sums = weighted_sum(self._reports, weights) if self._masks is None else self._masked_sum(weights)
-        if self._noise is not None:
-            sums = self._noised(sums, self._noise)
+        if self._masks is not None:
+            sums = self._masked_sum(self._masks, weights)
+            self._overhead_bytes = self._sum.overhead
+        elif self._noise is not None:
+            values = {client: flatten(self._reports[client].aggregated) for client in weights}
+            sums = self._sum.sum_open(weights, values, self._layout())
+        else:
+            sums = weighted_sum(self._reports, weights)
         met = {} if self._statistics is None else {"statistics": self._statistics}
         return replace(sums, total={**sums.total, **met})
 
@@ -159,39 +157,28 @@ class AtSites:
         """End the connection."""
         self._site_registry.transport.close()
 
-    def _masked_sum(self, weights: Mapping[int, float]) -> Sums:
+    def _masked_sum(self, masks: Masks, weights: Mapping[int, float]) -> Sums:
         """Let sites that reported add up under masks; one that fails on the way is left out of the sum."""
-        assert self._masks is not None
-        enough_weight(weights)
-        shares, most = at_most_one(np.array(list(weights.values())))
-        weighed = dict(zip(weights, shares.tolist(), strict=True))
-        task = self._masks.task(self._tasks, self._plan)
-        about, up, down = to_json(self._masks.about(task)), 0, 0
 
-        def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-            nonlocal up, down
-            going = {c: m for c, m in messages.items() if step != "masked" or c in weights}
-            requests = {self._names[c]: build_request("sum", step.encode(), about, m) for c, m in going.items()}
-            said = self._told(requests, self._tasks, fields=1)
-            down += sum(map(len, requests.values()))
-            up += sum(len(reply[0]) for reply in said.values())
-            return {client: said[self._names[client]][0] for client in going if self._names[client] in said}
+        def connect(task: Sum) -> Carry:
+            about = to_json({"job": task.job.hex(), "members": task.members})
 
-        given = {client: weighed.get(client, 0.0) for client in task.members}
+            def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+                requests = {self._names[c]: build_request("sum", step.encode(), about, m) for c, m in messages.items()}
+                said = self._told(requests, self._tasks, fields=1)
+                return {client: said[self._names[client]][0] for client in messages if self._names[client] in said}
+
+            return carry
 
         def refuse(client: int, error: RefusedError) -> None:
             self._left_out(client, self._tasks, str(error))
 
-        total = carry_out(self._masks.server(task), task.members, given, carry, refuse)
-        shapes = expected(self._plan, self._tasks[0].kind) or {}
-        plain = sum(int(torch.Size(shape).numel()) for shape in shapes.values()) * self._plan.local.dtype.itemsize
-        self._overhead_bytes = up - plain * len(weights), down
-        parts = np.split(total * most, np.cumsum([torch.Size(shape).numel() for shape in shapes.values()])[:-1])
-        aggregated = {
-            name: torch.from_numpy(part).to(self._plan.local.dtype).reshape(shape)
-            for (name, shape), part in zip(shapes.items(), parts, strict=True)
-        }
-        return Sums(aggregated, float(sum(weights.values())), len(weights), shares=dict(weights))
+        return self._sum.sum_masked(weights, self._layout(), masks.step(self._tasks), connect, refuse)
+
+    def _layout(self) -> Tensors:
+        """Return what every site of the step sends, without its numbers."""
+        shapes, dtype = expected(self._plan, self._tasks[0].kind) or {}, self._plan.local.dtype
+        return {name: torch.empty(shape, dtype=dtype, device="metrics") for name, shape in shapes.items()}
 
     def _enough(self, step: Step, tasks: Sequence[Task]) -> int | None:
         """Return how many reports end the wait for a round's training; None: all of them."""
@@ -219,13 +206,6 @@ class AtSites:
         anew = {self._names[t.client]: request(replace(t, accepted=None, durable=None)) for t in lost}
         return said | self._told(anew, tasks)
 
-    def _noised(self, sums: Sums, noise: UpdateNoise) -> Sums:
-        """Add the server's noise, which no site may be able to draw again."""
-        _, most = at_most_one(np.array(list(sums.shares.values())))
-        added = most * noise.of_sum(sum(t.numel() for t in sums.total.values()), unpredictable)
-        parts = parted(added, sums.total)
-        return replace(sums, total={name: t + parts[name] for name, t in sums.total.items()})
-
     def _invited(self, tasks: Sequence[Task]) -> tuple[list[Task], bytes]:
         """Let the sites of a step say hello, so that they can meet under masks; too few do not meet."""
         assert self._masks is not None
@@ -238,14 +218,13 @@ class AtSites:
             self._left_out(client, tasks, str(error))
 
         names = self._masks.names
-        here, invitation = invite(
+        here, invitation = invite_sites(
             ask, names, [t.client for t in tasks], self._masks.credentials.key_directory(names), refuse
         )
         if len(here) >= FEWEST:
             return [task for task in tasks if task.client in here], invitation
         first = tasks[0]
-        why = f"fewer than {FEWEST} clients do not meet under masks"
-        self._note("dropped", round=first.round + 1, step=first.step, clients=here, why=why)
+        self._note("dropped", round=first.round + 1, step=first.step, clients=here, why=TOO_FEW)
         return [], b""
 
     def _told(
@@ -300,9 +279,11 @@ class AtSites:
                 self._left_out(self._names.index(name), tasks, why)
             if strange:
                 return {}, stay - strange.keys()
-            total = sum_in_order({i: one.values for i, one in enumerate(brought.values())})
-            if self._masks is not None:
-                total = unmask(total, self._plan.local.dtype)
+            values = [one.values for one in brought.values()]
+            if self._masks is None:
+                total = sum_in_order(dict(enumerate(values)))
+            else:
+                total = add_tensors(values, self._plan.local.dtype)
             counts = [one.count for one in brought.values()]
             average, count = statistics.average(next(iter(brought.values())).what, total, counts)
             told = pack({"count": count}, {"average": average})

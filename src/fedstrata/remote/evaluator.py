@@ -15,10 +15,12 @@ from fedstrata.core.server_parts import Scores, View
 from fedstrata.core.wire import pack
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
-from fedstrata.remote.masked_all_reduce import added, invite
+from fedstrata.privacy.sums.all_reduce import add_words, read_words
+from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, read_values
 from fedstrata.remote.site_registry import SiteRegistry, replies
-from fedstrata.server.metrics import balanced, worst
+from fedstrata.server.evaluator import client_figures, is_due
+from fedstrata.server.metrics import balanced
 
 
 @dataclass
@@ -34,7 +36,7 @@ class SiteEvaluator:
 
     def __call__(self, model: FlatModel, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
-        if view.round + 1 != view.rounds and (view.round + 1) % self.every:
+        if not is_due(view, self.every):
             return Scores()
         data = pack({}, model.wire())
         invitation = (
@@ -67,18 +69,14 @@ class SiteEvaluator:
             whole = bool(invitation) and len(answers) == len(self.names)
             by_label = self._aggregated([words for _, words in answers.values()], view) if whole else None
         recall = None if by_label is None else [float(r / n) if n else None for r, n in zip(*by_label, strict=True)]
-        accuracies = np.array(list(own.values()))
         figures: dict[str, Any] = {
             "accuracy": float(right.sum() / tested.sum()),
             "balanced_accuracy": None if recall is None else balanced(recall),
             "loss_test": loss / float(tested.sum()),
             "recall": recall,
-            "client_mean": float(accuracies.mean()),
-            "worst10": worst(accuracies),
+            **client_figures(own, self.satisfied_at),
             **sent,
         }
-        if self.satisfied_at is not None:
-            figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
         return Scores(figures, own)
 
     def _answers(self, requests: Mapping[str, bytes], fields: int, view: View) -> dict[str, tuple[bytes, ...]]:
@@ -104,12 +102,12 @@ class SiteEvaluator:
         def refuse(client: int, error: RefusedError) -> None:
             view.note("site_not_scored", round=view.round + 1, site=self.names[client], why=str(error))
 
-        here, invitation = invite(ask, self.names, range(len(self.names)), key_directory, refuse)
+        here, invitation = invite_sites(ask, self.names, range(len(self.names)), key_directory, refuse)
         return invitation if len(here) == len(self.names) else b""
 
     def _aggregated(self, brought: Sequence[bytes], view: View) -> tuple[np.ndarray, np.ndarray] | None:
         try:
-            right, tested = np.rint(added(brought)).reshape(2, self.classes)
+            right, tested = np.rint(add_words([read_words(words) for words in brought])).reshape(2, self.classes)
         except (RefusedError, ValueError) as error:
             view.note("not_scored_by_label", round=view.round + 1, why=str(error))
             return None

@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import RequestError
-from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.registry import validate
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
-from fedstrata.data.reading import Label, Samples
+from fedstrata.data.federation_info import check_classes
+from fedstrata.data.reading import Label
+from fedstrata.privacy.labels.masking import hold_table
 
 MOST = 10**9  # samples of a site, and numbers of a sample
 UNKNOWN = 2  # classes that stand for all, as long as nobody knows how many there are
@@ -119,42 +121,52 @@ class MaskedRemoteFederation:
 
     def known(self) -> dict[str, np.ndarray | None]:
         """Tell it as a client info does."""
-        labels = np.zeros((len(self.sites), self.placeholders), dtype=bool)
-        for row, places in zip(labels, self.holds, strict=True):
-            row[list(places)] = True
         return {
-            "labels": labels,
+            "labels": hold_table(self.holds, self.placeholders),
             "totals": np.array(self.totals),
             "counts": None if self.counts is None else np.array(self.counts),
         }
 
 
 @dataclass(frozen=True)
-class RemoteFederation(Federation):
-    """Clients that live elsewhere, as far as the server knows them: two blank samples stand for their kind."""
+class RemoteFederation:
+    """Clients that live elsewhere, as far as the server knows them: a `FederationInfo` without any samples."""
 
-    facts: tuple[Introduction, ...] = ()
+    facts: tuple[Introduction, ...]
+    classes: tuple[Label, ...]
+    speeds: np.ndarray | None = None
+    bandwidths: np.ndarray | None = None
     masked: MaskedRemoteFederation | None = None  # where labels are placeholders
+    moves: None = None  # what a site has, and when, is its own
+    proxy: None = None
+    left_out: int = 0
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, sites: Mapping[str, Introduction], masked: MaskedRemoteFederation | None = None) -> RemoteFederation:
         """Put together what sites said."""
         facts = tuple(sites.values())
         classes = common_classes(sites) or tuple(range(UNKNOWN if masked is None else masked.placeholders))
-        model = facts[0]
-        blank = Samples(torch.zeros((2, *model.shape), dtype=getattr(torch, model.dtype)), torch.zeros(2).long())
-        return cls(
-            train=blank,
-            test=blank,
-            train_split=Split.nothing(len(facts)),
-            test_split=Split.nothing(len(facts)),
-            classes=classes,
-            name="sites",
-            inputs=Inputs(scale=model.scale, mean=model.mean, std=model.std),
-            speeds=np.array([f.speed for f in facts]),
-            facts=facts,
-            masked=masked,
-        )
+        check_classes(classes)
+        return cls(facts, classes, speeds=np.array([f.speed for f in facts]), masked=masked)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @property
+    def inputs(self) -> Inputs:
+        """From stored samples to what a network sees, the same at all sites."""
+        model = self.facts[0]
+        return Inputs(scale=model.scale, mean=model.mean, std=model.std)
+
+    def trial(self) -> Tensor:
+        """Return something of the kind of the sites' samples to try a network with."""
+        model = self.facts[0]
+        return torch.zeros((2, *model.shape), dtype=getattr(torch, model.dtype))
+
+    def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> RemoteFederation:
+        """Return sites other devices."""
+        return replace(self, speeds=speeds, bandwidths=bandwidths)
 
     @property
     def samples(self) -> int:
@@ -205,7 +217,7 @@ class RemoteFederation(Federation):
             classes=len(self.classes),
             holders=np.flatnonzero(sizes),
             key=streams("tiebreak").permutation(len(self.facts)),
-            _known={name: value if name in needs else None for name, value in known.items()},
+            known={name: value if name in needs else None for name, value in known.items()},
             setup=None if self.masked is None else self.masked.bytes_up,
         )
 
@@ -215,9 +227,4 @@ def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:
     index = {label: i for i, label in enumerate(classes)}
     if strange := [label for label in federation.classes if label not in index]:
         raise RequestError(f"this site has labels that the run does not know: {strange[:5]}")
-    codes = torch.tensor([index[label] for label in federation.classes])
-
-    def coded(samples: Samples) -> Samples:
-        return Samples(samples.x, codes[samples.y], samples.groups)
-
-    return replace(federation, train=coded(federation.train), test=coded(federation.test), classes=tuple(classes))
+    return federation.relabel(np.array([index[label] for label in federation.classes]), classes)

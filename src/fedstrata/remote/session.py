@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,11 +16,12 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.plan import Plan
 from fedstrata.data.devices import Devices
+from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import Setup, clustered, encoding_of, hides_label_counts, noise_of
+from fedstrata.privacy.setup import Setup, clustered, encoding_of, hides_label_counts, noise_of, tells_counts
 from fedstrata.remote.chain import SealedChain, unsealable
 from fedstrata.remote.clock import Observed
 from fedstrata.remote.credentials import Credentials
@@ -105,15 +106,12 @@ class SiteClients:
 
     def set_up(self, setup: Setup) -> None:
         """Let sites do their part of what comes before the first round."""
-        privacy, federation = self.experiment.privacy, setup.federation
-        assert isinstance(federation, RemoteFederation)
+        privacy, federation = self.experiment.privacy, cast(RemoteFederation, setup.federation)
         setup.notes += self.notes
         if federation.masked is not None:
             setup.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
         if privacy.histogram_epsilon is not None:
-            noisy = NoisyHistograms(privacy.histogram_epsilon)
-            setup.clusters = noisy.describe()
-            setup.note("histograms_blurred", epsilon=noisy.spent())
+            setup.blurred(NoisyHistograms(privacy.histogram_epsilon))
         if privacy.clustering == "masked":
             assert isinstance(setup.plan.selector, Flips)
             credentials, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
@@ -194,7 +192,7 @@ class SiteClients:
     def _mask_labels(self, plan: Plan) -> MaskedRemoteFederation:
         privacy = self.experiment.privacy
         credentials = self._keys(f'privacy.labels = "{privacy.labels}"')
-        counts = "counts" in plan.needs and privacy.clustering == "server"
+        counts = tells_counts(privacy, plan)
         rng = plan.streams("placeholders")
         return masked_labels_at(
             self._heard, credentials, self.site_registry.names, self.site_registry.run, counts, rng, self._noted
@@ -268,8 +266,8 @@ def run_at_sites(
         there = ", ".join(site_registry.names)
         raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
     if resumed:
-        return resume(path, federation=federation, watch=watch, remote=at)
-    return begin(described, federation, None, path, watch, at)
+        return resume(path, federation=cast(Federation, federation), watch=watch, remote=at)
+    return begin(described, cast(Federation, federation), None, path, watch, at)
 
 
 def possible_at_sites(experiment: Experiment) -> None:

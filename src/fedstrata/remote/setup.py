@@ -18,9 +18,10 @@ from fedstrata.privacy.clustering import Organiser, PrivateClusters
 from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.privacy.labels.masking import MODES, Note, agreed, fitting
 from fedstrata.privacy.labels.parties import LabelServer
+from fedstrata.privacy.sums.all_reduce import add_words, read_words
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import MaskedRemoteFederation
-from fedstrata.remote.masked_all_reduce import added, invite
+from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
 
 MODE = "prf"  # the one mode whose secrets every site can draw for itself
@@ -82,12 +83,13 @@ def clustered_at(
     def refuse(client: int, error: RefusedError) -> None:
         raise RequestError(f'site {names[client]} cannot take part in privacy.clustering = "masked": {error}')
 
-    members, invitation = invite(everybody, names, sorted(places), credentials.key_directory(names), refuse)
+    members, invitation = invite_sites(everybody, names, sorted(places), credentials.key_directory(names), refuse)
     job = split(invitation)[0]
     everybody({i: build_request("cluster", to_json(places[i]), invitation) for i in members})
 
     def sums(broadcast: bytes) -> np.ndarray:
-        return added(list(everybody(dict.fromkeys(members, build_request("centres", b"sum", broadcast))).values()))
+        brought = everybody(dict.fromkeys(members, build_request("centres", b"sum", broadcast)))
+        return add_words([read_words(words) for words in brought.values()])
 
     def tell(broadcast: bytes) -> dict[int, bytes]:
         return everybody(dict.fromkeys(members, build_request("centres", b"tell", broadcast)))

@@ -20,14 +20,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
-from fedstrata.data.reading import Label, Samples
+from fedstrata.data.reading import Label
 from fedstrata.privacy.agreement import derive
 from fedstrata.privacy.clustering import ClusterMember
 from fedstrata.privacy.frames import RefusedError
@@ -36,9 +35,10 @@ from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.labels.served import Served
+from fedstrata.privacy.setup import held_labels
+from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
-from fedstrata.remote.masked_all_reduce import SiteParticipant
 from fedstrata.remote.protocol import read_values
 
 NONCE = 12  # bytes
@@ -53,8 +53,8 @@ class SitePrivacy:
         self._served, self._tested = Served(), Served()
         self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()
         self._labels: PrfClient | None = None
-        self._participant: SiteParticipant | None = None
-        self._member: tuple[ClusterMember, SiteParticipant] | None = None
+        self._participant: Participant | None = None
+        self._member: tuple[ClusterMember, Participant] | None = None
         self.requests: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
             "labels": self._mask_labels,
             "meet": self._meet,
@@ -80,7 +80,7 @@ class SitePrivacy:
         """Return the site's data with the class indices of a run."""
         if "sealed" not in told:
             return aligned(self._load(), told["classes"])
-        return _placed(self._load(), *self._opened(bytes.fromhex(told["sealed"]), told["run"]))
+        return _placed(self._load(), *self.open_map(bytes.fromhex(told["sealed"]), told["run"]))
 
     def counts(self, federation: Federation, epsilon: float | None) -> np.ndarray:
         """Return label counts as they may be told."""
@@ -110,7 +110,7 @@ class SitePrivacy:
             return b""
         return participant.masked(figures).tobytes()
 
-    def participant(self, invitation: bytes) -> SiteParticipant:
+    def participant(self, invitation: bytes) -> Participant:
         """Sit down in the meeting that this site said hello to."""
         if self._participant is None:
             raise RefusedError(f"site {self.name} was asked to no meeting")
@@ -124,13 +124,12 @@ class SitePrivacy:
         told = read_values(about)
         if step.decode() == PrfClient.steps[0]:
             federation, key_directory = self._load(), self.key_directory(told)
-            held = {label: int(n) for label, n in zip(federation.classes, federation.counts[0], strict=True) if n}
             try:
                 self._labels = PrfClient(
                     int(told["client"]),
                     self.credentials.identity,
                     key_directory,
-                    held,
+                    held_labels(federation),
                     os.urandom,
                     open_counts=bool(told["open"]),
                     served=self._served,
@@ -142,13 +141,12 @@ class SitePrivacy:
             raise RefusedError("label masking begins with its keys")
         reply = self._labels.answer(step.decode(), message)
         last = step.decode() == PrfClient.steps[-1]
-        return reply, self._sealed(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
+        return reply, self.seal_map(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
 
     def _meet(self, about: bytes) -> tuple[bytes]:
         told = read_values(about)
-        self._participant = SiteParticipant(
-            int(told["client"]), self.credentials.identity, self.key_directory(told), bytes.fromhex(told["job"])
-        )
+        me, job = int(told["client"]), bytes.fromhex(told["job"])
+        self._participant = Participant(me, self.credentials.identity, self.key_directory(told), job, os.urandom)
         return (self._participant.hello(),)
 
     def _cluster(self, about: bytes, invitation: bytes) -> tuple[bytes]:
@@ -171,11 +169,13 @@ class SitePrivacy:
 
     # ---- the map of placeholders, in the server's keeping
 
-    def _sealed(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
+    def seal_map(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
+        """Seal the placeholders of own labels for a run; only this site can open them."""
         nonce, text = os.urandom(NONCE), json.dumps([placeholders, list(own.items())]).encode()
         return nonce + AESGCM(self._seal_key).encrypt(nonce, text, run.encode())
 
-    def _opened(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
+    def open_map(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
+        """Open what `seal_map` sealed for a run: own labels' placeholders, and how many there are."""
         try:
             text = AESGCM(self._seal_key).decrypt(sealed[:NONCE], sealed[NONCE:], run.encode())
         except (InvalidTag, ValueError):
@@ -192,14 +192,9 @@ class SitePrivacy:
 
 def _placed(federation: Federation, own: Mapping[Label, int], placeholders: int) -> Federation:
     """Return data with placeholders for labels; test samples whose label the site never trains on have none."""
-    codes = torch.tensor([own.get(label, -1) for label in federation.classes])
-
-    def coded(samples: Samples) -> Samples:
-        return Samples(samples.x, codes[samples.y], samples.groups)
-
-    train, test = coded(federation.train), coded(federation.test)
-    if bool((train.y[torch.from_numpy(federation.train_split[0])] < 0).any()):
+    codes = np.array([own.get(label, -1) for label in federation.classes])
+    placed = federation.relabel(codes, range(placeholders))
+    if (placed.labels[placed.train_split[0]] < 0).any():
         raise RefusedError("the site's labels changed since they were masked; begin a new run")
-    rows = federation.test_split[0]
-    named = Split.of([rows[test.y.numpy()[rows] >= 0]])
-    return replace(federation, train=train, test=test, test_split=named, classes=tuple(range(placeholders)))
+    rows = placed.test_split[0]
+    return replace(placed, test_split=Split.of([rows[placed.test.y.numpy()[rows] >= 0]]))

@@ -14,6 +14,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.files import write_atomically
 from fedstrata.data.reading import Label
 from fedstrata.remote.introduction import Introduction, common_classes
 from fedstrata.remote.protocol import AbsentError, SiteError, build_request, read_reply, read_values, to_json, within
@@ -95,9 +96,7 @@ class SiteRegistry:
     def write(self, folder: Path) -> None:
         """Keep who takes part, for those who go on with the run."""
         table = {"run": self.run, "sites": {name: facts.dump() for name, facts in self.facts.items()}}
-        new = folder / f"{FILE}.new"
-        new.write_text(json.dumps(table))
-        new.replace(folder / FILE)
+        write_atomically(folder / FILE, json.dumps(table).encode())
 
     def _exchange(
         self, requests: Mapping[str, bytes], fields: int, deadline: float | None, enough: int | None

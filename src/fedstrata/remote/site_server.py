@@ -6,7 +6,6 @@ the answer comes; so whoever carries the messages needs to know nothing of that.
 
 from __future__ import annotations
 
-import logging
 import os
 import queue
 import threading
@@ -25,7 +24,6 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.batch_norm import AllReduce, By
-from fedstrata.core.errors import FedstrataError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import fast_replace
 from fedstrata.core.plan import Plan
@@ -37,8 +35,9 @@ from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.privacy.protected_engine import NOT_TOLD, parted
+from fedstrata.privacy.protect import cut, protect_report, protect_update
 from fedstrata.privacy.setup import encoding_of, hides_label_counts, noise_of
+from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
 from fedstrata.privacy.sums.protocol import SumTask as Sum
@@ -47,9 +46,9 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
-from fedstrata.remote.masked_all_reduce import SiteParticipant
 from fedstrata.remote.protocol import IN, AbsentError, build_refusal, build_reply, read_request, read_values, to_json
 from fedstrata.remote.site_privacy import SitePrivacy
+from fedstrata.remote.transport import attempted
 from fedstrata.server.evaluator import answers
 
 COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the client info that are made of label counts
@@ -108,26 +107,19 @@ class Host:
         }
 
     def answer(self, request: bytes) -> bytes:
-        """Do what is asked for; whatever goes wrong is the answer.
+        """Do what is asked for; whatever goes wrong is the answer."""
+        return attempted(self._done, request, build_refusal)
 
-        What our own errors say was written to be read by others. Any other error may quote a sample: only its kind
-        leaves the site.
-        """
-        try:
-            with self._turn:
-                kind, fields = read_request(request)
-                if kind == IN:
-                    run, inner = fields
-                    self._at_work(run.decode(errors="replace"))
-                    kind, fields = read_request(inner)
-                if kind not in self._do:
-                    raise RefusedError(f"there is no request {kind!r}")
-                return build_reply(*self._do[kind](*fields))
-        except FedstrataError as error:
-            return build_refusal(error)
-        except Exception as error:
-            logging.getLogger(__name__).exception("a request failed")
-            return build_refusal(f"{type(error).__name__} (the site's own log says where)")
+    def _done(self, request: bytes) -> bytes:
+        with self._turn:
+            kind, fields = read_request(request)
+            if kind == IN:
+                run, inner = fields
+                self._at_work(run.decode(errors="replace"))
+                kind, fields = read_request(inner)
+            if kind not in self._do:
+                raise RefusedError(f"there is no request {kind!r}")
+            return build_reply(*self._do[kind](*fields))
 
     # ---- requests
 
@@ -217,17 +209,14 @@ class Host:
         if what != REPORT or (session.key_directory is None and noise is None):
             return what, data
         report = unpack_report(data)
-        aggregated = dict(sorted(report.aggregated.items()))
-        flat = [t.detach().double().numpy().reshape(-1) for t in aggregated.values()]
-        leaving = np.concatenate(flat) if flat else None
-        if noise is not None and leaving is not None:
-            unit = 0.0 if session.encoding is None else session.encoding.unit
-            leaving = noise.leaving(leaving, unit, unpredictable)
-            aggregated = parted(leaving, aggregated)
-            told: dict[str, Any] = {"loss": NOT_TOLD, "update_norm": NOT_TOLD, "metrics": {}} if noise.local else {}
-            report = fast_replace(report, aggregated=aggregated, **told)
+        leaving = None
+        if report.aggregated:
+            leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable)
+            report = protect_report(report, noise)
         if session.key_directory is None:
-            return what, pack_report(report)
+            return what, pack_report(
+                report if leaving is None else fast_replace(report, aggregated=cut(leaving, report.aggregated))
+            )
         session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
 
@@ -284,7 +273,7 @@ class Host:
 class RunningTask:
     """A task; where norms meet, in a thread of its own: it can stop in the middle and wait for the other sites."""
 
-    def __init__(self, site: Site, task: bytes, by: By | None, participant: SiteParticipant | None = None):
+    def __init__(self, site: Site, task: bytes, by: By | None, participant: Participant | None = None):
         self._participant = participant  # where what it brings must be masked
         self._out: queue.Queue[tuple[bytes, bytes] | BaseException] = queue.Queue()
         self._back: queue.Queue[tuple[Tensor, float] | None] = queue.Queue()

@@ -107,7 +107,7 @@ class _Caller(BaseRequestHandler):
             if size > LONGEST:
                 reply: bytes | Failure = Failure(f"a request of {size} bytes is too long; allowed: {LONGEST}")
             else:
-                reply = attempted(self.server.answer, _read(self.request, size))
+                reply = attempted(self.server.answer, _read(self.request, size), Failure.of)
             failed = isinstance(reply, Failure)
             told = reply.reason.encode() if isinstance(reply, Failure) else reply
             self.request.sendall(TOLD.pack(failed, len(told)))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fedstrata.core.errors import FedstrataError
 
 LONGEST = 1 << 31  # bytes of a request or reply
 WORDS = 4_000  # characters of a reason
 
+Reply = TypeVar("Reply")
 Answer = Callable[[bytes], bytes]  # a request in, a reply out: all that a site does
 
 
@@ -20,6 +21,11 @@ class Failure:
     """A site's answer where it could not do what it was asked for."""
 
     reason: str
+
+    @classmethod
+    def of(cls, error: FedstrataError) -> Failure:
+        """Say why, at no great length."""
+        return cls(str(error)[:WORDS])
 
 
 class Transport(Protocol):
@@ -40,8 +46,8 @@ class Transport(Protocol):
         """Let the sites go."""
 
 
-def attempted(answer: Answer, request: bytes) -> bytes | Failure:
-    """Answer a request, or say why not.
+def attempted(answer: Answer, request: bytes, refuse: Callable[[FedstrataError], Reply]) -> bytes | Reply:
+    """Answer a request, or say why not; `refuse` puts that into a form.
 
     What our own errors say was written to be read by others. Any other error may quote a sample: only its kind leaves
     the site, and the rest goes to the site's own log.
@@ -49,7 +55,7 @@ def attempted(answer: Answer, request: bytes) -> bytes | Failure:
     try:
         return answer(request)
     except FedstrataError as error:
-        return Failure(str(error)[:WORDS])
+        return refuse(error)
     except Exception as error:
         logging.getLogger(__name__).exception("a request failed")
-        return Failure(f"{type(error).__name__} (the site's own log says where)")
+        return refuse(FedstrataError(f"{type(error).__name__} (the site's own log says where)"))

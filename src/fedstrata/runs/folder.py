@@ -14,7 +14,6 @@ import errno
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from fedstrata.core import tree
 from fedstrata.core.engine import ClientStates
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
+from fedstrata.core.files import sync_folder, write_atomically
 from fedstrata.core.messages import Tag, Tensors
 
 LOCK = "lock"
@@ -370,7 +370,6 @@ class Checkpoints:
             entry = self._put(f"{round:06d}.json", json.dumps(manifest).encode())
             sync_folder(self.path)
             write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
-            sync_folder(self.path)
         self._clients = clients
         used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
         for path in self.path.iterdir():
@@ -405,7 +404,7 @@ class Checkpoints:
             raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
 
     def _put(self, name: str, content: bytes) -> dict[str, str]:
-        write_atomically(self.path / name, content)
+        write_atomically(self.path / name, content, sync=False)
         return {"file": name, "sha256": sha256(content).hexdigest()}
 
     def _get(self, entry: Mapping[str, str]) -> bytes:
@@ -436,32 +435,6 @@ class _Stored(Mapping[int, tuple[Tag, Tensors]]):
 
     def __len__(self) -> int:
         return len(self._clients)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is either whole or not there."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink()
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder safe on disk. Windows has no way to ask for that, and opens no folder."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def finite(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,8 +49,7 @@ class Evaluator:
 
     def __call__(self, model: FlatModel, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
-        last = view.round + 1 == view.rounds
-        return self.score(model, view.round) if last or (view.round + 1) % self.every == 0 else Scores()
+        return self.score(model, view.round) if is_due(view, self.every) else Scores()
 
     def score(self, model: FlatModel, round: int = 0) -> Scores:
         """Score a model, on what clients hold in a round."""
@@ -67,14 +67,24 @@ class Evaluator:
             "loss_test": float(losses.mean()),
             "recall": recall,
         }
-        if own:
-            accuracies = np.array(list(own.values()))
-            figures |= {"client_mean": float(accuracies.mean()), "worst10": worst(accuracies)}
-            if self.satisfied_at is not None:
-                figures["satisfied"] = float((accuracies >= self.satisfied_at).mean())
+        figures |= client_figures(own, self.satisfied_at)
         if test.groups is not None:
             figures["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
         return Scores(figures, own)
+
+
+def is_due(view: View, every: int) -> bool:
+    """Say whether a round's model is scored: every n-th and the last."""
+    return view.round + 1 == view.rounds or (view.round + 1) % every == 0
+
+
+def client_figures(accuracies: Mapping[int, float], satisfied_at: float | None) -> dict[str, float]:
+    """Sum up the accuracies of clients; from `satisfied_at` on, one votes to stop."""
+    if not accuracies:
+        return {}
+    values = np.array(list(accuracies.values()))
+    figures = {"client_mean": float(values.mean()), "worst10": worst(values)}
+    return figures if satisfied_at is None else {**figures, "satisfied": float((values >= satisfied_at).mean())}
 
 
 @dataclass

@@ -35,6 +35,7 @@ from fedstrata.privacy.enclave.selector import InEnclave
 from fedstrata.privacy.enclave.service import SECRET, distribution
 from fedstrata.privacy.frames import JOB, RefusedError, join, split
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
+from fedstrata.server.evaluator import is_due
 
 Heard = Callable[[bytes], None]
 Relay = Callable[[int, bytes], bytes]  # a party's number and what it sends -> what goes back
@@ -166,8 +167,7 @@ class Scorer:
 
     def __call__(self, model: FlatModel, view: View) -> Scores:
         """Score every n-th round and the last; other rounds have no scores."""
-        last = view.round + 1 == view.rounds
-        return self.score(model, view.round) if last or (view.round + 1) % self.every == 0 else Scores()
+        return self.score(model, view.round) if is_due(view, self.every) else Scores()
 
     def score(self, model: FlatModel, round: int = 0) -> Scores:
         """Score a model."""

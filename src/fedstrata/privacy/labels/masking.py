@@ -10,7 +10,7 @@ where a transcript is kept, and lost where a client is absent.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -247,14 +247,20 @@ class _Post:
             self._transcript.messages.append(Message(step, sender, receiver, data))
 
 
+def hold_table(holds: Sequence[Collection[int]], placeholders: int) -> np.ndarray:
+    """Return which client holds which placeholder, [N, P], from the placeholders of each."""
+    table = np.zeros((len(holds), placeholders), dtype=bool)
+    for row, places in zip(table, holds, strict=True):
+        row[list(places)] = True
+    return table
+
+
 def known(
     mode: str, server: LabelServer, own: Sequence[dict[Any, int]], up: np.ndarray, down: np.ndarray
 ) -> MaskedLabels:
     """Put together what a finished job gave; `own` is what each of all clients knows, and nobody else."""
     clients, placeholders = len(own), len(server.totals)
-    holds = np.zeros((clients, placeholders), dtype=bool)
-    for client, places in server.holds.items():
-        holds[client, places] = True
+    holds = hold_table([server.holds.get(client, ()) for client in range(clients)], placeholders)
     counts = None
     if server.counts is not None:
         counts = np.zeros((clients, placeholders), dtype=np.int64)

@@ -1,4 +1,7 @@
-"""A whole secure sum in one process, for simulations; the parties exchange bytes, as they would over a network."""
+"""A secure sum from its first message to its last, whatever carries them; and one in which all parties live here.
+
+They exchange bytes in one process as they would over a network.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import RequestError
-from fedstrata.privacy.frames import RefusedError
+from fedstrata.privacy.frames import Refuse, RefusedError, never
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding
 from fedstrata.privacy.sums.member import SumMember
 from fedstrata.privacy.sums.protocol import SumTask
 from fedstrata.privacy.sums.summing import Summing
+
+Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies
 
 
 @dataclass(frozen=True)
@@ -37,31 +42,32 @@ class SecureSum:
     down: Mapping[int, int]
 
 
-Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies
-
-
 def carry_out(
-    server: Summing,
-    asked: Sequence[int],
-    weights: Mapping[int, float],
-    carry: Carry,
-    refuse: Callable[[int, RefusedError], None],
-) -> np.ndarray:
-    """Play a sum, whatever carries its messages; who does not reply, or not as it should, is missing from then on."""
+    server: Summing, members: Sequence[int], weights: Mapping[int, float], carry: Carry, refuse: Refuse
+) -> SecureSum:
+    """Play a sum over the members that have a weight; the others go missing before their input.
 
-    def take(taken: Callable[[int, bytes], None], replies: Mapping[int, bytes]) -> None:
-        for client, reply in replies.items():
+    Who does not reply, or not as it should, is missing from then on.
+    """
+    up: Counter[int] = Counter()
+    down: Counter[int] = Counter()
+
+    def play(step: str, messages: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> None:
+        down.update({client: len(message) for client, message in messages.items()})
+        going = {client: m for client, m in messages.items() if step != "masked" or client in weights}
+        for client, reply in carry(step, going).items():
+            up[client] += len(reply)
             try:
-                taken(client, reply)
+                take(client, reply)
             except RefusedError as error:
                 refuse(client, error)
 
-    take(server.advertised, carry("advertise", dict.fromkeys(asked, b"")))
-    take(server.shared, carry("share", server.keys()))
-    take(server.masked, carry("masked", server.deliveries(weights)))
-    take(server.agreed, carry("agree", server.survivors()))
-    take(server.revealed, carry("reveal", server.agreements()))
-    return server.total()
+    play("advertise", dict.fromkeys(members, b""), server.advertised)
+    play("share", server.keys(), server.shared)
+    play("masked", server.deliveries({member: weights.get(member, 0.0) for member in members}), server.masked)
+    play("agree", server.survivors(), server.agreed)
+    play("reveal", server.agreements(), server.revealed)
+    return SecureSum(server.total(), dict(up), dict(down))
 
 
 def act(member: SumMember, step: str, message: bytes, values: Any) -> bytes:
@@ -76,6 +82,19 @@ def act(member: SumMember, step: str, message: bytes, values: Any) -> bytes:
     if step not in acts:
         raise RefusedError(f"a secure sum has no step {step!r}")
     return acts[step]()
+
+
+def in_memory(task: SumTask, parties: Parties, values: Mapping[int, Any]) -> Carry:
+    """Return what carries messages to members that live here, each with its own array, if it has one."""
+    members = {
+        client: SumMember(task, client, parties.clients[client], parties.key_directory, parties.entropy(client))
+        for client in task.members
+    }
+
+    def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {client: act(members[client], step, message, values.get(client)) for client, message in messages.items()}
+
+    return carry
 
 
 def secure_sum(
@@ -96,29 +115,6 @@ def secure_sum(
     task = SumTask(
         job, tuple(sorted(asked)), len(next(iter(values.values()))), parties.key_directory.digest, encoding, needed
     )
-    members = {
-        client: SumMember(task, client, parties.clients[client], parties.key_directory, parties.entropy(client))
-        for client in task.members
-    }
-    up: Counter[int] = Counter()
-    down: Counter[int] = Counter()
-
-    def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-        replies = {}
-        for client, message in messages.items():
-            down[client] += len(message)
-            if step == "masked" and client not in values:
-                continue
-            replies[client] = act(members[client], step, message, values.get(client))
-            up[client] += len(replies[client])
-        return replies
-
+    given = {client: weights.get(client, 0.0) for client in values}
     server = Summing(task, parties.server, parties.key_directory)
-    given = {client: weights.get(client, 0.0) for client in asked}
-    total = carry_out(server, task.members, given, carry, _never)
-    return SecureSum(total, dict(up), dict(down))
-
-
-def _never(client: int, error: RefusedError) -> None:
-    """Raise: in one process every message is right."""
-    raise error
+    return carry_out(server, task.members, given, in_memory(task, parties, values), never)

@@ -10,7 +10,8 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.errors import FedstrataError
+from fedstrata.remote.flower.app_config import NodeConfig
 from fedstrata.remote.flower.records import unwrap, wrap
 from fedstrata.remote.site_socket import ask, look
 
@@ -23,7 +24,7 @@ app = ClientApp()
 def forward(message: Message, context: Context) -> Message:
     """Carry a request to the site's process and its reply back."""
     try:
-        path = Path(_configured(context, "socket"))
+        path = Path(NodeConfig.of(context.node_config).socket)
         reply = ask(path, unwrap(message.content), message.metadata.ttl)
     except FedstrataError as error:
         return Message(Error(RAISED, str(error)), reply_to=message)
@@ -34,17 +35,9 @@ def forward(message: Message, context: Context) -> Message:
 def introduce(message: Message, context: Context) -> Message:
     """Say which site this is, if its process is there."""
     try:
-        look(Path(_configured(context, "socket")))
-        record = ConfigRecord({"name": _configured(context, "site")})
+        config = NodeConfig.of(context.node_config)
+        look(Path(config.socket))
+        record = ConfigRecord({"name": config.site})
     except FedstrataError as error:
         return Message(Error(RAISED, str(error)), reply_to=message)
     return Message(RecordDict({"site": record}), reply_to=message)
-
-
-def _configured(context: Context, key: str) -> str:
-    value = context.node_config.get(key)
-    if not isinstance(value, str) or not value:
-        raise RequestError(
-            f"node config {key} = {value!r} is not valid; allowed: text; start sites with `deploy client`"
-        )
-    return value

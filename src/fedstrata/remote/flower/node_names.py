@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fedstrata.core.files import write_atomically
+
 MOST = 1000  # nodes that are remembered: without keys, a site is a new one whenever it connects
 
 
 def remember(path: Path, node: int, site: str) -> None:
     """Note a node's name."""
     known = {k: v for k, v in recall(path).items() if k != str(node)} | {str(node): site}
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(dict(list(known.items())[-MOST:])))
-    new.replace(path)
+    write_atomically(path, json.dumps(dict(list(known.items())[-MOST:])).encode())
 
 
 def recall(path: Path) -> dict[str, str]:

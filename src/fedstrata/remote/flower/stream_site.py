@@ -52,7 +52,7 @@ class StreamSite:
         try:
             while isinstance(request := self._todo.get(), Parcel):
                 if request.number > self._forgotten:
-                    self._send(request.number, attempted(self._answer, request.body))
+                    self._send(request.number, attempted(self._answer, request.body, Failure.of))
                     answered += 1
         finally:
             self._over.set()

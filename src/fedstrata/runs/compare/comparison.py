@@ -22,6 +22,7 @@ from torch import nn
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import write_atomically
 from fedstrata.core.plan import per_round
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
@@ -31,7 +32,7 @@ from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, Entry, first_weights, identity, listed
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
-from fedstrata.runs.folder import LOCK, Run, finite, write_atomically
+from fedstrata.runs.folder import LOCK, Run, finite
 from fedstrata.runs.session import check_experiment, with_devices
 from fedstrata.runs.training import describe_experiment, differences, fixed
 

@@ -276,7 +276,7 @@ def rosters(clients=24, seed=0):
     key = np.random.default_rng(seed).permutation(clients)
     known = ClientInfo(clients, 5, np.arange(clients), key, {"counts": np.rint(shares * 300).astype(np.int64)})
     found = clustered(shares, 4).of_all(clients)
-    return known, replace(known, _known={}, clusters=found)
+    return known, replace(known, known={}, clusters=found)
 
 
 def rounds_of(client_info, missing=(), rounds=6):

@@ -7,11 +7,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from enclave_parties import Direct
 from torch.nn.functional import cross_entropy
 
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.privacy.enclave import launch
 from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.masking import Transcript, mask_labels
 from fedstrata.privacy.setup import protect_engine
@@ -20,7 +22,15 @@ from fedstrata.runs.session import build_session
 from fedstrata.server.loop import play_round
 from fedstrata.testing.tiny import in_process
 
-SMALL = {"data.clients": 8, "train.rounds": 3, "train.clients_per_round": 5, "engine.precision": "fp64"}
+SMALL = {
+    "data.clients": 8,
+    "model.hidden": (8,),
+    "train.rounds": 3,
+    "train.epochs": 1,
+    "train.batch_size": 64,
+    "train.clients_per_round": 5,
+    "engine.precision": "fp64",
+}
 FLIPS_YOGI = {"method.name": "flips", "method.server_step": "yogi"}
 BATCH = {"method.name": "stratify-batch", "train.rounds": 1, "method.schedule.length": 200, "train.batch_size": 40}
 NORMED = {"model.name": "mlp", "model.norm": "batch"}
@@ -38,6 +48,7 @@ INSECURE = {
     "privacy.enclave.attestation": "dev-insecure",
     "privacy.enclave.allow_insecure": True,
 }
+PRF = {"privacy.labels": "prf"}
 FINE = {"privacy.encoding.bits": 64, "privacy.encoding.fraction": 40}
 
 
@@ -54,6 +65,10 @@ def model(run: Run) -> torch.Tensor:
 
 def events(run: Run, kind: str) -> list[dict]:
     return [event for event in run.events() if event["event"] == kind]
+
+
+def besides_data_and_model(asked: dict) -> dict:
+    return {key: value for key, value in asked.items() if key.partition(".")[0] not in ("data", "model")}
 
 
 def distance(a: Run, b: Run) -> float:
@@ -133,7 +148,7 @@ def test_masked_labels_only_put_the_classes_into_another_order(tmp_path):
         assert not np.array_equal(codes, np.arange(10))
         private = train(overrides=SMALL | asked | {"privacy.labels": "prf"}, out=tmp_path / name)
         plain = train(
-            overrides={k: v for k, v in (SMALL | asked).items() if k != "data.clients"},
+            overrides=besides_data_and_model(SMALL | asked),
             federation=federation.relabel(codes),
             model=work.plan.local.build(),
             out=tmp_path / f"{name}-plain",
@@ -166,7 +181,7 @@ def test_gradients_and_the_server_s_messages_name_no_label_without_an_example():
     """
     guessed = []
     for seed in range(20):
-        asked = SMALL | BATCH | {"privacy.labels": "prf", "train.seed": seed, "data.partition": "iid"}
+        asked = SMALL | BATCH | {"train.seed": seed, "data.clients": 3, "data.partition": "iid"} | PRF
         experiment = Experiment.of(None, **asked)
         work = build_session(experiment, build_federation(experiment), None)
         federation, codes = work.private.federation, work.private.federation.codes
@@ -218,7 +233,7 @@ def test_masked_labels_and_masked_sums_together_change_nothing_but_the_order(tmp
     work = build_session(experiment, federation, None)
     run = train(overrides=private, out=tmp_path / "private")
     plain = train(
-        overrides={k: v for k, v in asked.items() if k != "data.clients"},
+        overrides=besides_data_and_model(asked),
         federation=federation.relabel(work.private.federation.codes),
         model=work.plan.local.build(),
         out=tmp_path / "plain",
@@ -324,11 +339,16 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_private_run_goes_on_as_if_nothing_happened(tmp_path, name):
+IN_A_PROCESS = pytest.param("enclave in a process", marks=pytest.mark.extended)
+
+
+@pytest.mark.parametrize("name", [*RESUMED, IN_A_PROCESS])
+def test_a_private_run_goes_on_as_if_nothing_happened(tmp_path, name, monkeypatch):
     if name == "noise":
         pytest.importorskip("dp_accounting")
-    asked = SMALL | RESUMED[name]
+    if name == "enclave":
+        monkeypatch.setattr(launch, "Enclave", Direct)
+    asked = SMALL | RESUMED[name.removesuffix(" in a process")]
     whole = train(overrides=asked, out=tmp_path / "whole")
 
     def watch(event):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from in_process_sites import SITES, SMALL, Here, hosts, model
 
 from fedstrata import train
 from fedstrata.config.experiment import Experiment
@@ -20,17 +21,10 @@ from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.source import only, source
-from tests.in_process_sites import SITES, SMALL, Here, hosts, model
 
 
 def sites(overrides, memory=None):
-    """Hosts that can be restarted; `memory` is a folder."""
-    made = hosts(SMALL | overrides)
-    return {n: Host(n, h._load, None, None if memory is None else memory / n) for n, h in made.items()}
-
-
-def restarted(host, load=None):
-    return Host(host.name, load or host._load, None, host._folder)
+    return hosts(SMALL | overrides, memory=memory)
 
 
 def at(transport, tmp_path, overrides, **how):
@@ -52,7 +46,7 @@ class Restarting(Here):
         inner = [split(split(r)[2])[0] for n, r in requests.items() if n == self.name and split(r)[0] == b"in"]
         self.tasks += inner == [b"task"]
         if inner == [b"task"] and self.tasks == 2:
-            self.hosts[self.name] = restarted(self.hosts[self.name], self.load)
+            self.hosts[self.name] = self.hosts[self.name].restarted(self.load)
         return super().exchange(requests, deadline, enough)
 
 
@@ -95,7 +89,7 @@ def vars_of(federation):
 def test_a_site_with_other_data_is_asked_again_what_it_has(tmp_path):
     asked = {"method.name": "flips", "train.clients_per_round": 3, "train.rounds": 4}
     made = sites(asked, tmp_path / "memory")
-    load = halved(made["bonn"]._load)
+    load = halved(made["bonn"].load)
     transport = Restarting(made, load=load)
     seen = []
     answer = transport.tamper
@@ -113,7 +107,7 @@ def test_data_that_the_run_cannot_know_are_refused_with_the_sites_name(tmp_path)
     made = sites({})
 
     def strange():
-        whole = made["bonn"]._load()
+        whole = made["bonn"].load()
         return type(whole)(**{**vars_of(whole), "classes": tuple(f"x{c}" for c in whole.classes)})
 
     run = at(Restarting(dict(made), load=strange), tmp_path, {})
@@ -210,7 +204,7 @@ def test_sites_that_meet_begin_anew_without_the_one_that_failed(tmp_path, what):
 
 
 def test_sites_do_not_meet_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "MEETINGS", 2)  # fewer than a batch takes
+    monkeypatch.setattr(engine, "MOST_ALL_REDUCES", 2)  # fewer than a batch takes
     run = at(Here(sites(NORMED)), tmp_path, NORMED)
     assert {e["why"] for e in events(run, "site_refused")} == {"it meets others more than 2 times"}
 
@@ -255,7 +249,7 @@ def test_a_resumed_run_goes_on_at_its_own_sites(tmp_path):
     made = sites({})
     with pytest.raises(KeyboardInterrupt):
         at(Here(made), tmp_path, {}, watch=stop)
-    made["amsterdam"] = Host("amsterdam", made["bonn"]._load)  # another one came; it would be the first by name
+    made["amsterdam"] = Host("amsterdam", made["bonn"].load)  # another one came; it would be the first by name
     run = at(Here(made), tmp_path, {}, resumed=True)
     assert torch.equal(model(whole), model(run))
     assert list(recorded(tmp_path / "sites")[1]) == list(SITES)
@@ -276,7 +270,7 @@ def test_a_resumed_run_asks_a_site_with_other_data_all_that_the_method_needs(tmp
 
     with pytest.raises(KeyboardInterrupt):
         at(Here(made), tmp_path, asked, watch=stop)
-    made["bonn"] = restarted(made["bonn"], halved(made["bonn"]._load))
+    made["bonn"] = made["bonn"].restarted(halved(made["bonn"].load))
     run = at(Noting(made), tmp_path, asked, resumed=True)
     (request,) = introductions
     assert "counts" in json.loads(split(request)[1])["needs"]

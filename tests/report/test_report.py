@@ -1,4 +1,4 @@
-"""The report: what it reads, what it shows, and what it does with folders that are broken, foreign or private."""
+"""The report: what it shows of one run, of several and of comparisons, as a page, as tables and in a notebook."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import csv
 import json
 import re
 import shutil
-import signal
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from reported import SMALL, copied, names
 
 import fedstrata
 from benchmarks.report import write_long_run
 from fedstrata import RequestError, Run, compare, plots, train
-from fedstrata.cli import main
 from fedstrata.cli.progress import remarked
 from fedstrata.core.events import FAULTS
 from fedstrata.report import figures, images
@@ -26,149 +24,13 @@ from fedstrata.report.gather import gather
 from fedstrata.report.html_tables import compared as compared_html
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, make_title, page
-from fedstrata.report.run_data import SEEN, RunData, newer
+from fedstrata.report.run_data import RunData
 from fedstrata.testing import tiny_federation
-
-SMALL = {"train.rounds": 4, "train.epochs": 1, "train.clients_per_round": 3, "model.hidden": (5,)}
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """A finished run of six clients and three labels."""
-    return train(overrides=SMALL, federation=tiny_federation(), out=tmp_path_factory.mktemp("small") / "run")
 
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory):
     return write_long_run(tmp_path_factory.mktemp("long") / "run", rounds=300, clients=200)
-
-
-def copied(run: Run, to) -> Run:
-    to.mkdir()
-    for name in ("experiment.toml", "events.jsonl", "summary.json"):
-        (to / name).write_text((run.path / name).read_text())
-    return Run(to)
-
-
-def names(shown) -> list[str]:
-    return [own.name for own in shown]
-
-
-# ---- trails
-
-
-def test_a_trail_holds_what_the_events_say(small):
-    run_data, events = RunData.read(small.path), small.events()
-    rounds = [e for e in events if e["event"] == "round"]
-    assert run_data.column("accuracy").tolist() == small.curve("accuracy")
-    assert np.allclose(run_data.recall, [e["recall"] for e in rounds], atol=1e-6)
-    assert run_data.traffic.tolist() == [e["bytes_up"] + e["bytes_down"] for e in rounds]
-    took = np.zeros((6, 4))
-    for event in rounds:
-        for client in event["steps"][0]["clients"]:
-            took[client, event["round"] - 1] += 1
-    assert run_data.participation().tolist() == took.tolist()
-    assert run_data.client_updates.update_norm.tolist() == [
-        d for e in rounds for d in e["steps"][0]["update_norm"].values()
-    ]
-    assert run_data.mix.sum() == pytest.approx(1)
-    assert run_data.labels.tolist() == [run_data.counts[took[:, r] > 0].sum(0).tolist() for r in range(4)]
-
-
-def test_clients_accuracies_average_to_the_mean_and_the_worst_that_are_told(small):
-    run_data = RunData.read(small.path)
-    own = run_data.client_accuracy
-    assert own.shape == (4, 6)
-    assert np.nanmean(own, axis=1) == pytest.approx(run_data.column("client_mean"), abs=1e-3)
-    assert np.nanmin(own, axis=1) == pytest.approx(run_data.column("worst10"), abs=1e-3)
-
-
-def test_a_second_look_reads_new_lines_only_and_equals_a_first_one(small, tmp_path):
-    lines = (small.path / "events.jsonl").read_text().splitlines(keepends=True)
-    run = copied(small, tmp_path / "run")
-    events = run.path / "events.jsonl"
-    events.write_text("".join(lines[:5]) + lines[5][:40])  # a line that is being written
-    run_data = RunData.read(run.path)
-    seen = len(run_data)
-    assert seen == sum('"event": "round"' in line for line in lines[:5])
-    assert not run_data.refresh()
-    events.write_text("".join(lines))
-    run_data._take = lambda line, take=run_data._take: (read.append(line), take(line))
-    read = []
-    assert run_data.refresh()
-    assert read == [line.rstrip("\n").encode() for line in lines[5:]]
-    assert run_data.column("accuracy").tolist() == RunData.read(small.path).column("accuracy").tolist()
-    assert np.array_equal(run_data.participation(), RunData.read(small.path).participation())
-
-
-def test_a_run_that_went_on_from_its_checkpoint_is_read_anew(small, tmp_path):
-    lines = (small.path / "events.jsonl").read_text().splitlines(keepends=True)
-    run = copied(small, tmp_path / "run")
-    events = run.path / "events.jsonl"
-    run_data = RunData.read(run.path)
-    resumed = json.dumps({"event": "resumed", "wall": {"round": 2}}) + "\n"
-    events.write_text("".join(lines[:-2]) + resumed + "".join(lines[-2:]) + " " * SEEN)
-    assert run_data.refresh()
-    assert run_data.rounds.tolist() == [1, 2, 3, 4]
-    assert [f.kind for f in run_data.faults] == ["resumed"]
-
-
-@pytest.mark.parametrize("strange", ["not json", "[1, 2]", '{"event": "round"}', '{"event": "clients", "counts": "x"}'])
-def test_a_line_that_cannot_be_understood_is_left_out_with_a_warning(small, tmp_path, strange):
-    run = copied(small, tmp_path / "run")
-    with (run.path / "events.jsonl").open("a") as file:
-        file.write(f"{strange}\n")
-    gathered = gather([run.path])
-    assert len(gathered.runs_data[0]) == 4
-    assert any("cannot be understood" in said for said in gathered.warnings)
-
-
-def test_a_run_of_a_newer_version_shows_what_is_known(small, tmp_path):
-    run = copied(small, tmp_path / "run")
-    text = (run.path / "events.jsonl").read_text().replace('"version": "', '"version": "9', 1)
-    (run.path / "events.jsonl").write_text(text + '{"event": "telepathy", "round": 3}\n')
-    with (run.path / "experiment.toml").open("a") as file:
-        file.write("[oracle]\nkey = 1\n")
-    gathered = gather([run.path])
-    assert any("newer" in said for said in gathered.warnings)
-    assert "accuracy" in names(draw(gathered))
-    assert not newer("0.0.9")
-
-
-def test_a_crashed_run_is_shown_as_far_as_it_came(small, tmp_path):
-    run = copied(small, tmp_path / "run")
-    (run.path / "summary.json").unlink()
-    text = (run.path / "events.jsonl").read_text()
-    (run.path / "events.jsonl").write_text(text[: text.rindex('{"event": "round"') + 30])
-    gathered = gather([run.path])
-    assert "after 3 of 4 rounds, not finished" in outcome(gathered)
-    assert "is not finished: 3 of 4" in page(gathered)
-    (run.path / "summary.json").write_text("{")
-    assert "damaged" in page(gather([run.path]))
-    assert len(run.events()) == len(text.splitlines()) - 1
-
-
-def test_a_run_that_has_not_begun_has_a_page(small, tmp_path):
-    run = copied(small, tmp_path / "run")
-    (run.path / "summary.json").unlink()
-    (run.path / "events.jsonl").write_text("")
-    assert "has not been scored" in page(gather([run.path]))
-
-
-def test_folders_that_are_no_runs_are_refused(tmp_path, small):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RequestError, match=r"empty is not a run folder"):
-        gather([tmp_path / "empty"])
-    with pytest.raises(RequestError, match="not a folder"):
-        gather([tmp_path / "nowhere"])
-    with pytest.raises(RequestError, match="named twice"):
-        gather([small.path, small.path])
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "experiment.toml").write_text("a = 1")
-    (foreign / "events.jsonl").write_text('{"what": "else"}\n')
-    with pytest.raises(RequestError, match="tells of no run"):
-        gather([foreign])
 
 
 # ---- what events tell, and what they must not
@@ -294,9 +156,9 @@ def test_heat_maps_of_many_clients_stay_readable(long):
 
 def test_bins_hold_the_means_of_what_is_known():
     values = np.array([[1.0, 3.0, np.nan, 5.0, np.nan, np.nan]])
-    assert style.binned(values, 3).tolist()[0][:2] == [2.0, 5.0]
-    assert np.isnan(style.binned(values, 3)[0, 2])
-    assert style.binned(values, 6)[0, 1] == 3.0
+    assert style.bin_values(values, 3).tolist()[0][:2] == [2.0, 5.0]
+    assert np.isnan(style.bin_values(values, 3)[0, 2])
+    assert style.bin_values(values, 6)[0, 1] == 3.0
     assert style.thinned(1000, 10)[[0, -1]].tolist() == [0, 999]
 
 
@@ -441,18 +303,6 @@ def test_a_long_run_fits_and_so_do_many(long, tmp_path):
 
 
 # ---- the command
-
-
-@pytest.fixture
-def cli(capsys, monkeypatch):
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedstrata", *args])
-        monkeypatch.setattr(signal, "signal", lambda *_: None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return call
 
 
 def test_the_command_writes_page_and_tables_and_tells_where(cli, small, tmp_path):

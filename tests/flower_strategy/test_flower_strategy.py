@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flower_run import pretend_to_be_started
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedYogi
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedstrata import Federation, RequestError, train
 from fedstrata.core import registry
@@ -25,9 +26,7 @@ SHAPES = {"layer.weight": (3, 2), "layer.bias": (3,), "norm.running_mean": (3,)}
 
 @pytest.fixture(autouse=True)
 def in_a_run(monkeypatch):
-    """Let Flower believe that it has started us."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    pretend_to_be_started(monkeypatch)
 
 
 class InMemory:
@@ -102,6 +101,7 @@ def test_flips_picks_whom_our_own_loop_picks(tmp_path):
     x, y = rng.standard_normal((600, 4)).astype(np.float32), rng.integers(0, 5, 600)
     federation = Federation.from_arrays(x, y, 12, partition=DirichletClass(alpha=0.3), seed=3)
     how = {"method.name": "flips", "train.rounds": 6, "train.clients_per_round": 4, "train.seed": 3}
+    how |= {"model.hidden": (4,), "train.epochs": 1, "train.batch_size": 64}
     picked = []
     train(federation=federation, overrides=how, out=tmp_path / "run", watch=picked.append)
     owned = [federation.train.y[federation.train_split[i]].tolist() for i in range(12)]
@@ -193,8 +193,9 @@ def test_wishes_that_cannot_be_fulfilled_are_refused():
 
 
 def test_the_example_is_an_app_that_learns(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples/flower-app")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples/flower-app")
     app = importlib.import_module("flips_digits")
+    monkeypatch.setattr(app, "load_digits", cache(app.load_digits))  # each of its clients reads them in every round
 
     def site(i):
         context = Context(1, i, {"partition-id": i, "num-partitions": 10}, RecordDict(), {})

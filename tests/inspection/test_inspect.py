@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import pytest
 
 import fedstrata
 from fedstrata import Experiment, Federation, RequestError, inspect
-from fedstrata.cli import main
 from fedstrata.config.build import build_federation, build_plan
 from fedstrata.inspection import inspection, rules
 from fedstrata.inspection.rehearsal import rehearsed
@@ -83,7 +80,8 @@ def test_samples_with_two_labels_get_fedbss():
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpbs", "flips", "power-of-choice", "sfl"])
 def test_what_is_rehearsed_is_what_a_run_costs(method):
-    table = {"method": {"name": method}, "train": {"rounds": 2}, "engine": {"together": "never"}}
+    table = {"method": {"name": method}, "model": {"hidden": [8]}, "engine": {"together": "never"}}
+    table["train"] = {"rounds": 2, "epochs": 1, "batch_size": 64}
     experiment = Experiment.of(table)
     federation = build_federation(experiment)
     cost = rehearsed(build_plan(experiment, federation), federation)
@@ -95,7 +93,7 @@ def test_what_is_rehearsed_is_what_a_run_costs(method):
 
 @pytest.mark.parametrize(("method", "norm"), [("stratify-batch", "batch"), ("stratify-single", "none")])
 def test_a_schedule_is_rehearsed_in_part_and_counted_up(method, norm, monkeypatch):
-    table = {"method": {"name": method}, "model": {"name": "mlp", "norm": norm}, "train": {"rounds": 1}}
+    table = {"method": {"name": method}, "model": {"hidden": [8], "norm": norm}, "train": {"rounds": 1}}
     experiment = Experiment.of(table)
     federation = build_federation(experiment)
     run = fedstrata.train(experiment).summary
@@ -137,7 +135,7 @@ def test_what_does_not_go_with_the_experiment_is_replaced_or_said():
 
 
 def test_every_rule_stands_in_the_documentation():
-    page = Path(__file__).parent.parent.joinpath("docs", "inspect.md").read_text()
+    page = Path(__file__).parents[2].joinpath("docs", "inspect.md").read_text()
     for rule in rules.RULES:
         assert f"| {rule.when} | {', else '.join(f'`{name}`' for name in rule.recipes)} |" in page
 
@@ -194,18 +192,6 @@ def test_data_from_python_get_a_call_instead_of_a_command():
         "fedstrata.train(method='flips', overrides={'train.rounds': 9, 'method.selector.clusters': 10}, "
         "federation=federation)"
     )
-
-
-@pytest.fixture
-def cli(capsys, monkeypatch):
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedstrata", *args])
-        monkeypatch.setattr(signal, "signal", lambda *_: None)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return call
 
 
 def test_the_command_that_is_told_runs(cli, tmp_path):

@@ -18,6 +18,7 @@ from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.remote.site_registry import recorded
 from fedstrata.runs.session import build_session
 
@@ -58,16 +59,15 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
         heard.append(reply)
         return reply
 
-    transport = with_keys(keys, asked_for, watched)
-    for host in transport.hosts.values():
-        told = replace(host._load(), classes=tuple(names))
-        host._load = host._guard._load = lambda told=told: told
+    transport = with_keys(keys, asked_for, watched, having=lambda has: replace(has, classes=tuple(names)))
     there = away(keys, transport, asked_for | PRF, tmp_path / "there")
     assert not any(b"label " in reply for reply in heard)
     known = events(there, "labels_masked")[0]
     codes = {}
     for sealed, (name, host) in zip(known["sealed"], sorted(transport.hosts.items()), strict=True):
-        codes |= host._guard._opened(bytes.fromhex(sealed), recorded(there.path)[0])[0]
+        codes |= SitePrivacy(name, host.load, host.credentials).open_map(
+            bytes.fromhex(sealed), recorded(there.path)[0]
+        )[0]
         assert name in known["sites"]
     order = np.array([codes[label] for label in names])
     assert sorted(order) == list(range(10))
@@ -117,12 +117,12 @@ def test_a_site_that_fails_while_labels_are_masked_is_left_out(tmp_path, keys):
 
 
 def test_a_site_opens_no_map_but_its_own_and_its_run_s(keys):
-    guards = [host._guard for host in with_keys(keys, SMALL).hosts.values()]
-    sealed = guards[0]._sealed({7: 0, "x": 1}, 2, "run")
-    assert guards[0]._opened(sealed, "run") == ({7: 0, "x": 1}, 2)
+    guards = [SitePrivacy(name, host.load, host.credentials) for name, host in with_keys(keys, SMALL).hosts.items()]
+    sealed = guards[0].seal_map({7: 0, "x": 1}, 2, "run")
+    assert guards[0].open_map(sealed, "run") == ({7: 0, "x": 1}, 2)
     for guard, data, run in [(guards[1], sealed, "run"), (guards[0], sealed, "other"), (guards[0], sealed[:-1], "run")]:
         with pytest.raises(Exception, match="not the one it sealed"):
-            guard._opened(data, run)
+            guard.open_map(data, run)
 
 
 def test_sites_do_not_serve_sums_that_can_be_subtracted_in_two_runs(tmp_path, keys):

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from weakref import WeakSet
 
 import httpx
 import pytest
@@ -19,12 +21,14 @@ from portalocker import LockFlags, lock
 from fedstrata import Run
 from fedstrata.board import feed as feeds
 from fedstrata.board import index as shelves
+from fedstrata.board import views
 from fedstrata.board.app import FILES, pages
 from fedstrata.board.feed import Board
 from fedstrata.board.index import RunIndex
-from fedstrata.board.views import MOST
+from fedstrata.board.views import MOST, BoardView, RunReader
 from fedstrata.cli import board as command
 from fedstrata.core.errors import RequestError
+from fedstrata.report import run_data
 from fedstrata.report.run_data import RunData
 
 TOKEN = "a token of enough letters"
@@ -93,14 +97,9 @@ def test_runs_are_listed_with_what_they_are_and_how_far(root):
 def test_a_run_is_running_while_a_process_holds_its_folder(root):
     index = RunIndex(root)
     index.look()
-    holds = "import sys, fedstrata\nwith fedstrata.Run(sys.argv[1]).locked(): print('locked', flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", holds, str(root / "begun")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout.readline() == b"locked\n"
+    with Run(root / "begun").locked():  # whoever opens the folder again is another to the system, also in one process
         index.look()
         assert index.rows["begun"].state == "running"
-        other.communicate(b"\n")
     index.look()
     assert index.rows["begun"].state == "stopped"
 
@@ -174,9 +173,14 @@ def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
         shutil.copytree(first.path, tmp_path / f"runs/run-{at}")
     assert (first.path / "events.jsonl").stat().st_size > shelves.TAILS[0]
     parsed, read = [], []
-    whole, progress = json.loads, shelves._progress
+    whole, opened = json.loads, Path.open
     monkeypatch.setattr(shelves.json, "loads", lambda text: parsed.append(len(text)) or whole(text))
-    monkeypatch.setattr(shelves, "_progress", lambda path: read.append(path) or progress(path))
+
+    def noted(path: Path, *how: str, **more):
+        read.extend([path] * (path.name == "events.jsonl" and how == ("rb",)))
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", noted)
     index = RunIndex(tmp_path / "runs")
     index.look()
     assert len(index.rows) == len(read) == len(parsed) == 200  # one line of each
@@ -189,7 +193,27 @@ def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
 # ---- figures -------------------------------------------------------------------------------------------------------
 
 
-def test_figures_of_a_run_grow_as_it_goes_on(root):
+class Clock:
+    """The time, from which a test can skip some."""
+
+    skipped = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.skipped
+
+    def rest(self) -> None:
+        """Let the time pass for which a view rests after it was drawn."""
+        self.skipped += 1e6
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(views, "time", clock)
+    return clock
+
+
+def test_figures_of_a_run_grow_as_it_goes_on(root, clock):
     board = Board(root, pause=0)
     watch = board.watch(["begun"])
     watch.rows()
@@ -198,24 +222,19 @@ def test_figures_of_a_run_grow_as_it_goes_on(root):
     assert "after 3 of 5 rounds" in first["outcome"]
     assert watch.figures() == []  # nothing has happened
     written.play(Run(root / "begun"), 4, 4)
-    rest(watch)
+    clock.rest()
     second = told(watch.figures())["figures"]
     assert "after 4 of 5 rounds" in second["outcome"]
     assert "accuracy" in second["changed"]
 
 
-def rest(watch) -> None:
-    """Let the time pass for which a view rests after it was drawn."""
-    watch._view._due = 0.0
-
-
-def test_only_figures_that_changed_are_sent(root):
+def test_only_figures_that_changed_are_sent(root, clock):
     watch = Board(root, pause=0).watch(["done"])
     watch.rows()
     order = told(watch.figures())["figures"]["order"]
     with (root / "done/events.jsonl").open("a") as file:
         file.write('{"event": "dropped", "round": 5, "clients": [1], "why": "late"}\n')
-    rest(watch)
+    clock.rest()
     again = told(watch.figures())["figures"]
     assert set(again["order"]) - set(order) == set(again["changed"]) == {"faults"}
 
@@ -238,18 +257,18 @@ def test_runs_on_different_data_are_warned_of(root):
     assert any("different data" in said for said in told(watch.figures())["figures"]["warnings"])
 
 
-def test_a_run_that_is_removed_while_it_is_watched_keeps_its_figures_and_says_so(root):
+def test_a_run_that_is_removed_while_it_is_watched_keeps_its_figures_and_says_so(root, clock):
     watch = Board(root, pause=0).watch(["begun"])
     watch.rows()
     order = told(watch.figures())["figures"]["order"]
     shutil.rmtree(root / "begun")
-    rest(watch)
+    clock.rest()
     assert told(watch.rows())["runs"]["gone"] == ["begun"]
     shown = told(watch.figures())["figures"]
     assert shown["warnings"] == ["begun was removed"]
     assert shown["order"] == order
     written.play(written.begun(root / "begun", rounds=7), 1, 1)
-    rest(watch)
+    clock.rest()
     watch.rows()
     shown = told(watch.figures())["figures"]
     assert shown["warnings"] == []
@@ -272,11 +291,11 @@ def test_more_runs_than_can_be_told_apart_are_not_drawn(root):
     assert f"{MOST} runs can be told apart; the other 3 are not drawn" in told(watch.figures())["figures"]["warnings"]
 
 
-def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypatch):
+def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypatch, clock):
     run = written.begun(tmp_path / "runs/long", clients=20, rounds=10_000)
     written.play_long(run, 10_000, clients=20)
-    taken, take = [], RunData._take
-    monkeypatch.setattr(RunData, "_take", lambda self, line: taken.append(1) or take(self, line))
+    taken = []
+    monkeypatch.setattr(run_data, "json", SimpleNamespace(loads=lambda line: taken.append(1) or json.loads(line)))
     board = Board(tmp_path / "runs", pause=0)
     watch, other = board.watch(["long"]), board.watch(["long"])
     watch.rows()
@@ -286,28 +305,43 @@ def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypa
     assert told(other.figures())["figures"]["order"]  # shares what was read and drawn
     written.play(run, 10_001, 10_001, clients=20)
     assert watch.figures() == []  # it rests: drawing never takes most of the time
-    rest(watch)
+    clock.rest()
     assert "after 10001 of" in told(watch.figures())["figures"]["outcome"]
     assert len(taken) == 10_002
 
 
-def test_what_nobody_watches_any_more_is_let_go(root):
+def test_what_nobody_watches_any_more_is_let_go(root, monkeypatch):
+    made = WeakSet()
+    for kind in (RunReader, BoardView):
+
+        def noted(self, *how, begin=kind.__init__):
+            made.add(self)
+            begin(self, *how)
+
+        monkeypatch.setattr(kind, "__init__", noted)
     board = Board(root, pause=0)
     watch = board.watch(["begun"])
     watch.rows()
     watch.figures()
-    assert len(board._readings) == len(board._views) == 1
+    assert {type(found) for found in made} == {RunReader, BoardView}
+    assert len(made) == 2
     del watch
-    assert len(board._readings) == len(board._views) == 0
+    assert len(made) == 0
 
 
 def test_looks_are_shared_and_paced(root, monkeypatch):
-    looks, look = [], RunIndex.look
+    looks, look, now = [], RunIndex.look, [100.0]
     monkeypatch.setattr(RunIndex, "look", lambda self: looks.append(1) or look(self))
+    monkeypatch.setattr(feeds, "time", SimpleNamespace(monotonic=lambda: now[0]))
     board = Board(root, pause=feeds.PAUSE)
-    for watch in [board.watch([]) for _ in range(50)]:
+    watching = [board.watch([]) for _ in range(50)]
+    for watch in watching:
         assert watch.rows()
-    assert len(looks) <= 2  # not 50: browsers share a look
+    assert len(looks) == 1  # not 50: browsers share a look
+    now[0] += feeds.PAUSE
+    for watch in watching:
+        watch.rows()
+    assert len(looks) == 2
 
 
 # ---- over HTTP -----------------------------------------------------------------------------------------------------

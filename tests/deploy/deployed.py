@@ -1,0 +1,24 @@
+"""A server as it describes itself, and run folders as its runs leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedstrata.config.experiment import Experiment
+from fedstrata.deploy import server
+from fedstrata.runs.folder import Run
+
+
+def a_server(**changes) -> server.FederationServer:
+    fields = {"host": "0.0.0.0", "port": 8000, "stream_port": 8001, "public": "h", "keys": None}
+    return server.FederationServer(**(fields | changes))
+
+
+def played(path: Path, rounds: int) -> Run:
+    run = Run.create(path, Experiment.of({"train": {"rounds": rounds}}).to_toml())
+    run.log("start", clients=2)
+    run.log("sites", wall={"sites": ["a", "b"]})
+    for done in range(1, rounds + 1):
+        clients = [0, 1] if done < rounds else [1]
+        run.log("round", round=done, steps=[{"kind": "train", "clients": clients}], accuracy=0.5)
+    return run

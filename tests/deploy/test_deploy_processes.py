@@ -1,0 +1,60 @@
+"""Processes that a command of `fedstrata deploy` starts: they end with it, or with the next one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedstrata.core.errors import RequestError
+from fedstrata.deploy import processes
+
+
+def wait_for(true, seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+SLEEP = "import time; time.sleep(60)"
+NESTED = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); time.sleep(60)"
+
+
+def test_processes_end_with_all_that_they_started(tmp_path):
+    household = processes.Household(tmp_path, "a test")
+    child = household.start("one", [sys.executable, "-c", NESTED], tmp_path / "log", dict(os.environ))
+    began = {pid: since for pid, (_, since) in processes.everybody().items()}
+    head = [(child.pid, began[child.pid])]
+    wait_for(lambda: len(processes.family(head)) == 2)
+    members = processes.family(head)
+    assert household.gone() is None
+    assert processes.running(tmp_path)
+    with pytest.raises(RequestError, match="a test is already running on this machine"):
+        processes.Household(tmp_path, "a test")
+    household.close()
+    assert not processes.alive(members)
+    assert not processes.running(tmp_path)
+
+
+def test_what_a_killed_command_left_is_ended_by_the_next_one(tmp_path):
+    script = f"""
+import os, sys
+from pathlib import Path
+from fedstrata.deploy.processes import Household
+Household(Path({str(tmp_path)!r}), "x").start("one", [sys.executable, "-c", {NESTED!r}], None, dict(os.environ))
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False, env=dict(os.environ))
+    (known,) = [tuple(k) for k in json.loads((tmp_path / "processes.json").read_text())]
+    assert processes.alive([known])
+    assert processes.alive([(known[0], "0")]) == set(), "a process with the same number that began later is another"
+    household = processes.Household(tmp_path, "x")
+    try:
+        wait_for(lambda: not processes.alive([known]))
+    finally:
+        household.close()

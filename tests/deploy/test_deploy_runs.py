@@ -1,0 +1,224 @@
+"""`fedstrata deploy run`: the app that sites get, how a run is described, handed over, followed and given up."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from deployed import a_server, played
+
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.deploy import flower, state, submit
+from fedstrata.deploy.app import PULL, eager, foreign
+from fedstrata.runs.folder import Run
+
+
+def test_the_app_is_thin_and_the_same_for_every_run(tmp_path):
+    app = submit.write_app(tmp_path / "one")
+    assert [p.name for p in app.iterdir()] == ["pyproject.toml"]
+    assert set(app.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    told = tomllib.loads((app / "pyproject.toml").read_text())
+    assert told["project"]["dependencies"] == []
+    components = told["tool"]["flwr"]["app"]["components"]
+    assert components["serverapp"] == "fedstrata.remote.flower.server_app:app"
+    assert components["clientapp"] == "fedstrata.remote.flower.client_app:app"
+    other = submit.write_app(tmp_path / "two")
+    assert (other / "pyproject.toml").read_bytes() == (app / "pyproject.toml").read_bytes()
+
+
+def test_a_run_is_described_by_keys_that_the_app_has(tmp_path):
+    asked = submit.new(a_server(keys="/k"), Experiment.of({"train": {"rounds": 3}}), tmp_path / "out", 3)
+    config = asked.config(tmp_path / "e.toml")
+    assert set(config) == set(submit.DEFAULTS)
+    assert {k: type(v) for k, v in config.items()} == {k: type(v) for k, v in submit.DEFAULTS.items()}
+    assert (config["sites"], config["resume"], config["out"]) == (3, False, str(tmp_path / "out"))
+    assert (config["experiment"], config["keys"]) == (str(tmp_path / "e.toml"), "/k")
+    assert (config["stream"], config["listen"], config["fine"]) == ("h:8001", "0.0.0.0:8001", False)
+    claimed = submit.new(a_server(), Experiment.of(None), None, 3)
+    assert claimed.path == tmp_path / "runs/fedavg-1"
+
+
+def bundle(pyproject: str, **files: str) -> bytes:
+    written = BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, text in {"pyproject.toml": pyproject, ".info/CONTENT": "", **files}.items():
+            archive.writestr(name, text)
+    return written.getvalue()
+
+
+def test_a_site_runs_our_app_and_no_other(tmp_path):
+    ours = (submit.write_app(tmp_path) / "pyproject.toml").read_text()
+    assert foreign(bundle(ours)) is None
+    assert foreign(bundle(ours, **{"fedstrata/__init__.py": ""})) == "it holds other files"
+    assert foreign(bundle(ours.replace("client_app:app", "other:app"))) == "it points to other code"
+    assert foreign(bundle(ours.replace("dependencies = []", 'dependencies = ["x"]'))) == "it wants packages installed"
+    assert foreign(bundle(ours + "# " + "x" * 70_000)) == "its description is too long"
+    for broken in (b"", b"PK", bundle("["), bundle(""), bundle("tool = 1"), bundle(ours)[:-30]):
+        assert foreign(broken) == "it cannot be read"
+
+
+def test_a_site_looks_often_for_messages_while_a_run_is_on(monkeypatch):
+    now, slept, runs = [0.0], [], iter([None, 7, None, None])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", slept.append)
+    node = SimpleNamespace(**{PULL: lambda: next(runs)}, time=time)
+    eager(node)
+    for now[0] in (0.0, 10.0, 65.0, 75.0):
+        getattr(node, PULL)()
+        node.time.sleep(3)
+    assert slept == [3, 0.3, 0.3, 3]
+
+
+@pytest.mark.parametrize(
+    ("method", "fine"),
+    [("fedavg", False), ("terraform", False), ("scaffold", False), ("stratify-batch", True), ("sfl", True)],
+)
+def test_methods_that_exchange_single_batches_need_the_stream(tmp_path, method, fine):
+    experiment = Experiment.of({"method": {"name": method}})
+
+    def asked(stream):
+        config = submit.new(a_server(), experiment, tmp_path / "out", 3, stream=stream).config(tmp_path)
+        return config["stream"], config["listen"], config["fine"]
+
+    assert asked(None) == ("h:8001", "0.0.0.0:8001", fine)
+    assert asked(True) == ("h:8001", "0.0.0.0:8001", True)
+    assert asked(False) == ("", "", False)
+
+
+def test_submitting_hands_flower_the_app_and_removes_it(tmp_path, monkeypatch, flower_is_there):
+    seen = {}
+
+    def call(folder, words):
+        app, config = Path(words[1]), Path(words[4])
+        seen.update(tomllib.loads(config.read_text()), words=words, app=(app / "pyproject.toml").exists())
+        seen["rounds"] = Experiment.of(Path(seen["experiment"])).train.rounds
+        return {"success": True, "run-id": "77"}
+
+    monkeypatch.setattr(flower, "flwr", call)
+    there = a_server()
+    state.private(there.folder)
+    asked = submit.new(there, Experiment.of({"train": {"rounds": 3}}), tmp_path / "out", 2)
+    with submit.submitted(asked) as number:
+        assert number == "77"
+        assert Path(seen["experiment"]).exists(), "the server side has yet to read it"
+    assert seen["app"]
+    assert seen["rounds"] == 3
+    assert [seen["words"][i] for i in (0, 2, 3)] == ["run", "fedstrata", "--run-config"]
+    assert not list(there.folder.glob("run-*"))
+
+
+def test_a_folder_with_a_run_is_refused_before_anybody_is_asked(tmp_path):
+    Run.create(tmp_path / "out", "")
+    with pytest.raises(RequestError, match="continue a run with --resume"):
+        submit.new(a_server(), Experiment.of(None), tmp_path / "out", 2)
+
+
+def test_following_shows_what_the_folder_gets(tmp_path):
+    asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
+    seen = []
+    run = played(tmp_path / "out", 2)
+    run.write_result({}, {}, {"method": "fedavg"})
+    done = submit.follow(asked, "1", seen.append, lambda _: None)
+    assert done.summary == {"method": "fedavg"}
+    assert [e["event"] for e in seen] == ["begin", "start", "sites", "round", "round"]
+    assert (seen[0]["round"], seen[0]["rounds"], seen[0]["run_dir"]) == (0, 2, str(tmp_path / "out"))
+
+
+def test_following_a_resumed_run_begins_where_it_goes_on(tmp_path):
+    run = played(tmp_path / "out", 2)
+    size = run.sync_events()
+    run.log("round", round=3, steps=[])  # after the checkpoint: it will be cut off
+    lines = submit.EventLines(run, {"events": size, "round": 2})
+    assert list(lines.new()) == []
+    run.cut_events(size)
+    assert list(lines.new()) == []
+    run.log("resumed", wall={"round": 2})
+    run.log("round", round=3, steps=[])
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write('{"event": "rou')
+    assert [e["event"] for e in lines.new()] == ["resumed", "round"]
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write('nd", "round": 4}\n')
+    assert [e["round"] for e in lines.new()] == [4]
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "said"),
+    [
+        ({"error": "RequestError", "message": "no", "exit_code": 2, "trace": None}, RequestError, "^no$"),
+        (
+            {"error": "KeyError", "message": "x", "exit_code": 1, "trace": "..."},
+            FedstrataError,
+            "failed with KeyError: x;",
+        ),
+        ({}, FedstrataError, "cannot be read"),
+    ],
+)
+def test_a_run_that_failed_says_why(tmp_path, told, kind, said):
+    asked = submit.Submission(a_server(), Experiment.of(None), tmp_path / "out", 2)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / submit.FAILED).write_text(json.dumps(told))
+    with pytest.raises(FedstrataError, match=said) as raised:
+        submit.follow(asked, "1", lambda _: None, lambda _: None)
+    assert type(raised.value) is kind
+    again = submit.new(a_server(), Experiment.of(None), tmp_path / "out", 2)
+    assert again.path == tmp_path / "out", "what failed before it began can be tried again in the same folder"
+
+
+def test_a_run_whose_process_is_gone_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "GONE", 0.3)
+    monkeypatch.setattr(flower, "log_of", lambda *_: "its last words\n")
+    asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
+    run = played(tmp_path / "out", 2)
+    with run.locked():
+        assert submit.held(run.path)
+    assert not submit.held(run.path)
+    with pytest.raises(
+        FedstrataError,
+        match=r"(?s)its process is gone; continue with: fedstrata deploy run --resume .*out.*its last words",
+    ):
+        submit.follow(asked, "1", lambda _: None, lambda _: None)
+
+
+def test_a_run_that_flower_could_not_start_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "ASK", 0.1)
+    answers = iter(
+        [{"runs": [{"status": "pending", "status-details": "N/A"}]}, {"runs": [{"status": "finished:failed"}]}]
+    )
+    monkeypatch.setattr(flower, "flwr", lambda *_: next(answers))
+    monkeypatch.setattr(flower, "log_of", lambda *_: "")
+    asked = submit.Submission(a_server(), Experiment.of(None), tmp_path / "out", 2)
+    said = []
+    with pytest.raises(FedstrataError, match="the run did not finish: finished:failed"):
+        submit.follow(asked, "1", lambda _: None, said.append)
+    assert "no news of the run yet (Flower: pending)" in said[0]
+
+
+def test_a_run_that_ends_while_flower_is_asked_is_not_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "ASK", 0.1)
+
+    def call(*_):
+        played(tmp_path / "out", 2).write_result({}, {}, {"method": "fedavg"})
+        return {"runs": [{"status": "finished:completed"}]}
+
+    monkeypatch.setattr(flower, "flwr", call)
+    asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
+    seen = []
+    assert submit.follow(asked, "1", seen.append, lambda _: None).summary == {"method": "fedavg"}
+    assert [e["event"] for e in seen] == ["begin", "start", "sites", "round", "round"]
+
+
+def test_going_on_takes_the_number_of_sites_from_the_run(tmp_path):
+    played(tmp_path / "out", 2)
+    assert submit.again(a_server(), tmp_path / "out", None).sites == 2
+    assert submit.again(a_server(), tmp_path / "out", 3).sites == 3
+    Run.create(tmp_path / "new", Experiment.of(None).to_toml())
+    with pytest.raises(RequestError, match="--sites is required"):
+        submit.again(a_server(), tmp_path / "new", None)

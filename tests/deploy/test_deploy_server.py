@@ -1,0 +1,191 @@
+"""The server of `fedstrata deploy`: who is up, who may connect, and what other machines reach."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from deployed import a_server, played
+
+from fedstrata.core.errors import RequestError
+from fedstrata.deploy import flower, keys, server, state, status
+from fedstrata.deploy.auth_proxy import GATE, Gate
+from fedstrata.remote.flower import node_names as acquaintances
+
+
+def node(number: str, how: str, **times: str) -> dict[str, object]:
+    return {"node-id": number, "status": how, "online-at": "N/A", "offline-at": "N/A"} | times
+
+
+def test_status_names_sites_and_says_what_they_gave(tmp_path, monkeypatch):
+    there = a_server()
+    state.private(there.folder)
+    known = {name: {"node": number, "key": ""} for name, number in (("a", "1"), ("b", "2"), ("c", "3"))}
+    (there.folder / "nodes.json").write_text(json.dumps(known))
+    nodes = [
+        node("1", "online", **{"online-at": "2026-01-01 10:00:00Z"}),
+        node("2", "offline", **{"offline-at": "2026-01-01 11:00:00Z"}),
+        node("3", "registered"),
+        node("9", "unregistered"),
+    ]
+    monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
+    run = played(tmp_path / "out", 3)
+    run.log("site_refused", round=3, step=0, site="a", client=0, why="no")
+    (run.path / "sites.json").write_text(json.dumps({"run": "x", "sites": {"a": {"samples": 7}}}))
+    rows = status.sites(there, run.path)
+    assert [(r["site"], r["up"], r["last_contact"]) for r in rows] == [
+        ("a", True, "now"),
+        ("b", False, "2026-01-01 11:00:00Z"),
+        ("c", False, None),
+    ]
+    assert [r["contributed"] for r in rows] == [
+        {"samples": 7, "rounds": 2, "steps": 2, "last_round": 2, "refused": 1},
+        {"samples": None, "rounds": 3, "steps": 3, "last_round": 3, "refused": 0},
+        None,
+    ]
+
+
+def test_status_without_keys_knows_sites_by_what_they_said_in_a_run(tmp_path, monkeypatch, cli, flower_is_there):
+    there = a_server()
+    state.private(there.folder)
+    monkeypatch.setattr(server, "found", lambda _: there)
+    for number, site in ((1, "a"), (2, "b"), (3, "a")):  # a came back, as another node
+        acquaintances.remember(there.met, number, site)
+    nodes = [
+        node("1", "offline", **{"offline-at": "2026-01-01 09:00:00Z"}),
+        node("2", "offline", **{"offline-at": "2026-01-01 11:00:00Z"}),
+        node("3", "online"),
+        node("4", "online"),
+    ]
+    monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
+    there.begun(played(tmp_path / "out", 3).path)
+    code, out, _ = cli("deploy", "status", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["run_dir"] == str(tmp_path / "out")
+    assert [(r["site"], r["node"], r["up"], r["last_contact"]) for r in told["sites"]] == [
+        ("a", "3", True, "now"),
+        ("b", "2", False, "2026-01-01 11:00:00Z"),
+        (None, "4", True, "now"),
+    ]
+    assert [r["contributed"] and r["contributed"]["rounds"] for r in told["sites"]] == [2, 3, None]
+    _, out, _ = cli("deploy", "status")
+    assert "2 of 3 sites are up" in out
+    assert str(tmp_path / "out") in out.replace("\n", "")
+
+
+def test_status_without_names_shows_who_is_up(monkeypatch, cli, flower_is_there):
+    monkeypatch.setattr(server, "found", lambda _: a_server())
+    nodes = [node("1", "online"), node("2", "offline"), node("3", "unregistered")]
+    monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
+    code, out, _ = cli("deploy", "status")
+    assert code == 0
+    assert "node 1" in out
+    assert "node 2" not in out, "whoever took part without a key and left is forgotten"
+    assert "1 of 1 sites are up" in out
+    code, out, _ = cli("deploy", "status", "--json")
+    assert [row["node"] for row in json.loads(out)["sites"]] == ["1"]
+
+
+def test_exactly_the_sites_with_keys_may_connect(tmp_path, made, monkeypatch):
+    there = a_server(keys=str(tmp_path / "server"))
+    state.private(there.folder)
+    shutil.copytree(made / "server", tmp_path / "server")
+    calls, number = [], iter(range(1, 9))
+
+    def call(_, words):
+        calls.append((words[1], Path(words[2]).stem))
+        return {"success": True, "node-id": next(number)}
+
+    monkeypatch.setattr(flower, "flwr", call)
+    server.register(there, keys.nodes(tmp_path / "server"), lambda _: None)
+    assert calls == [("register", "a"), ("register", "b"), ("register", "c")]
+    assert there.nodes() == {"a": "1", "b": "2", "c": "3"}
+    calls.clear()
+    server.register(there, keys.nodes(tmp_path / "server"), lambda _: None)
+    assert calls == [], "Flower keeps them over restarts"
+    (tmp_path / "server/nodes/b.pub").unlink()
+    shutil.copy(made / "server/nodes/b.pub", tmp_path / "server/nodes/c.pub")
+    said = []
+    server.register(there, keys.nodes(tmp_path / "server"), said.append)
+    assert calls == [("unregister", "2"), ("unregister", "3"), ("register", "c")]
+    assert said == ["site b may no longer connect", "site c has a new key"]
+    assert there.nodes() == {"a": "1", "c": "6"}
+
+
+def test_a_key_that_was_shut_out_cannot_come_back(made, monkeypatch):
+    there = a_server(keys=str(made / "server"))
+    state.private(there.folder)
+
+    def call(_, words):
+        raise flower.FlowerError("supernode", why)
+
+    monkeypatch.setattr(flower, "flwr", call)
+    why = "[code: 23] Public key already in use."
+    with pytest.raises(RequestError, match=r"a\.pub was shut out before.*superlink\.db"):
+        server.register(there, keys.nodes(made / "server"), lambda _: None)
+    why = "no connection"
+    with pytest.raises(flower.FlowerError, match="no connection"):
+        server.register(there, keys.nodes(made / "server"), lambda _: None)
+
+
+def test_a_database_without_notes_is_not_trusted(tmp_path):
+    for name in ("superlink.db", "superlink.db-wal", "insecure.db"):
+        (tmp_path / name).touch()
+    server.forget_strangers(tmp_path, None)
+    assert (tmp_path / "superlink.db").exists()
+    server.forget_strangers(tmp_path, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["insecure.db", "nodes.json"]
+    (tmp_path / "superlink.db").touch()
+    server.forget_strangers(tmp_path, tmp_path)
+    assert (tmp_path / "superlink.db").exists(), "sites come back by themselves after a restart"
+
+
+def test_next_steps_say_what_to_type(made):
+    said = server.next_steps(a_server(port=8123, keys=str(made / "server")))
+    assert "sites that may connect: a, b, c" in said
+    assert "fedstrata deploy client --server h:8123 --site NAME --keys" in said
+    assert "fedstrata deploy run EXPERIMENT.toml --sites 3 --server 127.0.0.1:8123" in said
+    assert "--insecure" in server.next_steps(a_server())
+
+
+def through(path: str, caller: str | None, called: str = "10.0.0.1", kind: str = "http") -> str:
+    """Send a request to the gate; give who answered, and how."""
+    sent = []
+
+    async def app(scope, receive, send):
+        sent.append({"type": "app"})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "client": None if caller is None else (caller, 5), "server": (called, 8000)}
+    asyncio.run(Gate(app)(scope, None, send))
+    first = sent[0]
+    return "app" if first["type"] == "app" else f"{first['type']} {first.get('status', '')}".strip()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"]
+)
+def test_other_machines_reach_only_what_node_keys_guard(path):
+    assert through("/v1/fleet/pull-messages", "10.0.0.2") == "app"
+    assert through("/health", "10.0.0.2") == "app"
+    assert through(path, "10.0.0.2") == "http.response.start 404"
+    assert through(f"/v1/fleet/..{path}", "10.0.0.2") == "app", "such a path is no route of Flower's"
+    assert through(path, None) == "http.response.start 404", "an unknown caller is another machine"
+    assert through(path, "127.0.0.1") == "app"
+    assert through(path, "::1") == "app"
+    assert through(path, "::ffff:127.0.0.1") == "app"
+    assert through(path, "10.0.0.1") == "app", "the server itself, under its own address"
+    assert through(path, "::ffff:10.0.0.2") == "http.response.start 404"
+
+
+def test_the_gate_shows_that_it_is_there_and_takes_no_web_sockets():
+    assert through(GATE, "10.0.0.2") == "http.response.start 204"
+    assert through(GATE, "127.0.0.1") == "http.response.start 204"
+    assert through("/v1/fleet/x", "127.0.0.1", kind="websocket") == "websocket.close"
+    assert through("", None, kind="lifespan") == "app"
