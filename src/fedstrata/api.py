@@ -23,7 +23,7 @@ from fedstrata.core.client_parts import (
     Sampler,
 )
 from fedstrata.core.engine import Engine
-from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
@@ -39,6 +39,7 @@ from fedstrata.core.server_parts import (
     Outcome,
     Schedule,
     Scores,
+    Select,
     Selector,
     ServerStep,
     Step,
@@ -117,6 +118,7 @@ __all__ = [
     "Order",
     "Outcome",
     "ParameterSpace",
+    "PartError",
     "Partition",
     "Plan",
     "Positive",
@@ -130,6 +132,7 @@ __all__ = [
     "Sampler",
     "Schedule",
     "Scores",
+    "Select",
     "Selector",
     "ServerStep",
     "Slot",

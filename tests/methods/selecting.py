@@ -12,7 +12,8 @@ import torch
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Step, View, finish_choice
+from fedstrata.core.server_parts import Ask, Outcome, Step, View
+from fedstrata.core.steps import select_asks
 from fedstrata.methods.selectors.remembered import Remembered, angles
 from fedstrata.methods.selectors.ward import ward
 
@@ -52,7 +53,7 @@ def view_of(sizes, k, round=0, key=None, space=None, seed=0, notes=None, classes
 def asks(selector, state, view):
     """Let a selector that does not probe finish."""
     with pytest.raises(StopIteration) as done:
-        next(finish_choice(selector.select(state, view)))
+        next(select_asks(selector, state, view))
     return done.value.value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from fedstrata import testing, train
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report
-from fedstrata.core.server_parts import Outcome
+from fedstrata.core.server_parts import Outcome, Selector
+from fedstrata.core.steps import drive_round
 from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Scaffold
@@ -186,12 +187,22 @@ def plan_of(federation, module, signal):
 # ---- the driver -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Given(Selector):
+    """Selects these."""
+
+    clients: tuple[int, ...] = ()
+
+    def select(self, state, view):
+        return self.clients
+
+
 def drive(driver, clients, answers):
     """Play one round by hand; `answers` gives the reports of a step, from the step and its number."""
     work = session_of(federation=tiny_federation(clients=16))
     events, asked = [], []
     view = work.plan.view(work.client_info, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
-    steps, outcome = driver.round(None, view, lambda: list(clients)), None
+    steps, outcome = drive_round(driver, None, view, Given(tuple(clients)), None), None
     while True:
         try:
             step = steps.send(outcome)

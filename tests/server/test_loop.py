@@ -12,7 +12,7 @@ import torch
 from fedstrata import Federation, train
 from fedstrata.core.client_parts import Correction, Done
 from fedstrata.core.messages import Slot
-from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerStep, Step, finish_choice
+from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerStep, Step
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import WireEngine, tiny_federation
@@ -210,15 +210,6 @@ def test_looking_without_a_model_is_refused_instead_of_using_the_last_clients():
 def test_a_step_may_not_ask_a_client_twice():
     with pytest.raises(ValueError, match="asks a client twice"):
         Step((Ask(1), Ask(1)))
-    assert [a.client for a in _drained(finish_choice([3, Ask(1)]))] == [1, 3]
-
-
-def _drained(steps):
-    try:
-        next(steps)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("nothing was asked")
 
 
 def test_scaffold_survives_rounds_in_which_nothing_moves():

@@ -46,5 +46,5 @@ def main() -> None:
     try:
         app()
     except FedstrataError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(error.exit_code)

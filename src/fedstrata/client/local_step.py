@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, ClientPlan, Done, LocalPart, Order
+from fedstrata.core.client_parts import Batch, Buffers, ClientContext, ClientPlan, Done, LocalPart, Optimizer, Order
+from fedstrata.core.contract import broken, describe, expect, expect_tensors
+from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Tensors, Value, add_prefix, fast_replace, tensor_bytes, value_bytes
 
@@ -116,8 +118,11 @@ def fill(local: ClientPlan, space: ParameterSpace, own: Slots, buf: Buffers, bat
         steps=len(batch_plan.batches),
         rate_sum=float(batch_plan.batches.rates.sum()),
     )
-    for name, part in local.chain.items():
-        part.fill(own[name], buf, context.scope(name))
+    try:
+        for name, part in local.chain.items():
+            part.fill(own[name], buf, context.scope(name))
+    except KeyError as error:
+        _raise_missing(error)
     return fast_replace(batch_plan, context=context)
 
 
@@ -132,30 +137,39 @@ def objective(
     logits: Tensor,
 ) -> tuple[Tensor, Batch]:
     """Return the loss of a batch under all corrections."""
-    for name, part in parts.items():
-        logits = part.edit_logits(own[name], buf, logits)
-    # One by one what `cross_entropy` does, without its search for labels to ignore, which costs more than all this.
-    each = -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    batch = Batch(x, y, weight, features, logits, each)
-    loss = (each * weight).sum()
-    for name, part in parts.items():
-        extra = part.add_loss(own[name], buf, batch)
-        if extra is not None:
-            loss = loss + extra
+    try:
+        for name, part in parts.items():
+            logits = _expect_like(part, part.edit_logits(own[name], buf, logits), logits)
+        # One by one what `cross_entropy` does, without its search for labels to ignore, which costs more than all this.
+        each = -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        batch = Batch(x, y, weight, features, logits, each)
+        loss = (each * weight).sum()
+        for name, part in parts.items():
+            extra = part.add_loss(own[name], buf, batch)
+            if extra is not None:
+                loss = loss + _expect_number(part, extra)
+    except KeyError as error:
+        _raise_missing(error)
     return loss, batch
 
 
 def observe(parts: Mapping[str, LocalPart], own: Slots, buf: Buffers, batch: Batch) -> None:
     """Let every part see what the batch gave."""
     buf.loss.add_((batch.each * (batch.weight > 0)).sum())
-    for name, part in parts.items():
-        part.observe(own[name], buf, batch)
+    try:
+        for name, part in parts.items():
+            part.observe(own[name], buf, batch)
+    except KeyError as error:
+        _raise_missing(error)
 
 
 def update_weights(parts: Mapping[str, LocalPart], own: Slots, buf: Buffers, rate: Tensor) -> None:
     """Let every part edit the gradient; the optimizer, which is last, moves the weights."""
-    for name, part in parts.items():
-        part.edit_gradient(own[name], buf, rate)
+    try:
+        for name, part in parts.items():
+            part.edit_gradient(own[name], buf, rate)
+    except KeyError as error:
+        _raise_missing(error)
 
 
 class Common(NamedTuple):
@@ -185,7 +199,7 @@ def common(space: ParameterSpace, buf: Buffers) -> Common:
 def finish(local: ClientPlan, own: Slots, buf: Buffers, batch_plan: BatchPlan, every: Common) -> tuple[Report, Tensors]:
     """Collect what a client update gives back: its report, and the client's new state."""
     context, order, samples = batch_plan.context, batch_plan.order, len(batch_plan.batches.rows)
-    ends = {name: part.finish(own[name], buf, context.scope(name)) for name, part in local.chain.items()}
+    ends = {name: _finish(part, own[name], buf, context.scope(name)) for name, part in local.chain.items()}
     done = Done(
         metrics=_merged([order.metrics, *(end.metrics for end in ends.values())]),
         aggregated={**every.aggregated, **_owned({name: end.aggregated for name, end in ends.items()})},
@@ -196,6 +210,18 @@ def finish(local: ClientPlan, own: Slots, buf: Buffers, batch_plan: BatchPlan, e
         work=samples,
     )
     return report(context, done, every), {**context.client_state, **done.client_state}
+
+
+def _finish(part: LocalPart, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
+    """Let a part report, and check what it gives."""
+    allowed = "Done(metrics=..., aggregated=..., client_state=...)"
+    try:
+        end = expect(part, "finish", part.finish(own, buf, context), Done, allowed)
+    except KeyError as error:
+        _raise_missing(error)
+    for half in ("aggregated", "open_tensors", "client_state"):
+        expect_tensors(part, "finish", getattr(end, half), f"Done({half}=...) with tensors by name")
+    return end
 
 
 def report(context: ClientContext, done: Done, every: Common | None = None) -> Report:
@@ -209,7 +235,7 @@ def report(context: ClientContext, done: Done, every: Common | None = None) -> R
         steps=context.steps,
         loss=done.loss,
         update_norm=update_norm if every is None else every.update_norm,
-        metrics=done.metrics,
+        metrics=_plain(done.metrics),
         aggregated=done.aggregated,
         open_tensors=done.open_tensors,
         work=done.work + context.probe_work.samples,
@@ -241,6 +267,16 @@ def _merged(all_metrics: Sequence[Mapping[str, Value | Tensor]]) -> dict[str, Va
     return merged
 
 
+def _plain(metrics: Mapping[str, Value | Tensor]) -> dict[str, Value | Tensor]:
+    """Return numbers as they travel; numpy's own are turned into Python's."""
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in metrics.items()}
+    for name, value in plain.items():
+        if value.ndim if isinstance(value, Tensor) else not isinstance(value, int | float | str | tuple):
+            allowed = "numbers, text, tuples, tensors of one number; others go into `open_tensors` or `aggregated`"
+            raise PartError(f"a report says {name} = {describe(value)}; allowed in `metrics`: {allowed}")
+    return plain
+
+
 def _owned(of_parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
     """Put what parts gave back under their names."""
     return {k: v for name, tensors in of_parts.items() for k, v in add_prefix(copy_tensors(tensors), name).items()}
@@ -249,3 +285,40 @@ def _owned(of_parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
 def copy_tensors(tensors: Tensors) -> dict[str, Tensor]:
     """Copy out at once: a trainer's buffers serve the next client."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+# ---- what parts may have forgotten -----------------------------------------------------------------------------------
+
+
+def _expect_like(part: LocalPart, changed: Tensor, logits: Tensor) -> Tensor:
+    if isinstance(changed, Tensor) and changed.shape == logits.shape:
+        return changed
+    allowed = f"a tensor of shape {tuple(logits.shape)}, like the logits it gets"
+    raise broken(part, "logits", f"gave {describe(changed)}; allowed: {allowed}")
+
+
+def _expect_number(part: LocalPart, extra: Tensor) -> Tensor:
+    if isinstance(extra, Tensor) and extra.ndim == 0:
+        return extra
+    raise broken(part, "loss", f"gave {describe(extra)}; allowed: a tensor of one number, or None")
+
+
+def _raise_missing(error: KeyError) -> NoReturn:
+    """Say which part it was that used a slot, or a tensor of its client or server, that is not there."""
+    trace, key, found = error.__traceback__, error.args[0], None
+    while trace is not None:
+        part, own = (trace.tb_frame.f_locals.get(name) for name in ("self", "own"))
+        if isinstance(part, LocalPart) and isinstance(own, Mapping):
+            found = None if key in own else (part, own, trace.tb_frame)
+        trace = trace.tb_next
+    if found is None:
+        raise error
+    part, own, frame = found
+    there = {f"`own`, as `{'slots' if isinstance(part, Optimizer) else 'lane'}` declares it": own}
+    if isinstance(context := frame.f_locals.get("visit"), ClientContext):
+        there |= {
+            "`context.client_state`, as `client_state` declares it": context.client_state,
+            "`context.down`": context.down,
+        }
+    said = "; ".join(f"{place}: {', '.join(names) or 'nothing'}" for place, names in there.items())
+    raise broken(part, frame.f_code.co_name, f"uses {key!r}, which is not there. {said}") from error

@@ -33,8 +33,20 @@ from fedstrata.client.local_step import (
 from fedstrata.client.network import Network, key_dropout
 from fedstrata.client.probe import Probe, evaluate_at
 from fedstrata.core.batch_norm import AllReduce, Norms, Tally
-from fedstrata.core.client_parts import Buffers, Client, ClientContext, ClientPlan, Gradient, Order, ProbeWork
+from fedstrata.core.client_parts import (
+    Buffers,
+    Client,
+    ClientContext,
+    ClientPlan,
+    Done,
+    Gradient,
+    Order,
+    ProbeWork,
+    Sampler,
+)
+from fedstrata.core.contract import broken, expect, expect_slots
 from fedstrata.core.counter_rng import Clock, sample_keys
+from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Task, Tensors, fast_replace
 from fedstrata.core.rng import seed_torch
@@ -84,9 +96,15 @@ class Trainer:
             at=lambda params, buffers, x: evaluate_at(self.network, self.space, params, buffers, x),
         )
         self.own = {
-            name: {slot: zeros(*s.shape, dtype=s.dtype) for slot, s in part.declare_slots(space).items()}
+            name: {
+                slot: zeros(*s.shape, dtype=s.dtype)
+                for slot, s in expect_slots(part, "lane", part.declare_slots(space)).items()
+            }
             for name, part in local.chain.items()
         }
+        for part in local.chain.values():
+            expect_slots(part, "up", part.declare_aggregated(space))
+            expect_slots(part, "keep", part.declare_client_state(space))
         self._first_buffers = space.flatten(dict(module.named_buffers()), local.dtype, params=False).buffers.to(device)
         space.bind(module, buf.w, buf.b, buf.g)
         self.clock = Clock(buf.keys[0])
@@ -125,12 +143,21 @@ class Trainer:
         with seed_torch(seed) if all_reduce is None else nullcontext():
             if task.kind == "train":
                 return partial(self._end, self._train(self.plan_batches(context), all_reduce), all_reduce)
-            done = self.local.programs[task.kind](context)
+            done = self._run_program(task.kind, context)
             told = (
                 report(context, done),
                 {**client_state, **copy_tensors(done.client_state)} if done.client_state else client_state,
             )
             return partial(self._end, lambda: told, all_reduce)
+
+    def _run_program(self, kind: str, context: ClientContext) -> Done:
+        if (program := self.local.programs.get(kind)) is None:
+            known = ", ".join(f'"{name}"' for name in ("train", *sorted(self.local.programs)))
+            raise PartError(
+                f'no part has a program "{kind}"; a step\'s kind is {known}, or what a part declares in `programs`'
+            )
+        allowed = "Done(meta=..., ...): what the client tells, and keeps"
+        return expect(f'the program "{kind}"', getattr(program, "__name__", kind), program(context), Done, allowed)
 
     def _end(
         self, collect: Callable[[], tuple[Report, Tensors]], all_reduce: AllReduce | None
@@ -203,8 +230,11 @@ class Trainer:
 
     def plan_batches(self, context: ClientContext) -> BatchPlan:
         """Let the sampler plan a client update's batches."""
-        order = self.local.sampler.plan(context)
+        order = plan_order(self.local.sampler, context)
         positions, sizes = self._cut(order)
+        if len(sizes) and sizes.max() > (width := self.buf.index.shape[1]):
+            allowed = f"at most {width}, as `width` says; override `width` too"
+            raise broken(self.local.sampler, "plan", f"makes a batch of {sizes.max()} samples; allowed: {allowed}")
         rates, keys = np.full(len(sizes), context.rate), None
         if self.draws:
             step = np.repeat(np.arange(len(sizes)), sizes)
@@ -349,6 +379,18 @@ class Trainer:
         with torch.no_grad():
             torch._foreach_copy_(self._gradients, gradients)
             observe(parts, self.own, buf, batch)
+
+
+def plan_order(sampler: Sampler, context: ClientContext) -> Order:
+    """Let a sampler plan, and check that it names samples that are there."""
+    order = expect(sampler, "plan", sampler.plan(context), Order, "Order(epochs, batch_size)")
+    samples = context.client.samples
+    for epoch in order.epochs:
+        if len(epoch) and not (epoch.min() >= 0 and epoch.max() < samples):
+            strange = epoch[(epoch < 0) | (epoch >= samples)][0]
+            allowed = f"0 to {samples - 1}, positions among the client's own samples"
+            raise broken(sampler, "plan", f"names sample {strange}; allowed: {allowed}")
+    return order
 
 
 def _no_model(*_: object) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from torch import nn
 from fedstrata.client.network import add_projection, find_head
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.core import registry
-from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
+from fedstrata.core.client_info import TOLD
+from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer, Sampler
+from fedstrata.core.contract import broken, describe, expect
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
@@ -29,8 +31,10 @@ from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import FederationInfo
+from fedstrata.data.sets.base import expect_arrays
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.optimizers.at_server import AtServer, Carried
+from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.methods.server_steps.sgd import ServerSgd
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -43,7 +47,8 @@ def build_federation(experiment: Experiment) -> Federation:
         raise RequestError(
             'data.name = "given": this run\'s data came from Python; pass `federation` to `train` or `resume`'
         )
-    arrays = _named("datasets", data, "data").load()
+    part = _named("datasets", data, "data")
+    arrays = expect_arrays(part, part.load())
     mean, std = arrays.mean, arrays.std
     federation = Federation.from_arrays(
         arrays.x,
@@ -71,6 +76,8 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     driver = make("drivers", method.driver, "method.driver")
     schedule = make("schedules", method.schedule, "method.schedule")
     sampler = make("samplers", method.sampler, "method.sampler")
+    if schedule.sampler is None and not isinstance(schedule, Unscheduled):
+        raise broken(schedule, "sampler", "is None, so that nothing follows this schedule; derive it from Stratified")
     if schedule.sampler is not None:
         driver = driver.following(schedule)
         if federation.moves is not None and schedule.rounds_per_epoch > 1:
@@ -88,11 +95,12 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     server_steps |= {"server_step": server_step, **{n: p for n, p in corrections.items() if isinstance(p, ServerStep)}}
     system = _devices(experiment, len(federation))
     at_server: list[ServerSide] = [driver, selector, combiner, system, *server_steps.values()]
+    _check_wishes([*at_server, schedule.sampler or sampler])
     build = _builder(experiment.model, federation, streams, module)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
     sample = inputs(federation.trial(), dtype)
     network = build().to(dtype)
-    head = find_head(network, sample, len(federation.classes), experiment.model.head)
+    head = _find_head(experiment, network, sample, len(federation.classes))
     if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
         raise RequestError("train.batch_size = 1 does not fit a model with batch norm: one sample has no variance")
     local = ClientPlan(
@@ -129,6 +137,16 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     )
     plan.check()
     return replace(plan, why_not_fused=_why_not_fused(experiment, plan))
+
+
+def _find_head(experiment: Experiment, network: nn.Module, sample: torch.Tensor, classes: int) -> str:
+    """Find the last layer; where it is not there, say whose it is."""
+    try:
+        return find_head(network, sample, classes, experiment.model.head)
+    except RequestError as error:
+        if experiment.model.name == GIVEN:
+            raise
+        raise RequestError(f'model.name = "{experiment.model.name}": {error}') from error
 
 
 def _devices(experiment: Experiment, clients: int) -> Devices:
@@ -218,11 +236,30 @@ def _with_meters(
 ) -> dict[str, LocalPart]:
     """Add what other stages want measured, under its name or its class's; the same meter twice is one meter."""
     parts, others = dict(corrections), [*corrections.values(), optimizer]
-    for meter in [meter for part in at_server for meter in part.meters(others)]:
+    for meter in [meter for part in at_server for meter in _meters(part, others)]:
         name = getattr(meter, "name", type(meter).__name__)
         if parts.setdefault(name, meter) != meter:
             raise RequestError(f"two stages want {name} with different options; they do not fit together")
     return parts
+
+
+def _meters(part: ServerSide, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
+    given: Any = part.meters(others)
+    if isinstance(given, Sequence) and all(isinstance(meter, LocalPart) for meter in given):
+        return given
+    raise broken(part, "meters", f"gave {describe(given)}; allowed: a list of local parts")
+
+
+def _check_wishes(parts: Sequence[ServerSide | Sampler]) -> None:
+    """Check what parts declare: a wish that nobody understands is never granted."""
+    for part in parts:
+        needs: Any = part.needs if isinstance(part, ServerSide) else ()
+        if isinstance(needs, str) or not set(needs) <= set(TOLD):
+            raise broken(part, "needs", f"is {needs!r}; allowed: a frozenset of {', '.join(TOLD)}")
+        programs: Any = part.programs
+        if not isinstance(programs, Mapping) or "train" in programs or not all(map(callable, programs.values())):
+            allowed = 'functions of a client update by the kind of step, which is not "train"'
+            raise broken(part, "programs", f"is {programs!r:.80}; allowed: {allowed}")
 
 
 def _builder(choice: ModelChoice, federation: FederationInfo, streams: Streams, module: nn.Module | None) -> Any:
@@ -248,7 +285,9 @@ def make_network_builder(
 
 def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int) -> nn.Module:
     with seed_torch(seed):
-        module: nn.Module = architecture.build(shape, classes)
+        module = expect(architecture, "build", architecture.build(shape, classes), nn.Module, "a torch.nn.Module")
         if projection:
+            if "head" not in dict(module.named_children()):
+                raise broken(architecture, "build", "gave a module without `head`; call the last layer `head`")
             module.head = add_projection(module.get_submodule("head"), projection, classes)
         return module

@@ -216,8 +216,9 @@ class Privacy(Section):
 
 
 class EngineChoice(Section):
-    """Where and how client updates are executed."""
+    """Where and how client updates are executed. Further keys are options of the engine."""
 
+    model_config = ConfigDict(extra="allow", frozen=True)
     kind: str = "local"
     workers: Count | Literal["auto"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"
@@ -227,11 +228,18 @@ class EngineChoice(Section):
     vmap: Literal["auto", "always", "never"] = "auto"  # whether tiny clients are trained many at once
     cuda_graphs: bool = True  # whether a GPU replays recorded steps
 
-    @property
-    def place(self) -> dict[str, Any]:
-        """Options of the engine itself."""
-        own = ("workers", "device", "precision", "client_state", "vmap", "cuda_graphs")
-        return {name: getattr(self, name) for name in own}
+    def make(self) -> Any:
+        """Build the engine; of the options that engines have in common, it gets those that it has."""
+        own, further = type(self).model_fields, self.model_extra or {}
+        known = registry.options("engines", self.kind, "engine.kind")
+        for option in further:
+            if option not in known:
+                raise registry.unknown_option(f"engine.{option}", option, known | set(own))
+        common = {name: getattr(self, name) for name in own if name not in ("kind", "execution")}
+        for option, value in common.items():
+            if option not in known and value != own[option].default:
+                raise RequestError(f'engine.{option} = {value!r}: engine.kind = "{self.kind}" has no such option')
+        return registry.build("engines", self.kind, {k: v for k, v in common.items() if k in known} | further, "engine")
 
 
 class Experiment(Section):
@@ -309,7 +317,7 @@ class Experiment(Section):
         return checked._resolved()
 
     def _resolved(self) -> Experiment:
-        recipe = registry.find("methods", self.method.name, "method.name").stages
+        recipe = tables.plain(registry.find("methods", self.method.name, "method.name").stages)
         stages: dict[str, Any] = {}
         for stage in METHOD_STAGES:
             key, default, asked = f"method.{stage}", recipe.get(stage, DEFAULTS[stage]), getattr(self.method, stage)
@@ -326,13 +334,14 @@ class Experiment(Section):
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:
             raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
-        registry.build("engines", self.engine.kind, self.engine.place, "engine")
+        engine = dataclasses.asdict(self.engine.make())
         return self.model_copy(
             update={
                 "data": _complete_named("datasets", self.data, "data"),
                 "model": _complete_named("models", self.model, "model"),
                 "method": Method(name=self.method.name, **stages),
                 "train": self.train.model_copy(update=train),
+                "engine": EngineChoice(**{**self.engine.model_dump(), **engine}),
             }
         )
 
@@ -431,7 +440,7 @@ def _suggest_training(table: dict[str, Any]) -> None:
     name = method.get("name") if isinstance(method, Mapping) else None
     if isinstance(name, str):
         train = table.setdefault("train", {})
-        for key, value in registry.find("methods", name, "method.name").train.items():
+        for key, value in tables.plain(registry.find("methods", name, "method.name").train).items():
             if isinstance(train, dict):
                 part = isinstance(value, Mapping) and train.get(key) is not None
                 train[key] = tables.merge(value, train[key], f"train.{key}") if part else train.get(key, value)

@@ -39,6 +39,11 @@ def plain(value: Any) -> Any:
         raise RequestError(f"{type(value).__name__} must be a frozen dataclass")
     if isinstance(value, Part):
         path = f"{type(value).__module__}:{type(value).__qualname__}"
+        if "<locals>" in path:
+            raise RequestError(
+                f"{type(value).__name__} is defined inside a function; define it at the top of a module, so that "
+                "resumed runs and other processes find it"
+            )
         return {"kind": path, **dataclasses.asdict(value)}  # type: ignore[call-overload]
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}

@@ -8,9 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
+from fedstrata.core.contract import calling_part
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
+
+TOLD = ("sizes", "labels", "totals", "counts", "speeds", "proxy")  # what a part may name in `needs`
 
 
 @dataclass(frozen=True)
@@ -154,5 +157,7 @@ class ClientInfo:
     def _get(self, name: str) -> np.ndarray:
         value = self.known.get(name)
         if value is None:
-            raise RequestError(f'a part reads client info.{name} without declaring it: add "{name}" to its `needs`')
+            raise RequestError(
+                f'{calling_part()} reads client info.{name} without declaring it: add "{name}" to its `needs`'
+            )
         return value

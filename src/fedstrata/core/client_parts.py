@@ -8,14 +8,17 @@ over fixed addresses: it can run eagerly, be captured and replayed, or be batche
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from numbers import Real
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedstrata.core.contract import broken, describe
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import WHOLE, Fragment, Slot, Task, Tensors, Value, fast_replace, scope
@@ -233,6 +236,25 @@ class Order:
     metrics: Mapping[str, Value] = field(default_factory=dict)
     client_state: Tensors = field(default_factory=dict)
     samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.epochs, tuple | list):
+            said = "a tuple with one array of positions for every epoch, such as Order((np.arange(8),), batch_size=4)"
+            raise ValueError(f"Order: epochs is {said}, not {type(self.epochs).__name__}")
+        if not all(type(epoch) is np.ndarray and epoch.dtype.kind in "iu" for epoch in self.epochs):
+            object.__setattr__(self, "epochs", tuple(_positions(epoch) for epoch in self.epochs))
+        if any(epoch.ndim != 1 for epoch in self.epochs):
+            raise ValueError("Order: an epoch is a row of positions, one after another")
+        if self.batch_size < 1 and any(len(epoch) for epoch in self.epochs):
+            raise ValueError(f"Order: batch_size = {self.batch_size}; allowed: a whole number from 1")
+
+
+def _positions(epoch: Any) -> np.ndarray:
+    """Read positions from a list; a mask or fractions are none."""
+    array = np.asarray(epoch)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"Order: positions are whole numbers from 0, not {array.dtype}; of a mask, np.flatnonzero")
+    return array.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -752,7 +774,11 @@ class LearningRate:
     def at(self, round: int, part: Fragment = WHOLE) -> float:
         """Return the step size of a round, or of one of its equal parts."""
         place, parts = part
-        return self.base * self.schedule.factor(round + place / parts, self.rounds, 1 / parts)
+        factor: float = self.schedule.factor(round + place / parts, self.rounds, 1 / parts)
+        if not isinstance(factor, Real) or not math.isfinite(factor) or factor < 0:
+            allowed = "a finite number from 0, by which train.lr is multiplied"
+            raise broken(self.schedule, "factor", f"gave {describe(factor)} in round {round + 1}; allowed: {allowed}")
+        return self.base * factor
 
 
 @dataclass(frozen=True)

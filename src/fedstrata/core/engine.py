@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from fedstrata.core.contract import broken, describe
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors
 from fedstrata.core.server_parts import Step
 
@@ -122,3 +123,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End workers and free memory."""
+
+
+def expect_engine(part: object, engine: Any) -> Any:
+    """Return what an engine's `start` gave if it can do all that an engine must."""
+    wanted = [*Engine.__annotations__, *(name for name in vars(Engine) if not name.startswith("_"))]
+    if lacking := [name for name in dict.fromkeys(wanted) if not hasattr(engine, name)]:
+        raise broken(part, "start", f"gave {describe(engine)}, without {', '.join(lacking)}; allowed: an Engine")
+    return engine

@@ -40,6 +40,26 @@ class DamagedError(RequestError):
     """A file is not what it should be; one that was downloaded must not be trusted again."""
 
 
+class PartError(FedstrataError, ValueError):
+    """A part broke its contract: the message names the part, what it gave, and what is allowed.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class Nobody(fedstrata.Selector):
+    ...     '''Chooses a client that is not there.'''
+    ...
+    ...     def select(self, state, view):
+    ...         return [99]
+    >>> fedstrata.train(overrides={"method.selector": Nobody(), "train.rounds": 1})
+    Traceback (most recent call last):
+    ...
+    fedstrata.core.errors.PartError: Nobody: `select` chose client 99; there are 0 to 19
+    """
+
+
 class UnsummableError(FedstrataError):
     """What clients sent cannot be summed, because too few of them are left; the run goes on without it."""
 

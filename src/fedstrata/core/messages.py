@@ -42,6 +42,11 @@ class Slot:
     shape: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.shape, tuple) or not isinstance(self.dtype, torch.dtype | None):
+            said = f"Slot({self.shape!r:.40}{'' if self.dtype is None else f', {self.dtype!r:.40}'})"
+            raise ValueError(f"{said}: a slot has a shape, such as (10,), and a dtype of torch; Slot() is one number")
+
 
 @dataclass(frozen=True)
 class Task:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import ClientPlan, Sampler
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep, System, View
+from fedstrata.core.tree import StateError
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,19 @@ class Plan:
         )
         eligible = self.system.find_available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
+
+    @contextmanager
+    def naming_states(self) -> Iterator[None]:
+        """Say whose state it is that cannot be saved or read; `loop.State` has a field for each part's."""
+        try:
+            yield
+        except StateError as error:
+            _, stage, *rest = error.path.split(".")
+            owners: dict[str, Part] = {"driver": self.driver, "select": self.selector, "combine": self.combiner}
+            owner = owners.get(stage) or self.server_steps.get(rest[0] if rest else "")
+            if owner is None:
+                raise
+            raise PartError(f"{type(owner).__name__}: its state {error.said}") from None
 
     def check(self) -> None:
         """Refuse stages that cannot work together.

@@ -6,8 +6,9 @@ chains, several exchanges inside a round are only different sequences of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -128,6 +129,15 @@ class Ask:
     weight: float = 1.0
     chance: float | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.client) is not int:
+            try:
+                object.__setattr__(self, "client", index(self.client))  # a number of numpy's does not travel
+            except TypeError:
+                raise ValueError(f"Ask({self.client!r:.60}): a client is named by its id, a whole number") from None
+        if not isinstance(self.config, Mapping):
+            raise ValueError(f"Ask({self.client}, {self.config!r:.60}): config maps names to values that travel to it")
+
 
 @dataclass(frozen=True)
 class FusedSteps:
@@ -213,6 +223,12 @@ class Step:
     part: Fragment = WHOLE
 
     def __post_init__(self) -> None:
+        if type(self.asks) is not tuple:
+            if not isinstance(self.asks, Iterable):
+                raise ValueError(f"a step is made of a tuple of Asks, not of {self.asks!r:.60}")
+            object.__setattr__(self, "asks", tuple(self.asks))
+        if strange := [ask for ask in self.asks if not isinstance(ask, Ask)]:
+            raise ValueError(f"a step is made of Asks, and {strange[0]!r:.60} is none; a client is asked by Ask(id)")
         ids = [ask.client for ask in self.asks]
         if len(set(ids)) != len(ids):
             raise ValueError(f"a step asks a client twice: {sorted(ids)}")
@@ -268,13 +284,8 @@ class Outcome:
 Steps = Generator[Step, Outcome, None]  # what a driver gives: it yields steps, and gets their outcomes
 Chosen = Sequence[int | Ask]
 Choice = Chosen | Generator[Step, Outcome, Chosen]  # a selector may yield probe steps first
-
-
-def finish_choice(choice: Choice) -> Generator[Step, Outcome, list[Ask]]:
-    """Let a selector finish, whether it probes or answers at once; in order of id, so that equal sets are equal."""
-    picks = (yield from choice) if isinstance(choice, Generator) else choice
-    asks = [pick if isinstance(pick, Ask) else Ask(int(pick)) for pick in picks]
-    return sorted(asks, key=lambda ask: ask.client)
+Asking = Generator[Step, Outcome, list[Ask]]
+Select = Callable[[], Asking]  # what a driver gets of a selector: `asks = yield from select()`
 
 
 class ServerSide(Part):
@@ -464,14 +475,16 @@ class Driver(ServerSide):
     >>> import fedstrata
     >>> @dataclass(frozen=True)
     ... class Twice(fedstrata.Driver):
-    ...     '''All clients train, and those that reported train again from the model in between.'''
+    ...     '''Selected clients train, and those that reported train again from the model in between.'''
     ...
     ...     def round(self, state, view, select):
-    ...         first = yield fedstrata.Step(tuple(map(fedstrata.Ask, view.eligible.tolist())))
-    ...         yield fedstrata.Step(tuple(fedstrata.Ask(report.client) for report in first.reports))
+    ...         asks = yield from select()
+    ...         first = yield fedstrata.Step(tuple(asks))
+    ...         reported = {report.client for report in first.reports}
+    ...         yield fedstrata.Step(tuple(ask for ask in asks if ask.client in reported))
     >>> run = fedstrata.train(overrides={"method.driver": Twice(), "train.rounds": 1})
-    >>> run.summary["client_updates"]
-    40
+    >>> run.summary["client_updates"]  # 10 of 20 clients, twice
+    20
     """
 
     steps_at_server: ClassVar[bool] = False
@@ -526,7 +539,7 @@ class Driver(ServerSide):
         """
         return None
 
-    def round(self, state: Any, view: View, select: Callable[[], Choice]) -> Steps:
+    def round(self, state: Any, view: View, select: Select) -> Steps:
         """Yield the steps of one round; each gives its `Outcome` back.
 
         Parameters
@@ -536,7 +549,8 @@ class Driver(ServerSide):
         view
             The round.
         select
-            Lets the selector choose the clients of this round.
+            Lets the selector choose, once a round or more often: `asks = yield from select()` gives the selected
+            clients, a list of `Ask`s in order of id. Pass them on, or change them with `dataclasses.replace`.
 
         Returns
         -------

@@ -15,6 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+
+class StateError(TypeError):
+    """A state holds what cannot be saved, or was saved and cannot be read; `path` says where."""
+
+    def __init__(self, path: str, said: str):
+        super().__init__(f"a part's state {said}")
+        self.path, self.said = path, said
+
+
 CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -35,8 +44,8 @@ def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state", hint: An
         return _aside(value.contiguous(), arrays, "torch")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if hint is not Any and _dataclass_in(hint) is not kind:
-            raise TypeError(f"a part's state holds {kind.__name__} at {path}, where its annotation says {hint}")
-        hints = get_type_hints(kind)
+            raise StateError(path, f"holds {kind.__name__} at {path}, where its annotation says {hint}")
+        hints = _hints(kind, path)
         return {
             "fields": {f.name: inner(f.name, getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
         }
@@ -46,9 +55,7 @@ def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state", hint: An
         return {kind.__name__: [inner(i, v, _item(hint)) for i, v in enumerate(value)]}
     if kind in (set, frozenset) and len({type(v) for v in value}) <= 1:
         return {kind.__name__: [inner("item", v, Any) for v in sorted(value)]}
-    raise TypeError(
-        f"a part's state holds {kind.__name__} at {path}; use dataclasses, plain containers, arrays and numbers"
-    )
+    raise StateError(path, f"holds {kind.__name__} at {path}; use dataclasses, plain containers, arrays and numbers")
 
 
 def _aside(tensor: Tensor, arrays: dict[str, Tensor], of: str) -> dict[str, str]:
@@ -57,7 +64,16 @@ def _aside(tensor: Tensor, arrays: dict[str, Tensor], of: str) -> dict[str, str]
     return {"array": name, "of": of}
 
 
-def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None, hint: Any = Any) -> Any:
+def _hints(kind: Any, path: str) -> dict[str, Any]:
+    """Read the annotations of a dataclass; those of a file with `from __future__ import annotations` are text."""
+    try:
+        return get_type_hints(kind)
+    except NameError as error:
+        why = f"whose annotations cannot be read: {error}; import what they name at the top of its file"
+        raise StateError(path, f"holds {kind.__name__} at {path}, {why}") from None
+
+
+def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None, hint: Any = Any, path: str = "state") -> Any:
     """Undo `flatten`; `like` is a fresh state of the same shape."""
     if not isinstance(saved, dict):
         return saved
@@ -69,20 +85,21 @@ def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None, hint: Any =
     if "fields" in saved:
         fields, kind = saved["fields"], _dataclass_in(hint) if like is None else type(like)
         if not dataclasses.is_dataclass(kind) or {f.name for f in dataclasses.fields(kind)} != set(fields):
-            raise TypeError(
-                f"a saved state with the fields {sorted(fields)} fits nothing: make it in `init`, or annotate it"
-            )
-        hints, make = get_type_hints(kind), cast(Any, kind)
-        return make(**{k: restore(v, arrays, getattr(like, k, None), hints[k]) for k, v in fields.items()})
+            why = "fit nothing there: make it in `init`, or annotate the field that holds it"
+            raise StateError(path, f"was saved with the fields {sorted(fields)} at {path}, which {why}")
+        hints, make = _hints(kind, path), cast(Any, kind)
+        return make(
+            **{k: restore(v, arrays, getattr(like, k, None), hints[k], f"{path}.{k}") for k, v in fields.items()}
+        )
     if "items" in saved:
         fresh = like if isinstance(like, dict) else {}
         pairs = [(restore(k, arrays), v) for k, v in saved["items"]]
-        return {k: restore(v, arrays, fresh.get(k), _item(hint)) for k, v in pairs}
+        return {k: restore(v, arrays, fresh.get(k), _item(hint), f"{path}.{k}") for k, v in pairs}
     ((container, items),) = saved.items()
     fresh_items = list(like) if isinstance(like, list | tuple) else []
     fresh_items += [None] * (len(items) - len(fresh_items))
-    both = zip(items, fresh_items, strict=False)
-    return CONTAINERS[container](restore(v, arrays, f, _item(hint)) for v, f in both)
+    both = enumerate(zip(items, fresh_items, strict=False))
+    return CONTAINERS[container](restore(v, arrays, f, _item(hint), f"{path}.{i}") for i, (v, f) in both)
 
 
 def _item(hint: Any) -> Any:

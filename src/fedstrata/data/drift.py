@@ -75,9 +75,13 @@ class Stream:
 
     Examples
     --------
-    >>> from fedstrata import Stream
-    >>> Stream(start=0.0, until=10, window=1)  # each sample is there for one round
-    Stream(start=0.0, until=10, window=1)
+    >>> import numpy as np
+    >>> from fedstrata import Federation, Stream
+    >>> x, y = np.zeros((100, 2)), np.arange(100) % 2
+    >>> still = Federation.from_arrays(x, y, [range(50), range(50, 100)], test=0.0)
+    >>> moving = still.moving(stream=Stream(start=0.5, until=10))
+    >>> moving.at(0).samples < moving.at(9).samples == still.samples
+    True
     """
 
     start: Fraction = 0.2

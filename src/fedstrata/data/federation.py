@@ -21,7 +21,7 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Drift, Moves, Stream
 from fedstrata.data.federation_info import check_classes
-from fedstrata.data.noise import Noise
+from fedstrata.data.noise import Noise, disturb
 from fedstrata.data.ownership import copy_rows, deal_samples, read_holders, read_speeds, take_for_server
 from fedstrata.data.partitions.base import Partition, hold_out
 from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
@@ -195,7 +195,8 @@ class Federation:
             return self
         clients = [self.train_split[i] for i in range(len(self))]
         for place, noise in enumerate(noises):  # two of a kind must not draw the same numbers
-            x, y = noise.apply(x, y, clients, len(self.classes), Streams(Streams(seed).torch_seed("noise", step=place)))
+            streams = Streams(Streams(seed).torch_seed("noise", step=place))
+            x, y = disturb(noise, x, y, clients, len(self.classes), streams)
         train = replace(self.train, x=torch.from_numpy(x), y=torch.from_numpy(y))
         known = self.labels if self.true_labels is None else self.true_labels
         return replace(self, train=train, true_labels=known)
@@ -244,16 +245,6 @@ class Federation:
         Returns
         -------
         Federation
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from fedstrata import Federation, Stream
-        >>> x, y = np.zeros((100, 2)), np.arange(100) % 2
-        >>> still = Federation.from_arrays(x, y, [range(50), range(50, 100)], test=0.0)
-        >>> moving = still.moving(stream=Stream(start=0.5, until=10))
-        >>> moving.at(0).samples < moving.at(9).samples == still.samples
-        True
         """
         return replace(self, moves=Moves(drift, stream, Streams(seed)) if drift or stream else None)
 

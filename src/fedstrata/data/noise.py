@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod, sqrt
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedstrata.core.contract import broken, describe
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Fraction, NonNegative
 from fedstrata.core.part import Part
@@ -76,6 +77,31 @@ class Noise(Part):
             Samples and class indices.
         """
         raise NotImplementedError
+
+
+def disturb(
+    noise: Noise, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
+) -> tuple[np.ndarray, np.ndarray]:
+    """Apply noise to arrays that it cannot write to, which may be the user's own, and check what it gives."""
+    locked = x.view(), y.view()
+    for array in locked:
+        array.flags.writeable = False
+    try:
+        given: Any = noise.apply(*locked, clients, classes, streams)
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+        raise broken(noise, "apply", "writes into the arrays it gets; change a copy, and give that") from error
+    allowed = f"(x, y) of shapes {x.shape} and {y.shape}"
+    if not isinstance(given, tuple) or len(given) != 2 or not all(isinstance(a, np.ndarray) for a in given):
+        raise broken(noise, "apply", f"gave {describe(given)}; allowed: {allowed}")
+    new_x, new_y = (old if new is lock else new for new, lock, old in zip(given, locked, (x, y), strict=True))
+    if new_x.shape != x.shape or new_x.dtype.kind not in "biuf":
+        raise broken(noise, "apply", f"gave {describe(new_x)} as x; allowed: {allowed}")
+    if new_y.shape != y.shape or new_y.dtype != y.dtype or (len(y) and not 0 <= new_y.min() <= new_y.max() < classes):
+        allowed = f"{y.dtype} labels from 0 to {classes - 1}, of shape {y.shape}"
+        raise broken(noise, "apply", f"gave {describe(new_y)} as y; allowed: {allowed}")
+    return new_x, new_y
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,14 @@ from fedstrata.config import tables
 from fedstrata.config.experiment import make
 from fedstrata.core import registry
 from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.contract import expect_sums
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Combiner, Outcome, Scores, Selector, ServerStep, Step, View, finish_choice
+from fedstrata.core.server_parts import Ask, Combiner, Outcome, Scores, Selector, ServerStep, Step, View
+from fedstrata.core.steps import select_asks
 from fedstrata.data.devices import Devices
 from fedstrata.flower_strategy.facts import NodeFacts
 from fedstrata.flower_strategy.layout import Layout
@@ -124,7 +126,8 @@ class Strategy(FedAvg):
             return None, None
         plan, state = now.plan, now.state
         gathered = ArrivedReports(cast(Any, _Replies(reports)), now.step, arrived, plan.combiner.individual)
-        sums = plan.combiner.combine(state.combiner, now.view, state.model, gathered)
+        combined = plan.combiner.combine(state.combiner, now.view, state.model, gathered)
+        sums = expect_sums(plan.combiner, combined, plan.space)
         state.model = server_step(plan, state, now.view, replace(sums, reports=tuple(arrived)))
         return now.arrays.written(state.model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
@@ -197,7 +200,7 @@ class Strategy(FedAvg):
 
     def _picked(self, now: _Begun) -> list[Ask]:
         """Let the selector choose; how long clients take they said themselves."""
-        choice = finish_choice(now.plan.selector.select(now.state.selector, now.view))
+        choice = select_asks(now.plan.selector, now.state.selector, now.view)
         try:
             step = next(choice)
             while True:

@@ -23,6 +23,7 @@ from fedstrata.core.client_parts import Client
 from fedstrata.core.messages import Report, Task, Value, fast_replace, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Outcome, Step, View
+from fedstrata.core.steps import drive_round
 from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
 from fedstrata.methods.drivers.scheduled import ScheduledDriver
@@ -70,7 +71,7 @@ def rehearsed(plan: Plan, federation: Federation) -> Cost:
 def _shortened(driver: ScheduledDriver, client_info: ClientInfo) -> tuple[ScheduledDriver, float]:
     """Make the epochs of a schedule short enough, and say how many times longer they are."""
     schedule = driver.schedule
-    length = int(schedule.frequencies(schedule.totals(client_info)).sum())
+    length = int(schedule.check_frequencies(schedule.totals(client_info)).sum())
     short = min(length, ENTRIES * schedule.rounds_per_epoch)
     return replace(driver, schedule=replace(schedule, length=short)), length / short
 
@@ -93,7 +94,7 @@ class _Rehearsal:
     def round(self, number: int) -> None:
         """Play a round, and charge its steps."""
         plan, state, view = self.plan, self._state, self._view(number)
-        steps = plan.driver.round(state.driver, view, lambda: plan.selector.select(state.selector, view))
+        steps = drive_round(plan.driver, state.driver, view, plan.selector, state.selector)
         outcome: Any = None
         for at in range(10**9):
             try:

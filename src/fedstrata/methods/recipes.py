@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstrata.core.errors import RequestError
+
+STAGES = ("schedule", "driver", "select", "sample", "correct", "combine")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -41,6 +45,11 @@ class Recipe:
     paper: str
     stages: Mapping[str, Any]
     train: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for stage in self.stages:
+            if stage not in STAGES:
+                raise RequestError(f'a Recipe has no stage "{stage}"; allowed: {", ".join(STAGES)}')
 
 
 PLAIN = {"kind": "uniform"}  # every update counts the same

@@ -53,7 +53,8 @@ def run_session(
             "events": folder.sync_events(),
             "seconds": time.perf_counter() - began,
         }
-        folder.checkpoints.write(state.round, state, engine.client_states(), about)
+        with session.plan.naming_states():
+            folder.checkpoints.write(state.round, state, engine.client_states(), about)
         if experiment.engine.client_state == "disk":
             engine.restore(folder.checkpoints.client_states())  # from here on it lies in the checkpoint's files
 

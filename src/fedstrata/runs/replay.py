@@ -6,7 +6,7 @@ and outcomes as in a real run; nobody computes anything.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from fedstrata.core.flat_model import ParameterSpace, Segment
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
+from fedstrata.core.steps import pick_asks
 from fedstrata.server.metrics import jain, label_divergence
 
 
@@ -237,16 +238,15 @@ def _holding(selector: Selector) -> Iterator[None]:
 
 def _chosen(selector: Selector, state: Any, view: View, record: Record) -> list[Ask]:
     """Let the selector finish; its probes are answered from the record."""
-    choice = selector.select(state, view)
-    if isinstance(choice, Generator):
-        try:
-            step = next(choice)
-            while True:
-                asked = [ask.client for ask in step.asks]
-                step = choice.send(Outcome(step, 0, tuple(_reports(selector, record, view.round, asked)), ()))
-        except StopIteration as end:
-            choice = end.value
-    return [pick if isinstance(pick, Ask) else Ask(int(pick)) for pick in choice]
+    choice = pick_asks(selector, state, view)
+    try:
+        step = next(choice)
+        while True:
+            asked = [ask.client for ask in step.asks]
+            step = choice.send(Outcome(step, 0, tuple(_reports(selector, record, view.round, asked)), ()))
+    except StopIteration as end:
+        asks: list[Ask] = end.value
+        return asks
 
 
 def _reports(selector: Selector, record: Record, round: int, clients: Sequence[int]) -> list[Report]:

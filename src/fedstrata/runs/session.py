@@ -10,9 +10,8 @@ from torch import nn
 
 from fedstrata.config.build import build_plan, initial_model
 from fedstrata.config.experiment import Experiment, Privacy
-from fedstrata.core import registry
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.engine import Engine, Log
+from fedstrata.core.engine import Engine, Log, expect_engine
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.server_parts import Evaluate
@@ -81,10 +80,10 @@ class Session:
         if self.remote is not None:  # sites protect what leaves them themselves
             return self.remote.start_engine(self.plan, log)
         choice, train, clients = self.experiment.engine, self.experiment.train, len(self.federation)
-        options = registry.build("engines", choice.kind, choice.place, "engine")
+        options = choice.make()
         client_updates = train.rounds * min(per_round(train.clients_per_round, clients), clients)
         expected = 0 if self.plan.driver.together else client_updates
-        engine: Engine = options.start(self.plan.local, self.private.federation, expected, log)
+        engine = expect_engine(options, options.start(self.plan.local, self.private.federation, expected, log))
         return protect_engine(self.experiment, self.plan, engine, clients, log)
 
     def make_evaluator(self, device: str) -> Evaluate:

@@ -194,7 +194,8 @@ def resume(
         for what, identity in session.identity.items():
             if manifest["identity"][what] != identity:
                 raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
-        state, client_states = folder.checkpoints.read(manifest, like=session.initial_state(init=False))
+        with session.plan.naming_states():
+            state, client_states = folder.checkpoints.read(manifest, like=session.initial_state(init=False))
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
         return run_session(session, folder, state, watch, manifest["seconds"], client_states)

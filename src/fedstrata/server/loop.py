@@ -14,12 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.contract import calling_part, expect_model, expect_sums, expect_tensors
 from fedstrata.core.engine import Engine, Log
-from fedstrata.core.errors import UnsummableError
+from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Evaluate, Outcome, Step, Steps, View
+from fedstrata.core.steps import drive_round
 from fedstrata.server.accounting import count_cost
 from fedstrata.server.metrics import by_client, round_figures
 from fedstrata.server.state import State
@@ -60,7 +62,7 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
         return []
     outcomes: list[Outcome] = []
     turns: Counter[str] = Counter()
-    steps = plan.driver.round(state.driver, view, lambda: plan.selector.select(state.selector, view))
+    steps = drive_round(plan.driver, state.driver, view, plan.selector, state.selector)
     while (step := _next(steps, outcomes)) is not None:
         outcomes.append(play_step(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
         turns[step.kind] += 1
@@ -106,8 +108,9 @@ def broadcast(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
     """Return what every client of a step receives: the model and, where it makes a new one, what server steps add."""
     down = state.model.wire(buffers=step.buffers or step.fused is not None) if step.model else {}
     for name, part in plan.server_steps.items() if step.model and step.combine else ():
-        extra = part.broadcast if step.fused is None else part.lend
-        down |= add_prefix(extra(state.server_steps[name]), name)
+        extra = (part.broadcast if step.fused is None else part.lend)(state.server_steps[name])
+        expect_tensors(part, "broadcast", extra, "tensors by name, for `context.down` of its half at the client")
+        down |= add_prefix(extra, name)
     return down
 
 
@@ -150,10 +153,10 @@ def update_model(
     """Combine the reports into the next model; return those that count: none where no sum may be formed."""
     if arrived:
         try:
-            sums = plan.combiner.combine(
-                state.combiner, view, state.model, ArrivedReports(engine, step, arrived, plan.combiner.individual)
-            )
-            state.model = server_step(plan, state, view, replace(sums, reports=tuple(arrived)))
+            reports = ArrivedReports(engine, step, arrived, plan.combiner.individual)
+            sums = plan.combiner.combine(state.combiner, view, state.model, reports)
+            sums = replace(expect_sums(plan.combiner, sums, plan.space), reports=tuple(arrived))
+            state.model = server_step(plan, state, view, sums)
         except UnsummableError as error:  # under masks, a sum over too few is not formed
             view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
             arrived = []
@@ -168,7 +171,8 @@ def server_step(plan: Plan, state: State, view: View, sums: Sums) -> FlatModel:
     buffers = model.buffers + sums.mean("buffers") if "buffers" in sums.total else model.buffers
     proposal = FlatModel(model.params + sums.total["update"], buffers)
     for name, part in plan.server_steps.items():
-        proposal = part.step(state.server_steps[name], view, model, proposal, sums.scope(name))
+        proposed = part.step(state.server_steps[name], view, model, proposal, sums.scope(name))
+        proposal = expect_model(part, "step", proposed, model)
     return proposal
 
 
@@ -176,7 +180,7 @@ def model_to_evaluate(plan: Plan, state: State) -> FlatModel:
     """Return the model to evaluate, which need not be the one to train on."""
     model = state.model
     for name, part in plan.server_steps.items():
-        model = part.model_to_evaluate(state.server_steps[name], model)
+        model = expect_model(part, "model_to_evaluate", part.model_to_evaluate(state.server_steps[name], model), model)
     return model
 
 
@@ -204,12 +208,14 @@ class ArrivedReports:
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
         """Return the weighted sum, one weight a report."""
         clients = [r.client for r in self.reports]
+        if len(weights) != len(clients):
+            raise PartError(f"{calling_part()} gives {len(weights)} weights for {len(clients)} reports; one each")
         return self.engine.collect(dict(zip(clients, map(float, weights), strict=True)))
 
     def each(self) -> Sequence[Report]:
         """Return whole reports."""
         if not self.individual:
-            raise RuntimeError("a combiner that looks at single updates must say so: individual = True")
+            raise RuntimeError(f"{calling_part()} looks at single updates, and must say so: individual = True")
         return whole_reports(self.engine, self.reports)
 
 

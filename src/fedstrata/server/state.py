@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.core.contract import expect_state
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import View
@@ -33,9 +34,11 @@ class State:
     @classmethod
     def first(cls, plan: Plan, view: View, model: FlatModel) -> State:
         """Return the state before the first round."""
-        server_steps = {name: part.init(view, model) for name, part in plan.server_steps.items()}
-        parts = plan.driver.init(view), plan.selector.init(view), plan.combiner.init(view)
-        return cls(model, *parts, server_steps, ParticipationLog.of(view.client_info.clients))
+        server_steps = {name: expect_state(part, part.init(view, model)) for name, part in plan.server_steps.items()}
+        driver, selector, combiner = (
+            expect_state(part, part.init(view)) for part in (plan.driver, plan.selector, plan.combiner)
+        )
+        return cls(model, driver, selector, combiner, server_steps, ParticipationLog.of(view.client_info.clients))
 
     @property
     def participation(self) -> np.ndarray:

@@ -17,10 +17,11 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Combiner, Driver, Schedule, Selector, ServerStep
+from fedstrata.core.server_parts import Ask, Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.data.partitions.base import Labelled, Partition
 from fedstrata.models.architecture import Architecture
 from fedstrata.runs.session import Session
+from fedstrata.testing.selectors import SELECTORS, FullAsks
 from fedstrata.testing.sites import WireEngine
 from fedstrata.testing.tiny import alike, play, same, session_of
 
@@ -74,6 +75,9 @@ def check_selector(selector: Selector) -> None:
 def check_driver(driver: Driver, schedule: str | Schedule = "none") -> None:
     """Check that a driver's rounds end, are deterministic and resumable, and survive missing replies.
 
+    It must get along with selectors that answer in every way a selector may: with ids, with asks that hold weights and
+    configs, after probing, with more clients than are wanted and with fewer.
+
     Parameters
     ----------
     driver
@@ -96,6 +100,26 @@ def check_driver(driver: Driver, schedule: str | Schedule = "none") -> None:
     check_run(overrides)
     state, _ = play(session_of(overrides | {"system.stragglers.rate": 1.0}))
     assert torch.isfinite(state.model.params).all()
+    for selector in SELECTORS:
+        try:
+            work = session_of(overrides | {"method.selector": selector, "system.stragglers.rate": 0.3})
+        except RequestError:  # it may refuse selectors beside it, before a run begins
+            continue
+        state, rounds = play(work)
+        name = type(driver).__name__
+        assert torch.isfinite(state.model.params).all(), f"{name} with {selector}: the model is not finite"
+        for ask in [a for outcomes in rounds for o in outcomes if o.step.combine for a in o.step.asks]:
+            _check_passed_on(name, ask, FullAsks.ask(ask.client) if isinstance(selector, FullAsks) else ask)
+
+
+def _check_passed_on(driver: str, asked: Ask, selected: Ask) -> None:
+    """Check that a driver, which may add to what a selector asks for, loses nothing of it."""
+    numbers = asked.weight, asked.chance
+    kept = numbers == (selected.weight, selected.chance) and selected.config.items() <= asked.config.items()
+    assert kept, (
+        f"{driver} asks {asked}, where the selector gave {selected}; pass the `Ask`s of `select` on, "
+        "or change them with `dataclasses.replace`"
+    )
 
 
 def check_schedule(schedule: Schedule) -> None:

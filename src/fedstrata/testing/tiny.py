@@ -86,7 +86,7 @@ def play(
 
 
 def _saved_and_read(work: Session, state: State, engine: Engine) -> tuple[State, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, work.plan.naming_states():
         Checkpoints(Path(folder)).write(state.round, state, engine.client_states(), {})
         checkpoints = Checkpoints(Path(folder))
         manifest = checkpoints.manifest()

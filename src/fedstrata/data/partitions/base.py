@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedstrata.core.contract import broken, describe, expect
 from fedstrata.core.errors import RequestError
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Rng
@@ -113,7 +114,25 @@ class Partition(Part):
             raise RequestError(f"{type(self).__name__} needs data.clients: among how many to deal the samples out")
         if self.needs_groups and train.groups is None:
             raise RequestError(f"{type(self).__name__} deals by group, but the data has no groups (domains, subjects)")
-        return self.split(train, test, clients or 0, rng)
+        deal = expect(self, "split", self.split(train, test, clients or 0, rng), Deal, "Deal(train, test)")
+        self._check_rows("train", deal.train, len(train), clients)
+        self._check_rows("test", deal.test, len(test), len(deal.train))
+        return deal
+
+    def _check_rows(self, name: str, parts: Sequence[np.ndarray], samples: int, clients: int | None) -> None:
+        """Refuse rows that are not there or were dealt twice: what is dealt out is not looked at again."""
+        if clients not in (None, len(parts)):
+            raise broken(self, "split", f"dealt {name} to {len(parts)} clients; allowed: {clients}, an array each")
+        if not all(type(rows) is np.ndarray and rows.ndim == 1 and rows.dtype.kind in "iu" for rows in parts):
+            for client, rows in enumerate(map(np.asarray, parts)):
+                if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+                    allowed = f"a row of positions from 0 to {samples - 1}"
+                    raise broken(self, "split", f"gave client {client} {describe(rows)} in {name}; allowed: {allowed}")
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
+        if len(strange := rows[(rows < 0) | (rows >= samples)]):
+            raise broken(self, "split", f"dealt position {strange[0]} of {name}; allowed: 0 to {samples - 1}")
+        if len(rows) and np.bincount(rows).max() > 1:
+            raise broken(self, "split", f"gave a sample of {name} that was dealt twice; it belongs to one client")
 
     def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
         """Deal the samples out.

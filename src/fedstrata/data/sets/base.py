@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from fedstrata.core.contract import broken, describe, expect
+from fedstrata.core.errors import PartError
 from fedstrata.core.part import Part
 
 
@@ -41,6 +44,47 @@ class Arrays:
     def test(self) -> tuple[Any, ...]:
         """The test set as a federation takes it."""
         return (self.test_x, self.test_y, self.test_groups)
+
+
+def expect_arrays(part: object, arrays: Any) -> Arrays:
+    """Return what a data set loaded if it has the shapes and types of one; what the values are is looked at later."""
+    allowed = "Arrays(x, y, test_x, test_y, ...)"
+    known = expect(part, "load", arrays, Arrays, allowed)
+
+    def refuse(said: str) -> PartError:
+        return broken(part, "load", f"gave Arrays {said}")
+
+    for name in ("x", "y", "test_x", "test_y", "groups", "test_groups"):
+        value = getattr(known, name)
+        if not isinstance(value, np.ndarray) and (value is not None or not name.endswith("groups")):
+            raise refuse(f"with {describe(value)} as {name}; allowed: an array")
+    for x, y, groups, of in (("x", "y", "groups", "training"), ("test_x", "test_y", "test_groups", "test")):
+        features, labels, named = getattr(known, x), getattr(known, y), getattr(known, groups)
+        if features.ndim < 2 or features.dtype.kind not in "biuf":
+            allowed = "numbers of shape [samples, ...], such as [n, features] or [n, channels, height, width]"
+            raise refuse(f"with {describe(features)} as {x}; allowed: {allowed}")
+        if labels.ndim != 1 or len(labels) != len(features):
+            raise refuse(f"with {len(features)} {of} samples, and {describe(labels)} as {y}; allowed: one label each")
+        if named is not None and (named.ndim != 1 or len(named) != len(labels)):
+            raise refuse(f"with {len(labels)} {of} samples, and {describe(named)} as {groups}; allowed: one each")
+    if known.x.shape[1:] != known.test_x.shape[1:] or known.x.dtype != known.test_x.dtype:
+        raise refuse(f"with {describe(known.x)} as x and {describe(known.test_x)} as test_x; samples must be alike")
+    if (known.groups is None) != (known.test_groups is None):
+        raise refuse("with groups of training or of test samples; allowed: both, or neither")
+    _check_scale(known, refuse)
+    return known
+
+
+def _check_scale(arrays: Arrays, refuse: Callable[[str], PartError]) -> None:
+    if (arrays.mean is None) != (arrays.std is None):
+        raise refuse("with mean or std; allowed: both, or neither")
+    channels = arrays.x.shape[1]
+    for name in ("mean", "std"):
+        values = getattr(arrays, name)
+        if values is not None and (len(values) not in (1, channels) or not np.isfinite(values).all()):
+            raise refuse(f"with {name} = {values}; allowed: a number for each of the {channels} channels")
+    if arrays.std is not None and min(arrays.std) <= 0:
+        raise refuse(f"with std = {arrays.std}; allowed: numbers above 0")
 
 
 class DataSet(Part):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.local_step import Batches
+from fedstrata.client.trainer import plan_order
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.client_parts import Client, ClientPlan
 from fedstrata.core.engine import AllReduceSum, SumTensors
@@ -181,7 +182,7 @@ class InProcessPool:
         orders, rows = [], []
         for task in tasks:
             client = self._client(task)
-            order = local.sampler.plan(trainer.make_context(client, task, client_states.get(task.client, {})))
+            order = plan_order(local.sampler, trainer.make_context(client, task, client_states.get(task.client, {})))
             orders.append(order)
             rows.append(client.rows[np.concatenate(order.epochs)])
         flat = interleave(rows, np.repeat(fused.who, fused.runs))

@@ -6,12 +6,11 @@ whose report is lost is skipped and the chain goes on from its predecessor's mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Choice, Driver, Schedule, Step, Steps, View, finish_choice
+from fedstrata.core.server_parts import Driver, Schedule, Select, Step, Steps, View
 from fedstrata.methods.drivers.passing import Passing
 from fedstrata.methods.drivers.scheduled import stratified
 from fedstrata.methods.server_steps.sgd import ServerSgd
@@ -34,9 +33,9 @@ class Chain(Driver):
             return 'a chain takes the last model as it is; use method.server_step = "sgd" with lr = 1, momentum = 0'
         return None
 
-    def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
+    def round(self, state: None, view: View, select: Select) -> Steps:
         """Ask one client after another."""
-        asks = yield from finish_choice(select())
+        asks = yield from select()
         for hop, place in enumerate(view.rng("chain").permutation(len(asks))):
             yield Step(
                 (asks[place],),

@@ -7,12 +7,11 @@ statistics, averaged over the clients. The other steps are ordinary local ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Choice, Driver, Step, Steps, View, finish_choice
+from fedstrata.core.server_parts import Driver, Select, Step, Steps, View
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Rounds(Driver):
         """Clients whose norms meet do so in one process."""
         return self.norms != "own"
 
-    def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
+    def round(self, state: None, view: View, select: Select) -> Steps:
         """Ask everybody at once."""
-        asks = yield from finish_choice(select())
+        asks = yield from select()
         yield Step(tuple(asks), together=None if self.norms == "own" else self.norms)

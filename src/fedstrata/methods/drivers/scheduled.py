@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
+from fedstrata.core.contract import expect
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import BY_CHOICE, Ask, Choice, Driver, FusedSteps, Outcome, Schedule, Step, Steps, View
+from fedstrata.core.server_parts import BY_CHOICE, Ask, Driver, FusedSteps, Outcome, Schedule, Select, Step, Steps, View
 from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch
@@ -109,7 +110,7 @@ class ScheduledDriver(Driver):
         """Play it as one step, answering for clients that live here."""
         raise NotImplementedError
 
-    def round(self, state: ScheduleState, view: View, select: Callable[[], Choice]) -> Steps:
+    def round(self, state: ScheduleState, view: View, select: Select) -> Steps:
         """Play a round's share of the epoch, as one step if that is exact and gives a finite model."""
         if view.round == 0:
             _remark(self.schedule, view)
@@ -131,7 +132,7 @@ class ScheduledDriver(Driver):
         """Go on with the epoch, or draw a new one."""
         schedule, multiple = self.schedule, self.multiple(view)
         if state.epoch is None:
-            state.epoch = schedule.epoch(state.epochs, view)
+            state.epoch = expect(schedule, "epoch", schedule.epoch(state.epochs, view), Epoch, "an Epoch")
             state.epochs, state.rounds = state.epochs + 1, 0
         epoch, state.rounds = state.epoch, state.rounds + 1
         share = epoch.length * state.rounds / schedule.rounds_per_epoch

@@ -7,14 +7,13 @@ samples: both give the same model and the same account of what was sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Ask, Choice, Driver, Schedule, Step, Steps, View
+from fedstrata.core.server_parts import Ask, Driver, Schedule, Select, Step, Steps, View
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.scheduled import (
     FusedUpdates,
@@ -44,7 +43,7 @@ class Sync(Driver):
         """Refuse to work without a schedule."""
         return 'a global batch is filled by a schedule; set method.schedule = "stratified"'
 
-    def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
+    def round(self, state: None, view: View, select: Select) -> Steps:
         """Never reached: `conflicts` refuses."""
         raise RequestError("sync needs a schedule")
 

@@ -11,7 +11,7 @@ hard. The threshold of 5 clients is inferred, the depth of 10 is ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -23,7 +23,7 @@ from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Slot, Tensors
 from fedstrata.core.options import Count
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Choice, Driver, Outcome, Step, Steps, View, finish_choice
+from fedstrata.core.server_parts import Driver, Outcome, Select, Step, Steps, View
 
 Layer = Literal["head", "weight", "bias"]
 Signal = Literal["head", "weight", "bias", "loss"]
@@ -166,9 +166,9 @@ class Terraform(Driver):
         """Measure the final layer's change."""
         return () if self.signal == "loss" else (Magnitude(self.signal),)
 
-    def round(self, state: None, view: View, select: Callable[[], Choice]) -> Steps:
+    def round(self, state: None, view: View, select: Select) -> Steps:
         """Ask everybody, then the hard ones among those who answered."""
-        asks = {ask.client: ask for ask in (yield from finish_choice(select()))}
+        asks = {ask.client: ask for ask in (yield from select())}
         hard, known, everyone = list(asks), dict[int, Report](), list[int]()
         train = hard
         for iteration in range(1, self.depth + 1):

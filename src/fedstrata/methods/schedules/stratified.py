@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import Sampler
+from fedstrata.core.contract import broken, describe
 from fedstrata.core.options import Count, Fraction
 from fedstrata.core.rng import Rng
 from fedstrata.core.server_parts import Schedule, View
@@ -115,6 +116,32 @@ class Stratified(Schedule):
             f = np.minimum(totals, self.cap or totals.max(initial=0))
         return f if self.length is None else scaled(f, self.length)
 
+    def check_frequencies(self, totals: np.ndarray) -> np.ndarray:
+        """Return the frequencies if a schedule can be made of them.
+
+        Parameters
+        ----------
+        totals
+            Samples of each stratum.
+
+        Returns
+        -------
+        numpy.ndarray
+
+        Raises
+        ------
+        PartError
+            If `frequencies` gave something else than a whole number for each stratum.
+        """
+        given: Any = self.frequencies(totals)
+        allowed = f"a whole number from 0 for each of the {len(totals)} strata, and 0 for one that nobody holds"
+        if not isinstance(given, np.ndarray) or given.shape != totals.shape or given.dtype.kind not in "iu":
+            raise broken(self, "frequencies", f"gave {describe(given)}; allowed: {allowed}")
+        if (given < 0).any() or (given[totals == 0] > 0).any():
+            said = f"gave {given.tolist()} for strata of {totals.tolist()} samples"
+            raise broken(self, "frequencies", f"{said}; allowed: {allowed}")
+        return given
+
     def epoch(self, number: int, view: View) -> Epoch:
         """Draw a schedule and start with everybody who is there.
 
@@ -129,7 +156,7 @@ class Stratified(Schedule):
         -------
         Epoch
         """
-        f = self.frequencies(self.totals(view.client_info))
+        f = self.check_frequencies(self.totals(view.client_info))
         known = view.client_info.labels if self.clients == "uniform" else view.client_info.counts
         held = self.counts(known)[view.eligible] > 0
         holders = [view.eligible[held[:, p]].tolist() for p in range(len(f))]
