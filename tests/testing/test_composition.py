@@ -45,11 +45,12 @@ def test_every_part_of_every_stage_is_tried():
 
 
 def test_a_combination_is_what_runs():
-    choice = {"select": "size", "sample": "bias-aware", "correct": "moon", "also": "prox", "combine": "median"}
-    plan = session_of(overrides({**choice, "server": "yogi", "optimizer": "adam"})).plan
-    parts = [plan.selector, plan.local.sampler, *plan.local.parts.values(), plan.combiner,
-    plan.server_steps["server_step"]] names = [type(part).__name__ for part in [*parts, plan.local.optimizer]] assert
-    names == ["Size", "BiasAware", "Moon", "Prox", "Median", "Yogi", "Adam"]
+    choice = {"selector": "size", "sampler": "bias-aware", "corrections": "moon", "also": "prox", "combiner": "median"}
+    plan = session_of(overrides({**choice, "server_step": "yogi", "optimizer": "adam"})).plan
+    parts = [plan.selector, plan.local.sampler, *plan.local.parts.values(), plan.combiner]
+    parts += [plan.server_steps["server_step"], plan.local.optimizer]
+    named = ["SelectBySize", "BiasAware", "Moon", "Prox", "Median", "ServerYogi", "Adam"]
+    assert [type(part).__name__ for part in parts] == named
 
 
 def test_refusals_are_written_in_few_lines():

@@ -97,7 +97,7 @@ def test_what_a_local_part_gives_is_checked(gives, hooks, said):
         ({"grad": "v"}, r"`grad` uses 'v', which is not there. `own`, as `trainer` declares it: sum"),
         (
             {"kept": "c"},
-            r"`finish` uses 'c', which is not there. .*`context.client_state`, as `client_state` declares it: noth.*params",
+            r"`finish` uses 'c', which is not there. .*as `declare_client_state` declares it: noth.*params",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -117,7 +117,9 @@ class ForgetsItsSlot(Optimizer):
 
 
 def test_an_optimizer_without_its_slot_is_named():
-    with pytest.raises(PartError, match=r"ForgetsItsSlot: `move` uses 'v', .*`own`, as `slots` declares it: nothing"):
+    with pytest.raises(
+        PartError, match=r"ForgetsItsSlot: `move` uses 'v', .*`own`, as `declare_memory` declares it: nothing"
+    ):
         visit_of({"train.optimizer": ForgetsItsSlot()})
 
 

@@ -314,10 +314,10 @@ def _raise_missing(error: KeyError) -> NoReturn:
     if found is None:
         raise error
     part, own, frame = found
-    there = {f"`own`, as `{'slots' if isinstance(part, Optimizer) else 'lane'}` declares it": own}
+    there = {f"`own`, as `{'declare_memory' if isinstance(part, Optimizer) else 'declare_slots'}` declares it": own}
     if isinstance(context := frame.f_locals.get("visit"), ClientContext):
         there |= {
-            "`context.client_state`, as `client_state` declares it": context.client_state,
+            "`context.client_state`, as `declare_client_state` declares it": context.client_state,
             "`context.down`": context.down,
         }
     said = "; ".join(f"{place}: {', '.join(names) or 'nothing'}" for place, names in there.items())

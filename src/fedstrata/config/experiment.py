@@ -14,6 +14,7 @@ from fedstrata.config import tables
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import AtLeastOne, Count, Fraction, Natural, NonNegative, Positive, Share
+from fedstrata.methods.recipes import STAGES
 
 GIVEN = "given"  # data or model handed over from Python
 
@@ -319,7 +320,7 @@ class Experiment(Section):
     def _resolved(self) -> Experiment:
         recipe = tables.plain(registry.find("methods", self.method.name, "method.name").stages)
         stages: dict[str, Any] = {}
-        for stage in METHOD_STAGES:
+        for stage in STAGES:
             key, default, asked = f"method.{stage}", recipe.get(stage, DEFAULTS[stage]), getattr(self.method, stage)
             if stage == "corrections":
                 specs = tables.merge_lists(default, asked, key)
@@ -375,7 +376,6 @@ class Experiment(Section):
         return tomli_w.dumps(self.dump())
 
 
-METHOD_STAGES = ("schedule", "driver", "selector", "sampler", "corrections", "combiner", "server_step")
 DEFAULTS: dict[str, Any] = {
     "schedule": {"kind": "none"},
     "driver": {"kind": "rounds"},
@@ -452,7 +452,7 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
     if not isinstance(method, dict) or method.get("name", name) == name:
         return
     old = Experiment.of({"method": {"name": method["name"]}}).dump()
-    for stage in METHOD_STAGES:
+    for stage in STAGES:
         if method.get(stage) == old["method"][stage]:
             del method[stage]
     suggested = [registry.find("methods", known, "method.name").train for known in (method["name"], name)]

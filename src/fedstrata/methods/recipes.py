@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstrata.core.errors import RequestError
 
-STAGES = ("schedule", "driver", "select", "sample", "correct", "combine")
+STAGES = ("schedule", "driver", "selector", "sampler", "corrections", "combiner", "server_step")
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstrata.config.experiment import METHOD_STAGES, Experiment
+from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError, unknown_name
+from fedstrata.methods.recipes import STAGES
 from fedstrata.runs.compare.cells import Entry
 
 
 def ablate_method(whole: Entry, stages: Sequence[str]) -> tuple[list[Entry], list[str]]:
     """Return an entry for each stage in which the method is not FedAvg, and remarks about the others."""
     for stage in stages:
-        if stage not in METHOD_STAGES:
-            raise unknown_name("ablate", stage, METHOD_STAGES)
+        if stage not in STAGES:
+            raise unknown_name("ablate", stage, STAGES)
     if len(set(stages)) != len(stages):
         raise RequestError(f"a stage is named twice: {', '.join(stages)}")
     plain = Experiment.of({"method": {"name": "fedavg"}}).dump()["method"]
