@@ -109,12 +109,22 @@ class Plan:
 
     @contextmanager
     def naming_states(self) -> Iterator[None]:
-        """Say whose state it is that cannot be saved or read; `loop.State` has a field for each part's."""
+        """Say whose state it is that cannot be saved or read; `State` has a field for each part's.
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        PartError
+            With the part and what its state holds.
+        """
         try:
             yield
         except StateError as error:
             _, stage, *rest = error.path.split(".")
-            owners: dict[str, Part] = {"driver": self.driver, "select": self.selector, "combine": self.combiner}
+            owners: dict[str, Part] = {"driver": self.driver, "selector": self.selector, "combiner": self.combiner}
             owner = owners.get(stage) or self.server_steps.get(rest[0] if rest else "")
             if owner is None:
                 raise
