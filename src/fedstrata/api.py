@@ -7,6 +7,7 @@ Everything else is free to move.
 from __future__ import annotations
 
 from fedstrata.config.experiment import Experiment
+from fedstrata.core import options
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import (
     Batch,
@@ -22,22 +23,27 @@ from fedstrata.core.client_parts import (
     Sampler,
 )
 from fedstrata.core.engine import Engine
-from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
+from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
 from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
+from fedstrata.core.registry import make_part
 from fedstrata.core.server_parts import (
     Arrived,
     Ask,
+    Choice,
     Combiner,
     Driver,
     Outcome,
     Schedule,
     Scores,
+    Select,
     Selector,
     ServerStep,
     Step,
+    Steps,
     View,
 )
 from fedstrata.data.drift import Drift, Stream
@@ -49,6 +55,7 @@ from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.sets.base import Arrays, DataSet
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
+from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.models.architecture import Architecture
 from fedstrata.privacy.accounting import Accountant, FixedSize
 from fedstrata.report.run_data import RunData
@@ -77,6 +84,7 @@ __all__ = [
     "Ask",
     "Batch",
     "Buffers",
+    "Choice",
     "Client",
     "ClientContext",
     "ClientInfo",
@@ -99,6 +107,7 @@ __all__ = [
     "Followed",
     "Fraction",
     "Iid",
+    "Inputs",
     "Inspection",
     "LRSchedule",
     "Labelled",
@@ -109,6 +118,7 @@ __all__ = [
     "Order",
     "Outcome",
     "ParameterSpace",
+    "PartError",
     "Partition",
     "Plan",
     "Positive",
@@ -122,10 +132,13 @@ __all__ = [
     "Sampler",
     "Schedule",
     "Scores",
+    "Select",
     "Selector",
     "ServerStep",
     "Slot",
     "Step",
+    "Steps",
+    "Stratified",
     "Stream",
     "Sums",
     "Task",
@@ -144,6 +157,8 @@ __all__ = [
     "compare",
     "follow",
     "inspect",
+    "make_part",
+    "options",
     "replay",
     "resume",
     "train",

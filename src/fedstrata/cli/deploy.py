@@ -35,7 +35,7 @@ HERE = "127.0.0.1:8000"
 
 @app.callback()
 def refuse_windows() -> None:
-    """Processes of a deployment are started and ended by means that Windows has not."""
+    """Refuse Windows, which has not what deployments start and end processes with."""
     require_posix("fedstrata deploy")
 
 

@@ -29,7 +29,8 @@ from fedstrata.core.rng import Streams, seed_torch
 from fedstrata.core.server_parts import BY_CHOICE, Driver, ServerSide, ServerStep
 from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
-from fedstrata.data.federation import Federation, FederationInfo
+from fedstrata.data.federation import Federation
+from fedstrata.data.federation_info import FederationInfo
 from fedstrata.data.sets.base import expect_arrays
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.optimizers.at_server import AtServer, Carried

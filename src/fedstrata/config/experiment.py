@@ -244,7 +244,25 @@ class EngineChoice(Section):
 
 
 class Experiment(Section):
-    """A whole run, as the user describes it."""
+    """A whole run, as the user describes it; docs/experiment.md names every key. Make one with `Experiment.of`.
+
+    Attributes
+    ----------
+    data
+        Which samples, and who holds them.
+    model
+        Which network.
+    method
+        The recipe, and the parts of its stages.
+    train
+        Rounds, clients of a round, epochs, step sizes, when to stop and to evaluate, the seed.
+    system
+        Devices and network.
+    privacy
+        Who may see what.
+    engine
+        Where and how client updates are executed.
+    """
 
     data: Data = Data()
     model: ModelChoice = ModelChoice()
@@ -256,7 +274,36 @@ class Experiment(Section):
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | str | Path | Experiment | None = None, **overrides: Any) -> Experiment:
-        """Read a mapping or a TOML file, put dotted overrides on top, check everything and write every option out."""
+        """Read an experiment, check everything and write every option out.
+
+        Parameters
+        ----------
+        source
+            A TOML file, the same as nested mappings, another experiment, or nothing for the embedded default. Parts may
+            be objects.
+        **overrides
+            Dotted keys and their values, put on top: `**{"train.rounds": 10}`.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        RequestError
+            If the file cannot be read, a key is unknown, or a value is not allowed; the message names what is.
+
+        Examples
+        --------
+        >>> from fedstrata import Experiment
+        >>> experiment = Experiment.of({"method": {"name": "fedprox"}}, **{"train.rounds": 10})
+        >>> experiment.train.rounds, experiment.method.corrections[0]["kind"]
+        (10, 'prox')
+        >>> Experiment.of({"train": {"round": 10}})
+        Traceback (most recent call last):
+        ...
+        fedstrata.core.errors.RequestError: train.round is not an option (did you mean "rounds"?); allowed: ...
+        """
         table = source.dump() if isinstance(source, Experiment) else tables.read(source)
         if "method.name" in overrides:
             _forget_recipe(table, overrides["method.name"])
@@ -300,12 +347,32 @@ class Experiment(Section):
         )
 
     def dump(self) -> dict[str, Any]:
-        """Return plain tables; what is not set is left out."""
+        """Return plain tables; what is not set is left out.
+
+        Returns
+        -------
+        dict
+        """
         table: dict[str, Any] = tables.drop_none(self.model_dump(mode="json"))
         return table
 
     def to_toml(self) -> str:
-        """Write the experiment file."""
+        """Write the experiment file.
+
+        Returns
+        -------
+        str
+            TOML with every option; `Experiment.of` reads it back.
+
+        Examples
+        --------
+        >>> from fedstrata import Experiment
+        >>> print(Experiment.of().to_toml())
+        [data]
+        name = "digits"
+        clients = 20
+        ...
+        """
         return tomli_w.dumps(self.dump())
 
 

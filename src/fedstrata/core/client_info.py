@@ -46,25 +46,58 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of its clients. Fields a part did not declare in `needs` cannot be read."""
+    """What the server knows of its clients: `view.client_info`.
+
+    `sizes`, `labels`, `totals`, `counts` and `speeds` can be read by parts that declare them in `needs`; clients are
+    charged for telling.
+
+    Attributes
+    ----------
+    clients
+        How many there are; ids go from 0.
+    classes
+        How many labels there are.
+    holders
+        Ids of clients with data.
+    key
+        A seeded order of the clients, to break ties by.
+    known
+        What was told, by name; None: it was not.
+    ground_truth
+        What is true of clients that live here; for engines and devices, not for methods.
+    later
+        Where data move: what is known in a round.
+    proxy
+        A model's loss on samples that the server holds; None where `data.proxy` is 0 or no part needs "proxy".
+    setup
+        Bytes it took to tell, where that was not done in plain numbers.
+    clusters
+        Of every client, found without label counts being told; -1: it has no data.
+    """
 
     clients: int
     classes: int
-    holders: np.ndarray  # ids of clients with data
-    key: np.ndarray  # seeded tie-break
-    known: Mapping[str, np.ndarray | None] = field(default_factory=dict)  # what was told, by name; None: it was not
-    ground_truth: GroundTruth | None = (
-        None  # what is true of clients that live here; for engines and devices, not for methods
-    )
-    later: Callable[[int], ClientInfo] | None = None  # where data move: what is known in a round
-    proxy: Callable[[FlatModel], float] | None = (
-        None  # a model's loss on samples that the server holds, if it holds any
-    )
-    setup: int | None = None  # bytes it took to tell, where that was not done in plain numbers
-    clusters: np.ndarray | None = None  # of every client, found without label counts being told; -1: it has no data
+    holders: np.ndarray
+    key: np.ndarray
+    known: Mapping[str, np.ndarray | None] = field(default_factory=dict)
+    ground_truth: GroundTruth | None = None
+    later: Callable[[int], ClientInfo] | None = None
+    proxy: Callable[[FlatModel], float] | None = None
+    setup: int | None = None
+    clusters: np.ndarray | None = None
 
     def at(self, round: int) -> ClientInfo:
-        """Return what is known in a round."""
+        """Return what is known in a round.
+
+        Parameters
+        ----------
+        round
+            Counted from 0.
+
+        Returns
+        -------
+        ClientInfo
+        """
         return self if self.later is None else replace(self.later(round), proxy=self.proxy, clusters=self.clusters)
 
     @property
@@ -110,7 +143,12 @@ class ClientInfo:
         return sum(numbers * (4 if name in ("labels", "totals", "counts") else 8) for name, numbers in told.items())
 
     def without_ground_truth(self) -> ClientInfo:
-        """Return the same for clients that live elsewhere: nobody can answer in their place."""
+        """Return the same for clients that live elsewhere: nobody can answer in their place.
+
+        Returns
+        -------
+        ClientInfo
+        """
         later = self.later
         return replace(
             self, ground_truth=None, later=None if later is None else lambda round: later(round).without_ground_truth()

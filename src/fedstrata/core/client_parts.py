@@ -28,10 +28,24 @@ from fedstrata.core.rng import Rng, Streams
 
 @dataclass(frozen=True)
 class Client:
-    """One client as its own parts see it. Parts speak of positions 0..n-1; only the trainer knows rows."""
+    """One client as its own parts see it. Parts speak of positions 0..n-1; only the trainer knows rows.
+
+    Attributes
+    ----------
+    id
+        From 0.
+    rows
+        Of its samples in the resident data.
+    labels
+        Class index of each of its samples, by position.
+    classes
+        How many labels there are at all clients.
+    speed
+        Relative capacity of its device.
+    """
 
     id: int
-    rows: np.ndarray  # into the resident data
+    rows: np.ndarray
     labels: np.ndarray
     classes: int
     speed: float = 1.0
@@ -46,17 +60,33 @@ Of = Literal["loss", "gradient", "head-gradient"]  # in what samples may differ:
 
 
 class SampleScores(NamedTuple):
-    """How the received model does on a client's own samples, in eval mode."""
+    """How the received model does on a client's own samples, in eval mode.
+
+    Attributes
+    ----------
+    losses
+        Cross-entropy of each sample, [n].
+    probabilities
+        Of each label, [n, classes].
+    """
 
     losses: np.ndarray
     probabilities: np.ndarray
 
 
 class Gradient(NamedTuple):
-    """Of the sum of some samples' losses, under the received model."""
+    """Of the sum of some samples' losses, under the received model.
+
+    Attributes
+    ----------
+    sum
+        The gradient, flat.
+    loss
+        Mean over the samples.
+    """
 
     sum: Tensor
-    loss: Tensor  # mean over the samples
+    loss: Tensor
 
 
 @dataclass
@@ -78,39 +108,99 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class ClientContext:
-    """One task at one client: everything a client-side part may look at."""
+    """One task at one client: everything a client-side part may look at.
+
+    Attributes
+    ----------
+    client
+        Its samples and labels.
+    task
+        What the server asks for, `task.config` included.
+    client_state
+        This client's own state, read only; scoped to the part that asks.
+    down
+        The server's broadcast, likewise.
+    epochs, batch_size
+        How long to train, and on how many samples at a time.
+    rate
+        Step size of this round.
+    rng
+        `rng(purpose)` gives a numpy generator of this client update.
+    score_samples
+        `score_samples(positions=None)` gives losses and probabilities of all samples, or of those at some positions,
+        under the received model. It costs one forward pass over them.
+    gradient
+        `gradient(positions)`, of the samples at some positions, in training mode.
+    sample_variance
+        `sample_variance(of, positions)`: how much samples differ under the received model in their "loss", "gradient"
+        or "head-gradient"; None: all samples.
+    rounds
+        How many the run has.
+    planned
+        Size of its batches, known once the sampler has planned.
+    steps
+        Local steps, likewise.
+    rate_sum
+        Sum of the step sizes, likewise.
+    probe_work
+        What looking at samples cost so far.
+    """
 
     client: Client
     task: Task
-    client_state: Tensors  # this client's own state, read only; scoped to the part that asks
-    down: Tensors  # the server's broadcast, likewise
+    client_state: Tensors
+    down: Tensors
     epochs: int
     batch_size: int
-    rate: float  # step size of this round
+    rate: float
     rng: Draw
-    score_samples: Callable[
-        ..., SampleScores
-    ]  # scores samples(positions=None): all samples, or those at some positions
-    gradient: Callable[[np.ndarray], Gradient]  # of the samples at some positions, in training mode
-    sample_variance: Callable[[Of, np.ndarray | None], float]  # how much samples differ under the received model
+    score_samples: Callable[..., SampleScores]
+    gradient: Callable[[np.ndarray], Gradient]
+    sample_variance: Callable[[Of, np.ndarray | None], float]
     rounds: int = 1
-    planned: int = 0  # size of its batches, known once the sampler has planned
-    steps: int = 0  # likewise
+    planned: int = 0
+    steps: int = 0
     rate_sum: float = 0.0
     probe_work: ProbeWork = field(default_factory=ProbeWork)
 
     def batch(self) -> np.ndarray:
-        """Draw one batch to look at; of equal size, it is the same in a probe and in the training that follows."""
+        """Draw one batch to look at; of equal size, it is the same in a probe and in the training that follows.
+
+        Returns
+        -------
+        numpy.ndarray
+            Positions, in order.
+        """
         samples = self.client.samples
         size = min(self.planned or self.batch_size, samples)
         return np.sort(self.rng("probe").choice(samples, size, replace=False))
 
     def batch_variance(self, of: Of) -> float:
-        """Tell how much the samples of one batch differ under the received model, in eval mode."""
+        """Tell how much the samples of one batch differ under the received model, in eval mode.
+
+        Parameters
+        ----------
+        of
+            In what: "loss", "gradient" (of all layers) or "head-gradient" (of the last).
+
+        Returns
+        -------
+        float
+        """
         return self.sample_variance(of, self.batch())
 
     def scope(self, part: str) -> ClientContext:
-        """Show a part its own state and broadcast under its own names."""
+        """Show a part its own state and broadcast under its own names.
+
+        Parameters
+        ----------
+        part
+            The name of the part in the plan.
+
+        Returns
+        -------
+        ClientContext
+        """
         if not any("/" in name for names in (self.client_state, self.down) for name in names):
             return self
         return fast_replace(self, client_state=scope(self.client_state, part), down=scope(self.down, part))
@@ -118,13 +208,34 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class Order:
-    """Which samples a client trains on, in which order: positions, one array an epoch."""
+    """Which samples a client trains on, in which order.
+
+    Attributes
+    ----------
+    epochs
+        Positions, one array an epoch.
+    batch_size
+        How many positions make a batch; the last one of an epoch may be smaller.
+    metrics
+        Numbers for the report.
+    client_state
+        What the sampler keeps at the client until its next update.
+    samples
+        That the report stands for; None: all of the client's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedstrata import Order
+    >>> Order((np.array([2, 0, 1]), np.array([1, 2, 0])), batch_size=2).batch_size
+    2
+    """
 
     epochs: tuple[np.ndarray, ...]
     batch_size: int
     metrics: Mapping[str, Value] = field(default_factory=dict)
     client_state: Tensors = field(default_factory=dict)
-    samples: int | None = None  # that the report stands for; None: all of the client's
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.epochs, tuple | list):
@@ -148,91 +259,289 @@ def _positions(epoch: Any) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Done:
-    """What a part or a program gives back at the end of a client update."""
+    """What a part or a program gives back at the end of a client update.
 
-    metrics: Mapping[str, Value | Tensor] = field(default_factory=dict)  # open numbers; 0-d tensors are read later
-    aggregated: Tensors = field(default_factory=dict)  # only their weighted sum reaches the server
-    open_tensors: Tensors = field(default_factory=dict)  # open tensors
-    client_state: Tensors = field(default_factory=dict)  # this client's new state
-    samples: int | None = None  # that the report stands for; None: all of the client's
-    loss: Tensor | float = 0.0  # their mean loss
-    work: float = 0.0  # samples that went through the model, forward and back, beside those that were looked at
+    Attributes
+    ----------
+    metrics
+        Open numbers for the report; 0-d tensors are read later.
+    aggregated
+        Tensors of which only the weighted sum reaches the server; declared by `declare_aggregated`.
+    open_tensors
+        Tensors that the server sees; a part that gives any says `opens_tensors`.
+    client_state
+        This client's new state; declared by `declare_client_state`.
+    samples
+        That the report stands for; None: all of the client's. Only programs say this, like the next two.
+    loss
+        Mean loss of these samples.
+    work
+        Samples that went through the model, forward and back, beside those that were looked at.
+    """
+
+    metrics: Mapping[str, Value | Tensor] = field(default_factory=dict)
+    aggregated: Tensors = field(default_factory=dict)
+    open_tensors: Tensors = field(default_factory=dict)
+    client_state: Tensors = field(default_factory=dict)
+    samples: int | None = None
+    loss: Tensor | float = 0.0
+    work: float = 0.0
 
 
 @dataclass
 class Buffers:
-    """All that the local step touches. Shapes and addresses are fixed; contents are filled before a client update."""
+    """All that the local step touches. Shapes and addresses are fixed; contents are filled before a client update.
 
-    x: Tensor  # resident data, all clients
+    Attributes
+    ----------
+    x, y
+        Resident data, of all clients.
+    w
+        Weights, flat.
+    g
+        Gradient, flat; the module's `.grad` are views.
+    b
+        Norm statistics and other float buffers, flat.
+    w0, b0
+        The model as received.
+    index
+        Ring of batches: [ring, width] rows of the data.
+    weight
+        [ring, width] sample weights; 0 is padding.
+    keys
+        [ring, width] what each sample's random bits are made of.
+    rate
+        [ring] step sizes.
+    t
+        [1] local step.
+    loss
+        [] sum of cross-entropies so far.
+    head
+        The last layer, inside `w`.
+    at
+        `at(params, buffers, x)` gives features and logits of another model, in eval mode.
+    """
+
+    x: Tensor
     y: Tensor
-    w: Tensor  # weights, flat
-    g: Tensor  # gradient, flat; the module's .grad are views
-    b: Tensor  # norm statistics and other float buffers, flat
-    w0: Tensor  # the model as received
+    w: Tensor
+    g: Tensor
+    b: Tensor
+    w0: Tensor
     b0: Tensor
-    index: Tensor  # ring of batches: [ring, width] rows of the data
-    weight: Tensor  # [ring, width] sample weights; 0 is padding
-    keys: Tensor  # [ring, width] what each sample's random bits are made of
-    rate: Tensor  # [ring] step sizes
-    t: Tensor  # [1] local step
-    loss: Tensor  # [] sum of cross-entropies so far
+    index: Tensor
+    weight: Tensor
+    keys: Tensor
+    rate: Tensor
+    t: Tensor
+    loss: Tensor
     head: slice
-    at: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # (params, buffers, x) -> features, logits; eval
+    at: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Batch(NamedTuple):
-    """One batch inside the local step."""
+    """One batch inside the local step.
+
+    Attributes
+    ----------
+    x, y
+        Samples as the network sees them, and their labels.
+    weight
+        Of each sample; 0 is padding.
+    features
+        Input of the head.
+    logits
+        Its output.
+    each
+        Cross-entropy of every sample.
+    """
 
     x: Tensor
     y: Tensor
     weight: Tensor
-    features: Tensor  # input of the head
+    features: Tensor
     logits: Tensor
-    each: Tensor  # cross-entropy of every sample
+    each: Tensor
 
 
 class LocalPart(Part):
     """A correction, a meter or a local optimizer. Override what you need; `own` holds the slots you declared.
 
-    `logits`, `loss`, `observe` and `grad` run inside the local step, which may be captured: no host read
-    (`float`, `.item()`, boolean masks), no data-dependent shape, the same operations whatever the client.
-    `logits` and `loss` are pure; writing is for `observe` and `grad`.
-    `fedstrata.testing.check_correction` checks all this.
+    `edit_logits`, `add_loss`, `observe` and `edit_gradient` run inside the local step, which may be captured: no host
+    read (`float`, `.item()`, boolean masks), no data-dependent shape, the same operations whatever the client.
+    `edit_logits` and `add_loss` are pure; writing is for `observe` and `edit_gradient`. `check_correction` checks all
+    this.
+
+    Attributes
+    ----------
+    opens_tensors
+        True: `finish` gives `open_tensors`, which is refused under masked aggregation.
+
+    Examples
+    --------
+    A meter, which a part at the server asks for in `meters`:
+
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> import fedstrata
+    >>> from fedstrata import Done, LocalPart, Selector, Slot
+    >>> @dataclass(frozen=True)
+    ... class LargestLoss(LocalPart):
+    ...     '''Reports the largest loss of a sample.'''
+    ...
+    ...     def declare_slots(self, space):
+    ...         return {"most": Slot()}
+    ...
+    ...     def fill(self, own, buf, context):
+    ...         own["most"].zero_()
+    ...
+    ...     def observe(self, own, buf, batch):
+    ...         own["most"].copy_(torch.maximum(own["most"], (batch.each * batch.weight.sign()).max()))
+    ...
+    ...     def finish(self, own, buf, context):
+    ...         return Done(metrics={"largest_loss": own["most"].clone()})
+    >>> @dataclass(frozen=True)
+    ... class FirstOnes(Selector):
+    ...     '''The first clients train, and say how large their losses are.'''
+    ...
+    ...     def meters(self, others):
+    ...         return (LargestLoss(),)
+    ...
+    ...     def select(self, state, view):
+    ...         return view.eligible[: view.k].tolist()
+    >>> run = fedstrata.train(overrides={"method.selector": FirstOnes(), "train.rounds": 1})
+    >>> step = run.events()[-1]["steps"][0]
+    >>> sorted(step["metrics"]["0"])
+    ['largest_loss']
     """
 
-    opens_tensors: ClassVar[bool] = False  # True: `finish` shows tensors, which is refused under masked aggregation
+    opens_tensors: ClassVar[bool] = False
 
     def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
-        """Declare static buffers."""
+        """Declare static buffers: what differs between clients goes into them.
+
+        Parameters
+        ----------
+        space
+            Layout of the model.
+
+        Returns
+        -------
+        Mapping
+            Slots by name.
+        """
         return {}
 
     def declare_aggregated(self, space: ParameterSpace) -> Mapping[str, Slot]:
-        """Declare what `finish` adds to the summed half of the report."""
+        """Declare what `finish` adds to the summed half of the report.
+
+        Parameters
+        ----------
+        space
+            Layout of the model.
+
+        Returns
+        -------
+        Mapping
+            Slots by name.
+        """
         return {}
 
     def declare_client_state(self, space: ParameterSpace) -> Mapping[str, Slot]:
-        """Declare what stays with the client between client updates; zeros before the first."""
+        """Declare what stays with the client between client updates; zeros before the first.
+
+        Parameters
+        ----------
+        space
+            Layout of the model.
+
+        Returns
+        -------
+        Mapping
+            Slots by name.
+        """
         return {}
 
     def fill(self, own: Tensors, buf: Buffers, context: ClientContext) -> None:
-        """Write this client update's values into the slots, on the host."""
+        """Write this client update's values into the slots, on the host.
+
+        Parameters
+        ----------
+        own
+            The declared slots, with what the client before left in them.
+        buf
+            Buffers of the local step; `buf.w0` is the received model.
+        context
+            The client and its task.
+        """
 
     def edit_logits(self, own: Tensors, buf: Buffers, logits: Tensor) -> Tensor:
-        """Change the logits before the loss."""
+        """Change the logits before the loss.
+
+        Parameters
+        ----------
+        own, buf
+            As in `fill`.
+        logits
+            Of the batch.
+
+        Returns
+        -------
+        Tensor
+            New logits; the old ones are not changed in place.
+        """
         return logits
 
     def add_loss(self, own: Tensors, buf: Buffers, batch: Batch) -> Tensor | None:
-        """Add a term to the loss."""
+        """Add a term to the loss.
+
+        Parameters
+        ----------
+        own, buf
+            As in `fill`.
+        batch
+            Padded samples have weight 0.
+
+        Returns
+        -------
+        Tensor or None
+            The term, one number.
+        """
         return None
 
     def observe(self, own: Tensors, buf: Buffers, batch: Batch) -> None:
-        """Accumulate into own slots after the backward pass."""
+        """Accumulate into own slots after the backward pass.
+
+        Parameters
+        ----------
+        own, buf, batch
+            As in `add_loss`.
+        """
 
     def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
-        """Edit the gradient `buf.g`; an optimizer moves `buf.w`."""
+        """Edit the gradient `buf.g` in place; an optimizer moves `buf.w`.
+
+        Parameters
+        ----------
+        own, buf
+            As in `fill`.
+        rate
+            Step size.
+        """
 
     def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
-        """Report after the last step, without a host read. Give copies: the buffers serve the next client."""
+        """Report after the last step, without a host read.
+
+        Parameters
+        ----------
+        own, buf, context
+            As in `fill`; `buf.w - buf.w0` is the update.
+
+        Returns
+        -------
+        Done
+            With copies: the buffers serve the next client.
+        """
         return Done()
 
 
@@ -240,20 +549,79 @@ class Correction(LocalPart):
     """How the local step is held back; or a meter, which only looks on.
 
     Several corrections work in one plan, in the order of their list.
+
+    Write the hooks of `LocalPart` that it needs; for a server half, derive from `ServerStep` as well.
+    `check_correction` checks it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class Tether(fedstrata.Correction):
+    ...     '''Weights are drawn back to the received model.'''
+    ...
+    ...     strength: fedstrata.options.NonNegative = 0.1
+    ...
+    ...     def edit_gradient(self, own, buf, rate):
+    ...         buf.g.add_(buf.w - buf.w0, alpha=self.strength)
+    >>> run = fedstrata.train(overrides={"method.corrections": [Tether(0.5)], "train.rounds": 1})
+    >>> run.summary["rounds"]
+    1
     """
 
 
 class Sampler(Part):
-    """Which of a client's samples, in which order."""
+    """Which of a client's samples, in which order.
+
+    Write `plan`; `width` if batches may be wider than the batch size. `check_sampler` checks it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class EasyFirst(fedstrata.Sampler):
+    ...     '''Every epoch passes over the samples from low loss to high.'''
+    ...
+    ...     def plan(self, context):
+    ...         easy_first = np.argsort(context.score_samples().losses, kind="stable")
+    ...         return fedstrata.Order((easy_first,) * context.epochs, context.batch_size)
+    >>> run = fedstrata.train(overrides={"method.sampler": EasyFirst(), "train.rounds": 1})
+    >>> run.summary["rounds"]
+    1
+    """
 
     def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
-        """Largest batch this sampler may ask for, from the largest client's samples and the fastest one's speed."""
+        """Return the largest batch that this sampler may ask for.
+
+        Parameters
+        ----------
+        batch_size
+            As the experiment says.
+        largest
+            Samples of the largest client.
+        fastest
+            Speed of the fastest one.
+
+        Returns
+        -------
+        int
+        """
         return min(batch_size, largest)
 
     def plan(self, context: ClientContext) -> Order:
-        """Return the order of this client update.
+        """Plan the batches of a client update.
 
-        `context.score_samples()` costs one forward pass over the client's data.
+        Parameters
+        ----------
+        context
+            The client and its task. `context.score_samples()` costs one forward pass over the client's data.
+
+        Returns
+        -------
+        Order
         """
         raise NotImplementedError
 
@@ -267,20 +635,62 @@ Program = Callable[[ClientContext], Done]  # what a client does for a task that 
 
 
 class Optimizer(LocalPart):
-    """How weights follow a gradient: `slots` and `move` are all there is to write.
+    """How weights follow a gradient: `step` and, if it remembers, `declare_memory` are all there is to write.
 
-    What it remembers between steps is forgotten at the end of a client update (`fresh`), stays with the client
-    (`kept`), or travels with the model (`carried`). Memory that came with the model always goes back with it.
+    `check_correction(part, optimizer=True)` checks it.
+
+    Attributes
+    ----------
+    state
+        What it remembers between steps is forgotten at the end of a client update ("fresh"), stays with the client
+        ("kept"), or travels with the model ("carried"). Memory that came with the model always goes back with it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class Signs(fedstrata.Optimizer):
+    ...     '''Every weight moves by the step size, against the sign of its gradient.'''
+    ...
+    ...     def step(self, own, w, g, rate):
+    ...         w.sub_(g.sign_().mul_(rate))
+    >>> run = fedstrata.train(overrides={"train.optimizer": Signs(), "train.lr": 0.01, "train.rounds": 1})
+    >>> run.summary["rounds"]
+    1
     """
 
     state: Literal["fresh", "kept", "carried"] = "fresh"
 
     def declare_memory(self, space: ParameterSpace) -> Mapping[str, Slot]:
-        """Declare what is remembered between steps; zeros before the first."""
+        """Declare what is remembered between steps; zeros before the first.
+
+        Parameters
+        ----------
+        space
+            Layout of the model.
+
+        Returns
+        -------
+        Mapping
+            Slots by name.
+        """
         return {}
 
     def step(self, own: Tensors, w: Tensor, g: Tensor, rate: Tensor) -> None:
-        """Move the weights `w`, in place; `g` may be used up."""
+        """Move the weights, in place.
+
+        Parameters
+        ----------
+        own
+            The declared memory, to be changed in place.
+        w
+            Weights, flat.
+        g
+            Their gradient; it may be used up.
+        rate
+            Step size.
+        """
         raise NotImplementedError
 
     def declare_slots(self, space: ParameterSpace) -> Mapping[str, Slot]:
@@ -317,10 +727,41 @@ class Optimizer(LocalPart):
 
 
 class LRSchedule(Part):
-    """A factor on the base rate, by share of the run."""
+    """A factor on the clients' step size `train.lr`, by time.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class WarmUp(fedstrata.LRSchedule):
+    ...     '''The rate grows over the first rounds.'''
+    ...
+    ...     over: fedstrata.options.Count = 5
+    ...
+    ...     def factor(self, round, rounds, unit=1.0):
+    ...         return min(1.0, (round + unit) / self.over)
+    >>> [WarmUp(4).factor(round, rounds=50) for round in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    >>> run = fedstrata.train(overrides={"train.lr_schedule": WarmUp(), "train.rounds": 1})
+    """
 
     def factor(self, round: float, rounds: int, unit: float = 1.0) -> float:
-        """Return the factor at a time in rounds from 0; `unit` is the time between two steps of the schedule."""
+        """Return the factor at a time.
+
+        Parameters
+        ----------
+        round
+            The time in rounds, from 0; a fraction where a round has several steps.
+        rounds
+            How many the run has.
+        unit
+            The time between two steps of the schedule.
+
+        Returns
+        -------
+        float
+        """
         return 1.0
 
 

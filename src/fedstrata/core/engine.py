@@ -24,32 +24,102 @@ class Log(Protocol):
 
 
 class Engine(Protocol):
-    """Where client updates happen: workers on this machine, or real sites."""
+    """Where client updates happen: workers on this machine, or real sites.
 
-    device: str  # where models are evaluated
-    can_fuse: bool  # whether it can execute `FusedSteps`: all clients' samples lie in one place
-    all_reduce_sum: AllReduceSum | None  # None: in the open
+    Attributes
+    ----------
+    device
+        Where models are evaluated.
+    can_fuse
+        Whether it can execute `FusedSteps`: all clients' samples lie in one place.
+    all_reduce_sum
+        How clients that meet in the middle of a step add up; None: in the open.
+    """
+
+    device: str
+    can_fuse: bool
+    all_reduce_sum: AllReduceSum | None
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
-        """Run tasks; return the open half of every report that came back, in task order."""
+        """Run the tasks of a step.
+
+        Parameters
+        ----------
+        step
+            What is played.
+        tasks
+            One for every client that is asked.
+
+        Returns
+        -------
+        list of Report
+            The open half of every report that came back, in task order.
+        """
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
-        """Sum what the last step's clients sent: the only road to `Report.aggregated`. May be `Unsummable`."""
+        """Sum what the last step's clients sent: the only road to `Report.aggregated`.
+
+        Parameters
+        ----------
+        weights
+            Of each client, in the order in which to add.
+
+        Returns
+        -------
+        Sums
+
+        Raises
+        ------
+        UnsummableError
+            If too few clients are left to sum what they sent; the run goes on without it.
+        """
 
     def each(self) -> Mapping[int, Report]:
-        """Return the last step's reports whole."""
+        """Return the last step's reports whole.
+
+        Returns
+        -------
+        Mapping
+            By client.
+        """
 
     def overhead_bytes(self) -> tuple[int, int]:
-        """Return the bytes that the last step's sum took, up and down, beside what its messages declare."""
+        """Return what the last step's sum took beside what its messages declare.
+
+        Returns
+        -------
+        tuple of int
+            Bytes up and down.
+        """
 
     def settle(self, accepted: Collection[int], tag: Tag) -> None:
-        """Commit the state of the clients whose report counted; forget the others' new state."""
+        """Commit the state of the clients whose report counted; forget the others' new state.
+
+        Parameters
+        ----------
+        accepted
+            Clients whose report counted.
+        tag
+            (round, step) of the report.
+        """
 
     def client_states(self) -> ClientStates:
-        """Return the state of every client that has any, for the checkpoint."""
+        """Return the state of every client that has any, for the checkpoint.
+
+        Returns
+        -------
+        Mapping
+            By client: the tag of the report that its state came with, and the tensors.
+        """
 
     def restore(self, client_states: ClientStates) -> None:
-        """Take client state back from a checkpoint."""
+        """Take client state back from a checkpoint.
+
+        Parameters
+        ----------
+        client_states
+            As `client_states` gave them.
+        """
 
     def close(self) -> None:
         """End workers and free memory."""

@@ -7,13 +7,31 @@ from difflib import get_close_matches
 
 
 class FedstrataError(Exception):
-    """The run failed; exit code 1."""
+    """The run failed; exit code 1.
+
+    Attributes
+    ----------
+    exit_code
+        What the command line ends with.
+    """
 
     exit_code = 1
 
 
 class RequestError(FedstrataError):
-    """The request was wrong: bad experiment, bad data, bad folder; exit code 2."""
+    """The request was wrong: bad experiment, bad data, bad folder; exit code 2.
+
+    The message names the key, the value and what is allowed.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> try:
+    ...     fedstrata.train(overrides={"train.rounds": 0})
+    ... except fedstrata.RequestError as error:
+    ...     print(error)
+    train.rounds = 0 is not valid; allowed: a number >= 1
+    """
 
     exit_code = 2
 
@@ -23,7 +41,23 @@ class DamagedError(RequestError):
 
 
 class PartError(FedstrataError, ValueError):
-    """A part broke its contract: the message names the part, what it gave, and what is allowed."""
+    """A part broke its contract: the message names the part, what it gave, and what is allowed.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class Nobody(fedstrata.Selector):
+    ...     '''Chooses a client that is not there.'''
+    ...
+    ...     def select(self, state, view):
+    ...         return [99]
+    >>> fedstrata.train(overrides={"method.selector": Nobody(), "train.rounds": 1})
+    Traceback (most recent call last):
+    ...
+    fedstrata.core.errors.PartError: Nobody: `select` chose client 99; there are 0 to 19
+    """
 
 
 class UnsummableError(FedstrataError):

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 
 class Segment(NamedTuple):
-    """A named tensor inside a flat vector."""
+    """A named tensor inside a flat vector.
+
+    Attributes
+    ----------
+    name
+        As in the module's `state_dict`.
+    shape
+        Of the tensor.
+    start
+        Index of its first element.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -42,15 +52,38 @@ class ParameterSpace:
     """Places of a module's trainable tensors in `params` and of its float buffers in `buffers`.
 
     Frozen parameters and integer buffers (counters, tables) are part of the architecture: they do not travel.
+
+    Attributes
+    ----------
+    params
+        Name, shape and start of every trainable tensor.
+    buffers
+        The same of every float buffer.
+    head
+        The last layer, inside `params`.
+    head_weight, head_bias
+        Its tensors, likewise.
+    norms
+        Batch norms with running statistics.
+    normed
+        Whether there are batch norms at all.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from fedstrata import ParameterSpace
+    >>> space = ParameterSpace.of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), head="2")
+    >>> space.P, space.head, space.classes
+    (23, slice(15, 23, None), 2)
     """
 
     params: tuple[Segment, ...]
     buffers: tuple[Segment, ...]
-    head: slice  # the last layer, inside params
+    head: slice
     head_weight: slice
     head_bias: slice
-    norms: tuple[Norm, ...] = ()  # batch norms with running statistics
-    normed: bool = False  # whether there are any at all
+    norms: tuple[Norm, ...] = ()
+    normed: bool = False
 
     @property
     def P(self) -> int:
@@ -74,7 +107,19 @@ class ParameterSpace:
 
     @classmethod
     def of(cls, module: nn.Module, head: str) -> ParameterSpace:
-        """Lay a module out; `head` is the name of its last layer."""
+        """Lay a module out.
+
+        Parameters
+        ----------
+        module
+            Any module.
+        head
+            The name of its last layer.
+
+        Returns
+        -------
+        ParameterSpace
+        """
         params = _places([(n, p) for n, p in module.named_parameters() if p.requires_grad])
         buffers = _places([(n, b) for n, b in module.named_buffers() if b.is_floating_point()])
 
@@ -88,7 +133,17 @@ class ParameterSpace:
         return cls(params, buffers, *heads, _norms(module, buffers), normed)
 
     def bind(self, module: nn.Module, params: Tensor, buffers: Tensor, grads: Tensor | None = None) -> None:
-        """Make the module's tensors views into the flat vectors."""
+        """Make the module's tensors views into the flat vectors.
+
+        Parameters
+        ----------
+        module
+            The one that was laid out, or one like it.
+        params, buffers
+            Flat vectors of `P` and `Q` numbers.
+        grads
+            Likewise for the gradients; None: they stay as they are.
+        """
         own_params, modules = dict(module.named_parameters()), dict(module.named_modules())
         for place in self.params:
             own_params[place.name].data = place.of(params)
@@ -99,12 +154,37 @@ class ParameterSpace:
             modules[owner]._buffers[name] = place.of(buffers)
 
     def named(self, model: FlatModel) -> dict[str, Tensor]:
-        """Return the model's tensors by name."""
+        """Return the model's tensors by name.
+
+        Parameters
+        ----------
+        model
+            A model of this space.
+
+        Returns
+        -------
+        dict
+            Views into the flat vectors.
+        """
         params = {p.name: p.of(model.params) for p in self.params}
         return params | {b.name: b.of(model.buffers) for b in self.buffers}
 
     def flatten(self, named: Mapping[str, Tensor], dtype: torch.dtype, params: bool = True) -> FlatModel:
-        """Collect a model, or its buffers alone, from tensors by name; the inverse of `named`."""
+        """Collect a model from tensors by name; the inverse of `named`.
+
+        Parameters
+        ----------
+        named
+            Tensors, such as a `state_dict`.
+        dtype
+            Of the flat vectors.
+        params
+            False: the buffers alone.
+
+        Returns
+        -------
+        FlatModel
+        """
 
         def join(places: tuple[Segment, ...]) -> Tensor:
             flat = [named[p.name].detach().to("cpu", dtype).reshape(-1) for p in places]
@@ -115,13 +195,32 @@ class ParameterSpace:
 
 @dataclass(frozen=True)
 class FlatModel:
-    """A model's numbers, flat. Never changed in place: a new model is a new object."""
+    """A model's numbers, flat. Never changed in place: a new model is a new object.
+
+    Attributes
+    ----------
+    params
+        Trainable numbers, [P]; `ParameterSpace` says which is which.
+    buffers
+        Norm statistics and other float buffers, [Q].
+    """
 
     params: Tensor
     buffers: Tensor
 
     def wire(self, buffers: bool = True) -> dict[str, Tensor]:
-        """Return what travels to a client, with or without norm statistics."""
+        """Return what travels to a client.
+
+        Parameters
+        ----------
+        buffers
+            With norm statistics.
+
+        Returns
+        -------
+        dict
+            "params" and, where there are any, "buffers".
+        """
         return {"params": self.params} | ({"buffers": self.buffers} if buffers and self.buffers.numel() else {})
 
 

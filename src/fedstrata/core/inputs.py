@@ -13,16 +13,35 @@ from fedstrata.core.counter_rng import Clock
 
 @dataclass(frozen=True)
 class Inputs:
-    """Images stay uint8 until here. Normalisation is by channel.
+    """How stored samples become what a network sees. Images stay uint8 until here.
 
-    Augmentation draws from the client update's own stream.
+    Normalisation is by channel. Augmentation draws from the client update's own stream.
+
+    Attributes
+    ----------
+    scale
+        What samples are divided by: 255 for images.
+    mean, std
+        By channel, after scaling; None: samples are not normalised.
+    crop
+        Pixels of padding, out of which a window of the old size is cut.
+    flip
+        Left and right, every other image.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedstrata import Inputs
+    >>> inputs = Inputs(scale=255.0, mean=(0.5,), std=(0.25,))
+    >>> inputs(torch.full((1, 1, 1, 2), 255, dtype=torch.uint8), torch.float32)
+    tensor([[[[2., 2.]]]])
     """
 
-    scale: float = 1.0  # 255 for images
+    scale: float = 1.0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    crop: int = 0  # pixels of padding, out of which a window of the old size is cut
-    flip: bool = False  # left and right, every other image
+    crop: int = 0
+    flip: bool = False
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Scale and normalise; whole numbers that are not pixels (tokens) stay as they are."""
@@ -39,13 +58,34 @@ class Inputs:
         return (x - mean) / std
 
     def keeps(self, x: Tensor) -> bool:
-        """Say whether samples of the run's own type stay as they are."""
+        """Say whether samples of the run's own type stay as they are.
+
+        Parameters
+        ----------
+        x
+            Samples.
+
+        Returns
+        -------
+        bool
+        """
         return x.dtype != torch.uint8 and self.scale == 1.0 and (self.mean is None or self.std is None)
 
     def augment(self, x: Tensor, clock: Clock) -> Tensor:
         """Shift and flip each image of a batch by chance; the same operations whatever the chance says.
 
         The border that a shift lets in is 0 after normalisation: the mean colour, not black.
+
+        Parameters
+        ----------
+        x
+            Images that are scaled and normalised.
+        clock
+            Random numbers of the batch.
+
+        Returns
+        -------
+        Tensor
         """
         if not (self.crop or self.flip) or x.ndim != 4:
             return x

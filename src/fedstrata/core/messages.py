@@ -23,10 +23,24 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor declared before it exists: sizes trainer buffers, client state and messages."""
+    """A tensor declared before it exists: sizes trainer buffers, client state and messages.
+
+    Attributes
+    ----------
+    shape
+        Of the tensor; `()` is one number.
+    dtype
+        None: the run's float type.
+
+    Examples
+    --------
+    >>> from fedstrata import Slot
+    >>> {"velocity": Slot((1000,)), "seen": Slot()}
+    {'velocity': Slot(shape=(1000,), dtype=None), 'seen': Slot(shape=(), dtype=None)}
+    """
 
     shape: tuple[int, ...] = ()
-    dtype: torch.dtype | None = None  # None: the run's float type
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, tuple) or not isinstance(self.dtype, torch.dtype | None):
@@ -36,18 +50,43 @@ class Slot:
 
 @dataclass(frozen=True)
 class Task:
-    """Server to client: run one program."""
+    """Server to client: run one program.
+
+    Attributes
+    ----------
+    client
+        Its id.
+    round
+        Counted from 0.
+    step
+        Exchanges before this one in the round.
+    kind
+        The program: "train", or one that a part brings in `programs`.
+    turn
+        Exchanges of the same kind before this one. It keys random draws, so that a probe never shifts what training
+        draws.
+    part
+        Where in the round this is, (i, n): moves learning rates.
+    config
+        Values for this client, from its `Ask`.
+    down
+        Tensors "params" and "buffers", and broadcasts of server steps; shared by all tasks of the step.
+    accepted
+        (round, step) of this client's last report that counted: its state starts from there.
+    durable
+        The same as of the last checkpoint: a site keeps that version too.
+    """
 
     client: int
     round: int
-    step: int  # exchanges before this one in the round
+    step: int
     kind: str = "train"
-    turn: int = 0  # those of the same kind: keys random draws, so that a probe never shifts what training draws
-    part: Fragment = WHOLE  # where in the round this is: moves learning rates
+    turn: int = 0
+    part: Fragment = WHOLE
     config: Mapping[str, Value] = field(default_factory=dict)
-    down: Tensors = field(default_factory=dict)  # "params", "buffers", broadcasts; shared by the step
-    accepted: Tag | None = None  # this client's last report that counted: its state starts from there
-    durable: Tag | None = None  # the same as of the last checkpoint: a site keeps that version too
+    down: Tensors = field(default_factory=dict)
+    accepted: Tag | None = None
+    durable: Tag | None = None
 
     @property
     def nbytes(self) -> int:
@@ -59,26 +98,65 @@ class Task:
 class Report:
     """Client to server, split by who may read what.
 
-    The open envelope (samples, steps, loss, drift) comes with every report and is not charged; `metrics` holds
-    what parts add to it. A number may stay a 0-d tensor until the engine reads all of a step at once.
+    The open envelope (samples, steps, loss, length of the update) comes with every report and is not charged;
+    `metrics` holds what parts add to it. Parts at the server see reports whose numbers are read: plain floats.
+
+    Attributes
+    ----------
+    client
+        Its id.
+    samples
+        Training samples that the report stands for.
+    steps
+        Local steps.
+    loss
+        Mean cross-entropy over the samples trained on.
+    update_norm
+        Length of the update.
+    metrics
+        Open numbers that local parts added, by name; in `events.jsonl` by client.
+    aggregated
+        Tensors that reach the server only inside `Sums`: "update", and what parts declared.
+    open_tensors
+        Tensors that the server sees one by one; refused under masked aggregation.
+    finite
+        Whether everything in this report is.
+    nbytes
+        Size of the whole report, declared by the client.
+    received
+        Bytes that this client got during the client update, beside the task.
+    work
+        Samples that went through the model, forward and back.
+    seconds
+        From asking to having it, on the virtual clock.
     """
 
     client: int
     samples: int
     steps: int = 0
-    loss: float | Tensor = 0.0  # mean cross-entropy over the samples trained on
-    update_norm: float | Tensor = 0.0  # length of the update
+    loss: float | Tensor = 0.0  # a number may stay a 0-d tensor until the engine reads all of a step at once
+    update_norm: float | Tensor = 0.0
     metrics: Mapping[str, Value | Tensor] = field(default_factory=dict)
-    aggregated: Tensors = field(default_factory=dict)  # reaches the server only inside Sums
-    open_tensors: Tensors = field(default_factory=dict)  # open tensors; refused under masked aggregation
-    finite: bool | Tensor = True  # whether everything in this report is
-    nbytes: int = 0  # of the whole report, declared by the client
-    received: int = 0  # bytes this client got during the client update, beside the task
-    work: float = 0.0  # samples that went through the model, forward and back
-    seconds: float = 0.0  # from asking to having it, on the virtual clock
+    aggregated: Tensors = field(default_factory=dict)
+    open_tensors: Tensors = field(default_factory=dict)
+    finite: bool | Tensor = True
+    nbytes: int = 0
+    received: int = 0
+    work: float = 0.0
+    seconds: float = 0.0
 
     def read(self, known: Mapping[int, Any] | None = None) -> Report:
-        """Read every number that is still a tensor; `known` holds what some of them are, by identity."""
+        """Read every number that is still a tensor.
+
+        Parameters
+        ----------
+        known
+            What some of the tensors hold, by their `id`; None: each is read on its own.
+
+        Returns
+        -------
+        Report
+        """
 
         def value(v: Any) -> Any:
             return v if not isinstance(v, Tensor) else v.item() if known is None else known[id(v)]
@@ -97,34 +175,93 @@ class Report:
         return [v for v in (self.loss, self.update_norm, self.finite, *self.metrics.values()) if isinstance(v, Tensor)]
 
     def to(self, device: str) -> Report:
-        """Move the tensors."""
+        """Move the tensors.
+
+        Parameters
+        ----------
+        device
+            As torch names it.
+
+        Returns
+        -------
+        Report
+        """
         aggregated = {k: v.to(device) for k, v in self.aggregated.items()}
         return fast_replace(
             self, aggregated=aggregated, open_tensors={k: v.to(device) for k, v in self.open_tensors.items()}
         )
 
     def open(self) -> Report:
-        """Leave out what the server must not see."""
+        """Leave out what the server must not see.
+
+        Returns
+        -------
+        Report
+            Without `aggregated`.
+        """
         return fast_replace(self, aggregated={})
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What the server learns of the summed tensors: `total[name]` is the sum of weight_k * summed_k[name]."""
+    """What the server learns of the aggregated tensors.
+
+    Attributes
+    ----------
+    total
+        By name, the sum of weight_k * aggregated_k[name] over the clients k.
+    weight
+        Sum of the weights.
+    count
+        Clients in the sum.
+    reports
+        Open halves of the reports that were summed.
+    shares
+        Weight of each client, where there are any.
+    fused
+        Many steps were played as one: this is the outcome of all of them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedstrata import Sums
+    >>> Sums({"update": torch.tensor([2.0, 6.0])}, weight=4.0, count=2).mean("update").tolist()
+    [0.5, 1.5]
+    """
 
     total: Tensors
     weight: float
     count: int
-    reports: Sequence[Report] = ()  # open halves of the reports that were summed
-    shares: Mapping[int, float] = field(default_factory=dict)  # weight of each client, where there are any
-    fused: bool = False  # many steps were played as one: this is the outcome of all of them
+    reports: Sequence[Report] = ()
+    shares: Mapping[int, float] = field(default_factory=dict)
+    fused: bool = False
 
     def mean(self, name: str) -> Tensor:
-        """Return the weighted mean over the clients that arrived."""
+        """Return the weighted mean over the clients that arrived.
+
+        Parameters
+        ----------
+        name
+            "update", or what a part declared.
+
+        Returns
+        -------
+        Tensor
+        """
         return self.total[name] / self.weight
 
     def scope(self, part: str) -> Sums:
-        """Show a part its own tensors under its own names, beside the common ones."""
+        """Show a part its own tensors under its own names, beside the common ones.
+
+        Parameters
+        ----------
+        part
+            The name of the part in the plan.
+
+        Returns
+        -------
+        Sums
+        """
         return fast_replace(self, total=scope(self.total, part))
 
 

@@ -11,12 +11,28 @@ if TYPE_CHECKING:
 class Part:
     """One swappable piece of a stage: a frozen dataclass of options, without state.
 
-    The first line of the class docstring is what `fedstrata list` shows; `paper` says where the idea is from.
-    State that lives through a run is made by `init` and handed back to every call.
+    The first line of the class docstring is what `fedstrata list` shows. State that lives through a run is made by
+    `init` and handed back to every call.
+
+    Attributes
+    ----------
+    paper
+        Where the idea is from.
     """
 
     paper: ClassVar[str] = ""
 
     def conflicts(self, plan: Plan) -> str | None:
-        """Say why this part cannot work in the given plan, or None."""
+        """Say why this part cannot work in a plan; a run with it is refused before the first round.
+
+        Parameters
+        ----------
+        plan
+            Every stage of the run.
+
+        Returns
+        -------
+        str or None
+            The reason in words, such as "it needs sgd without momentum"; None: it fits.
+        """
         return None

@@ -20,20 +20,45 @@ from fedstrata.core.tree import StateError
 
 @dataclass(frozen=True)
 class Plan:
-    """Every stage of a run. Frozen and without state; `loop.State` holds what changes."""
+    """Every stage of a run: what `Part.conflicts` looks at. Frozen and without state.
+
+    Attributes
+    ----------
+    driver, selector, combiner
+        The parts at the server.
+    server_steps
+        By name: the server step first, then the server halves of corrections.
+    system
+        Devices and network.
+    local
+        The client side: `local.sampler`, `local.parts` (corrections and meters by name), `local.optimizer`,
+        `local.epochs`, `local.batch_size`.
+    space
+        Layout of the model.
+    rounds
+        How many will be played at most.
+    clients_per_round
+        As in the experiment: a count, a fraction or "all".
+    why_not_fused
+        Why many client updates cannot be executed as one, or None.
+    sampler_asked
+        What the user asked for, where a schedule brings its own sampler.
+    fewest
+        Clients whose reports can be summed.
+    """
 
     driver: Driver
     selector: Selector
     combiner: Combiner
-    server_steps: Mapping[str, ServerStep]  # the server step first, then the server halves of corrections
+    server_steps: Mapping[str, ServerStep]
     system: System
     local: ClientPlan
     space: ParameterSpace
     rounds: int
     clients_per_round: float | int | str
-    why_not_fused: str | None = None  # why many client updates cannot be executed as one, or None
-    sampler_asked: Sampler | None = None  # what the user asked for, where a schedule brings its own
-    fewest: int = 1  # clients whose reports can be summed
+    why_not_fused: str | None = None
+    sampler_asked: Sampler | None = None
+    fewest: int = 1
 
     @property
     def streams(self) -> Streams:
@@ -51,7 +76,23 @@ class Plan:
         return frozenset().union(*(part.needs for part in self.server_side))
 
     def view(self, client_info: ClientInfo, round: int, note: Callable[..., None], clock: float = 0.0) -> View:
-        """Return what the server's parts see of a round."""
+        """Return what the server's parts see of a round.
+
+        Parameters
+        ----------
+        client_info
+            What the server knows of its clients.
+        round
+            Counted from 0.
+        note
+            Makes an event.
+        clock
+            Virtual seconds since the run began.
+
+        Returns
+        -------
+        View
+        """
         needed = per_round(self.clients_per_round, client_info.clients)
         k = self.system.count_to_ask(needed)
         rng, client_info = partial(self.streams, round=round), client_info.at(round)
@@ -68,7 +109,17 @@ class Plan:
 
     @contextmanager
     def naming_states(self) -> Iterator[None]:
-        """Say whose state it is that cannot be saved or read; `State` has a field for each part's."""
+        """Say whose state it is that cannot be saved or read; `State` has a field for each part's.
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        PartError
+            With the part and what its state holds.
+        """
         try:
             yield
         except StateError as error:
@@ -80,7 +131,13 @@ class Plan:
             raise PartError(f"{type(owner).__name__}: its state {error.said}") from None
 
     def check(self) -> None:
-        """Refuse stages that cannot work together, with the reason."""
+        """Refuse stages that cannot work together.
+
+        Raises
+        ------
+        RequestError
+            With the key of the part that does not fit, and its reason.
+        """
         keys: dict[str, Part] = {
             "method.driver": self.driver,
             "method.selector": self.selector,

@@ -85,6 +85,46 @@ def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
     return validate(find(stage, name, f"{key}.kind"), given, key)
 
 
+def make_part(kind: str, name: str, /, **options: Any) -> Any:
+    """Make a part by its name, for calls that take an object.
+
+    An experiment does this itself: `{"method.selector": {"kind": "oort", "alpha": 1.0}}`.
+
+    Parameters
+    ----------
+    kind
+        As in `fedstrata list`: "selectors", "partitions", "drivers", "noises" and so on.
+    name
+        A name of `fedstrata list KIND`, or the import path of a class, "my_package.my_module:Newest".
+    **options
+        The part's options; those left out have their defaults.
+
+    Returns
+    -------
+    Part
+        A frozen dataclass that derives from the base class of its kind.
+
+    Raises
+    ------
+    RequestError
+        If there is no such kind, name or option, or a value is out of range.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.make_part("partitions", "dirichlet-class", alpha=0.3)
+    DirichletClass(alpha=0.3, balance=True, min_size=10, max_tries=1000)
+    >>> fedstrata.make_part("selectors", "ort")
+    Traceback (most recent call last):
+    ...
+    fedstrata.core.errors.RequestError: selectors.kind = "ort" is unknown (did you mean "oort"?); allowed: ...
+    """
+    parts = [stage for stage in STAGES if stage not in ("engines", "methods")]
+    if kind not in parts:
+        raise unknown_name("kind", kind, parts)
+    return build(kind, name, options, kind)
+
+
 def options(stage: str, name: str, key: str) -> set[str]:
     """Return the names of a part's options."""
     return {f.name for f in dataclasses.fields(find(stage, name, key)) if f.init}

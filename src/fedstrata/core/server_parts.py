@@ -28,29 +28,72 @@ BY_CHOICE = 'engine.execution = "messages"'  # why client updates are not execut
 
 @dataclass(frozen=True)
 class View:
-    """What a server-side part sees of a round."""
+    """What a server-side part sees of a round.
+
+    Attributes
+    ----------
+    round
+        Counted from 0.
+    rounds
+        How many will be played at most.
+    k
+        Clients wanted in this round.
+    eligible
+        Ids that hold data and are available.
+    client_info
+        What the server knows of its clients, as far as the part declares it in `needs`.
+    space
+        Layout of the model.
+    rng
+        `rng(purpose, step=0, client=-1)` gives a numpy generator, keyed with seed and round. Selectors use the
+        purpose "select".
+    note
+        `note(kind, **fields)` makes an event; every fallback is one: `note("fallback", what=..., used=..., why=...)`.
+    batch_size, epochs
+        As clients train.
+    needed
+        Clients wanted in this round before some were asked in reserve.
+    clock
+        Virtual seconds since the run began.
+    decay
+        This round's step size at the clients, over that of the first.
+    why_not_fused
+        Why client updates cannot be executed as one (`FusedSteps`), or None.
+    part
+        Where in the round the present step is, (i, n).
+    fewest
+        Clients whose reports can be summed.
+    """
 
     round: int
     rounds: int
-    k: int  # clients wanted in this round
-    eligible: np.ndarray  # ids that hold data and are available
+    k: int
+    eligible: np.ndarray
     client_info: ClientInfo
     space: ParameterSpace
-    rng: Callable[..., Rng]  # rng(purpose, step=0, client=-1), keyed with seed and round
-    note: Callable[..., None]  # note(kind, **fields): make an event; every fallback is one
+    rng: Callable[..., Rng]
+    note: Callable[..., None]
     batch_size: int = 1
     epochs: int = 1
-    needed: int = 0  # clients wanted in this round before some were asked in reserve
-    clock: float = 0.0  # virtual seconds since the run began
-    decay: float = 1.0  # this round's step size at the clients, over that of the first
-    why_not_fused: str | None = None  # why client updates cannot be executed as one (`FusedSteps`), or None
-    part: Fragment = WHOLE  # where in the round the present step is
-    fewest: int = 1  # clients whose reports can be summed
+    needed: int = 0
+    clock: float = 0.0
+    decay: float = 1.0
+    why_not_fused: str | None = None
+    part: Fragment = WHOLE
+    fewest: int = 1
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How a model does: figures for the log, and the accuracy of each client that was asked, on its own test data."""
+    """How a model does.
+
+    Attributes
+    ----------
+    figures
+        For the log: "accuracy", "balanced_accuracy", "loss_test" and so on; empty in a round without evaluation.
+    clients
+        Accuracy of each client that was asked, on its own test data.
+    """
 
     figures: Mapping[str, Any] = field(default_factory=dict)
     clients: Mapping[int, float] = field(default_factory=dict)
@@ -61,12 +104,30 @@ Evaluate = Callable[[FlatModel, View], Scores]  # how a model does in a round; w
 
 @dataclass(frozen=True)
 class Ask:
-    """One client's part in a step."""
+    """One client's part in a step.
+
+    Attributes
+    ----------
+    client
+        Its id.
+    config
+        Travels to it; "epochs" changes how long it trains.
+    weight
+        How often its report counts, for combiners; stays at the server.
+    chance
+        How likely it was to be asked; None: the selector does not say. Stays at the server.
+
+    Examples
+    --------
+    >>> from fedstrata import Ask
+    >>> Ask(3, config={"epochs": 1}, chance=0.5)
+    Ask(client=3, config={'epochs': 1}, weight=1.0, chance=0.5)
+    """
 
     client: int
-    config: Mapping[str, Value] = field(default_factory=dict)  # travels to it; "epochs" changes how long it trains
-    weight: float = 1.0  # how often its report counts, for combiners; stays at the server, like
-    chance: float | None = None  # how likely it was to be asked
+    config: Mapping[str, Value] = field(default_factory=dict)
+    weight: float = 1.0
+    chance: float | None = None
 
     def __post_init__(self) -> None:
         if type(self.client) is not int:
@@ -84,31 +145,82 @@ class FusedSteps:
 
     Each client's sampler still says which of its samples come, and in which order; here stands whose turn it is.
     What the single steps would have sent is charged as if they had been played.
+
+    Attributes
+    ----------
+    who
+        Of each client update, in order: a place in `Step.asks`.
+    runs
+        Of each client update: samples.
+    turns
+        Of each client update: which step of its kind it would have been part of.
+    sizes
+        Samples of each batch.
+    parts
+        Of each batch: when in the round, out of `Step.part[1]`.
+    handed
+        Models (or updates of that size) that went down, up, and from peer to peer.
+    told
+        Bytes beside, down and up.
     """
 
-    who: np.ndarray  # of each client update, in order: a place in `Step.asks`
-    runs: np.ndarray  # of each client update: samples
-    turns: np.ndarray  # of each client update: which step of its kind it would have been part of
-    sizes: np.ndarray  # samples of each batch
-    parts: np.ndarray  # of each batch: when in the round, out of `Step.part[1]`
-    handed: tuple[int, int, int]  # models (or updates of that size) that went down, up, and from peer to peer
-    told: tuple[int, int]  # bytes beside, down and up
+    who: np.ndarray
+    runs: np.ndarray
+    turns: np.ndarray
+    sizes: np.ndarray
+    parts: np.ndarray
+    handed: tuple[int, int, int]
+    told: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One exchange inside a round: the only thing a driver or selector can make happen."""
+    """One exchange inside a round: the only thing a driver or selector can make happen.
+
+    Attributes
+    ----------
+    asks
+        Who is asked; each client at most once.
+    kind
+        The client program: "train", or one of the part's own `programs`.
+    model
+        Send model and broadcast.
+    buffers
+        Send norm statistics with the model.
+    combine
+        The reports make a new model; False for a probe.
+    source
+        Who hands the model over, and is charged for it.
+    sink
+        Where the model goes; a peer's hop is charged once, to the one who receives.
+    together
+        Clients meet while they compute: how their norm statistics are averaged. None: they do not.
+    fused
+        Many steps that an engine may execute as one.
+    part
+        Where in the round this is, the i-th of n equal parts (i, n): moves learning rates.
+
+    Examples
+    --------
+    >>> from fedstrata import Ask, Step
+    >>> training = Step((Ask(0), Ask(4)))
+    >>> probe = Step((Ask(0), Ask(4)), kind="probe-loss", combine=False)
+    >>> Step((Ask(4), Ask(4)))
+    Traceback (most recent call last):
+    ...
+    ValueError: a step asks a client twice: [4, 4]
+    """
 
     asks: tuple[Ask, ...]
-    kind: str = "train"  # the client program
-    model: bool = True  # send model and broadcast
-    buffers: bool = True  # send norm statistics with the model
-    combine: bool = True  # the reports make a new model
-    source: Literal["server", "peer"] = "server"  # who hands the model over, and is charged for it
-    sink: Literal["server", "peer"] = "server"  # a peer's hop is charged once, to the one who receives
-    together: By | None = None  # clients meet while they compute: how their norm statistics are averaged
+    kind: str = "train"
+    model: bool = True
+    buffers: bool = True
+    combine: bool = True
+    source: Literal["server", "peer"] = "server"
+    sink: Literal["server", "peer"] = "server"
+    together: By | None = None
     fused: FusedSteps | None = None
-    part: Fragment = WHOLE  # where in the round this is: moves learning rates
+    part: Fragment = WHOLE
 
     def __post_init__(self) -> None:
         if type(self.asks) is not tuple:
@@ -122,7 +234,17 @@ class Step:
             raise ValueError(f"a step asks a client twice: {sorted(ids)}")
 
     def count_updates(self, clients: Sequence[int]) -> list[int]:
-        """Say for how many client updates each of these clients stands: one, unless the step stands for many."""
+        """Say for how many client updates each client stands: one, unless the step stands for many.
+
+        Parameters
+        ----------
+        clients
+            Ids of clients that are asked.
+
+        Returns
+        -------
+        list of int
+        """
         if self.fused is None:
             return [1] * len(clients)
         counts = np.bincount(self.fused.who, minlength=len(self.asks)).tolist()
@@ -132,18 +254,34 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step: open halves of the reports that arrived, and who is missing."""
+    """What became of a step.
+
+    Attributes
+    ----------
+    step
+        What was asked.
+    at
+        Steps before this one in the round.
+    reports
+        Open halves of the reports that arrived.
+    missing
+        Clients whose report did not arrive.
+    seconds
+        What the step took on the virtual clock.
+    bytes_up, bytes_down
+        What it sent to and from the server.
+    """
 
     step: Step
     at: int
     reports: tuple[Report, ...]
     missing: tuple[int, ...]
-    seconds: float = 0.0  # on the virtual clock
+    seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
 
 
-Steps = Generator[Step, Outcome, None]
+Steps = Generator[Step, Outcome, None]  # what a driver gives: it yields steps, and gets their outcomes
 Chosen = Sequence[int | Ask]
 Choice = Chosen | Generator[Step, Outcome, Chosen]  # a selector may yield probe steps first
 Asking = Generator[Step, Outcome, list[Ask]]
@@ -151,13 +289,31 @@ Select = Callable[[], Asking]  # what a driver gets of a selector: `asks = yield
 
 
 class ServerSide(Part):
-    """What a part of the server may ask of the clients."""
+    """What a part of the server may ask of the clients.
 
-    programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})  # probes, by Step.kind
-    individual: ClassVar[bool] = False  # True: sees whole updates, and is refused under masked aggregation
+    Attributes
+    ----------
+    programs
+        What clients do for steps of other kinds than "train", by `Step.kind`: functions from `ClientContext` to `Done`.
+    individual
+        True: the part sees whole updates, one by one, and is refused under masked aggregation.
+    """
+
+    programs: ClassVar[Mapping[str, Program]] = MappingProxyType({})
+    individual: ClassVar[bool] = False
 
     def metrics_read(self, kind: str) -> tuple[str, ...]:
-        """Name what this part reads in the `metrics` of every report of a kind of step: one without it is none."""
+        """Name what this part reads in the `metrics` of every report; a report without it does not count.
+
+        Parameters
+        ----------
+        kind
+            Of the step, such as "train".
+
+        Returns
+        -------
+        tuple of str
+        """
         return ()
 
     @property
@@ -167,33 +323,132 @@ class ServerSide(Part):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What this part reads of the client info: "sizes", "labels", "totals", "counts", "speeds"."""
+        """What this part reads of the client info: "sizes", "labels", "totals", "counts", "speeds", "proxy"."""
         return frozenset()
 
     def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
-        """Local parts this part wants at the clients, beside what is there, to report what it reads."""
+        """Return local parts that this part wants at the clients, to report what it reads.
+
+        Parameters
+        ----------
+        others
+            Corrections and the optimizer, for meters that depend on them.
+
+        Returns
+        -------
+        sequence of LocalPart
+        """
         return ()
 
 
 class Selector(ServerSide):
-    """Which clients train."""
+    """Which clients train.
 
-    tells_chances: ClassVar[bool] = False  # True: every `Ask` says how likely it was
+    Write `select`; `init` and `feedback` if it remembers. `check_selector` checks it.
+
+    Attributes
+    ----------
+    tells_chances
+        True: every `Ask` says how likely it was, for combiners that weigh by it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> @dataclass
+    ... class Waiting:
+    ...     rounds: np.ndarray  # since each client's last report
+    >>> @dataclass(frozen=True)
+    ... class LongestWait(fedstrata.Selector):
+    ...     '''The clients that have waited longest train.'''
+    ...
+    ...     def init(self, view):
+    ...         return Waiting(np.zeros(view.client_info.clients))
+    ...
+    ...     def select(self, state, view):
+    ...         first = np.lexsort((view.client_info.key[view.eligible], -state.rounds[view.eligible]))
+    ...         return view.eligible[first[: view.k]].tolist()
+    ...
+    ...     def feedback(self, state, view, outcomes, scores):
+    ...         state.rounds += 1
+    ...         state.rounds[[report.client for outcome in outcomes for report in outcome.reports]] = 0
+    >>> run = fedstrata.train(overrides={"method.selector": LongestWait(), "train.rounds": 2})
+    >>> clients = [step["clients"] for event in run.events() if event["event"] == "round" for step in event["steps"]]
+    >>> len(set(clients[0]) | set(clients[1]))  # 10 of 20 clients in each of two rounds
+    20
+    """
+
+    tells_chances: ClassVar[bool] = False
 
     def init(self, view: View) -> Any:
-        """Make the state: a dataclass of arrays and plain values, mutated in place, saved with every checkpoint."""
+        """Make the state.
+
+        Parameters
+        ----------
+        view
+            Of the first round.
+
+        Returns
+        -------
+        Any
+            A dataclass of arrays and plain values, changed in place and saved with every checkpoint; None: no state.
+        """
         return None
 
     def select(self, state: Any, view: View) -> Choice:
-        """Return the ids of this round, or `Ask`s; yield a `Step` to probe first."""
+        """Choose the clients of a round.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+        view
+            The round: at most `view.k` of `view.eligible` are wanted.
+
+        Returns
+        -------
+        sequence of int or of Ask, or a generator of them
+            Ids, or `Ask`s. To probe first, yield a `Step` with `combine=False`, and get its `Outcome`.
+        """
         raise NotImplementedError
 
     def feedback(self, state: Any, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
-        """Learn from the round. With `individual`, the outcomes hold whole reports."""
+        """Learn from the round.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+        view
+            The round.
+        outcomes
+            Of its steps, probes included. With `individual`, they hold whole reports.
+        scores
+            How the new model does, where it was evaluated.
+        """
 
 
 class Schedule(ServerSide):
-    """Which labels the model sees next. A driver that can follows it."""
+    """Which labels the model sees next. A driver that can follows it: "chain" and "sync".
+
+    Both follow `Stratified`: derive from that, and write `frequencies` or `epoch`. `check_schedule` checks it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class RareTwice(fedstrata.Stratified):
+    ...     '''Labels with fewer samples than the median stand twice in the schedule.'''
+    ...
+    ...     def frequencies(self, totals):
+    ...         return np.where(totals < np.median(totals), 2, 1)
+    >>> overrides = {"method.schedule": RareTwice(), "method.driver": "chain", "train.rounds": 1}
+    >>> fedstrata.train(overrides=overrides).summary["rounds"]
+    1
+    """
 
     @property
     def sampler(self) -> Sampler | None:
@@ -202,10 +457,38 @@ class Schedule(ServerSide):
 
 
 class Driver(ServerSide):
-    """The shape of a round: which steps, in which order."""
+    """The shape of a round: which steps, in which order.
 
-    steps_at_server: ClassVar[bool] = False  # True: reports are gradients, and the optimizer's steps happen here
-    side_by_side: ClassVar[bool] = True  # whether a step's reports are those of selected clients, from one model
+    Write `round`; `init` if it remembers. `check_driver` checks it.
+
+    Attributes
+    ----------
+    steps_at_server
+        True: reports are gradients, and the optimizer's steps happen at the server.
+    side_by_side
+        Whether a step's reports are those of selected clients, from one model; False, as in a chain: combiners that
+        compare clients refuse the driver.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class Twice(fedstrata.Driver):
+    ...     '''Selected clients train, and those that reported train again from the model in between.'''
+    ...
+    ...     def round(self, state, view, select):
+    ...         asks = yield from select()
+    ...         first = yield fedstrata.Step(tuple(asks))
+    ...         reported = {report.client for report in first.reports}
+    ...         yield fedstrata.Step(tuple(ask for ask in asks if ask.client in reported))
+    >>> run = fedstrata.train(overrides={"method.driver": Twice(), "train.rounds": 1})
+    >>> run.summary["client_updates"]  # 10 of 20 clients, twice
+    20
+    """
+
+    steps_at_server: ClassVar[bool] = False
+    side_by_side: ClassVar[bool] = True
 
     @property
     def chained(self) -> bool:
@@ -221,26 +504,67 @@ class Driver(ServerSide):
         return False
 
     def following(self, schedule: Schedule) -> Driver:
-        """Return the driver that takes its steps from a schedule of labels."""
+        """Return the driver that takes its steps from a schedule of labels.
+
+        Parameters
+        ----------
+        schedule
+            The one that the experiment asks for.
+
+        Returns
+        -------
+        Driver
+
+        Raises
+        ------
+        RequestError
+            If this driver follows no schedule.
+        """
         raise RequestError(
             'method.schedule is not followed by this method.driver; use method.driver = "chain" or "sync"'
         )
 
     def init(self, view: View) -> Any:
-        """Make the state."""
+        """Make the state, as in `Selector.init`.
+
+        Parameters
+        ----------
+        view
+            Of the first round.
+
+        Returns
+        -------
+        Any
+            What lives through the run, or None.
+        """
         return None
 
     def round(self, state: Any, view: View, select: Select) -> Steps:
-        """Yield the steps of one round; `asks = yield from select()` gives the selected clients, as `Ask`s by id."""
+        """Yield the steps of one round; each gives its `Outcome` back.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+        view
+            The round.
+        select
+            Lets the selector choose, once a round or more often: `asks = yield from select()` gives the selected
+            clients, a list of `Ask`s in order of id. Pass them on, or change them with `dataclasses.replace`.
+
+        Returns
+        -------
+        generator of Step
+        """
         raise NotImplementedError
 
 
 class Arrived(Protocol):
-    """The reports of a step, as much of them as the server may see."""
+    """The reports of a step, as much of them as the server may see: what a combiner works on."""
 
     @property
     def reports(self) -> Sequence[Report]:
-        """Open halves."""
+        """Open halves of the reports that arrived."""
 
     @property
     def weights(self) -> np.ndarray:
@@ -251,48 +575,195 @@ class Arrived(Protocol):
         """How likely each client was to be asked; NaN where the selector does not say."""
 
     def sum(self, weights: Sequence[float] | np.ndarray) -> Sums:
-        """Return the weighted sum of what the clients sent, one weight a report."""
+        """Sum what the clients sent.
+
+        Parameters
+        ----------
+        weights
+            One a report, in the order of `reports`.
+
+        Returns
+        -------
+        Sums
+        """
 
     def each(self) -> Sequence[Report]:
-        """Return whole reports, one by one; only for a combiner that is `individual`."""
+        """Return whole reports, one by one; only for a combiner that is `individual`.
+
+        Returns
+        -------
+        sequence of Report
+            With what each client sent in `aggregated`.
+        """
 
 
 class Combiner(ServerSide):
-    """How updates become one."""
+    """How updates become one.
+
+    Write `combine`; `init` if it remembers. `check_combiner` checks it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class ByRootOfSize(fedstrata.Combiner):
+    ...     '''A client counts by the square root of its samples.'''
+    ...
+    ...     def combine(self, state, view, model, arrived):
+    ...         weights = arrived.weights * np.sqrt([report.samples for report in arrived.reports])
+    ...         return arrived.sum(weights / weights.sum())
+    >>> run = fedstrata.train(overrides={"method.combiner": ByRootOfSize(), "train.rounds": 1})
+    >>> run.summary["rounds"]
+    1
+    """
 
     def init(self, view: View) -> Any:
-        """Make the state."""
+        """Make the state, as in `Selector.init`.
+
+        Parameters
+        ----------
+        view
+            Of the first round.
+
+        Returns
+        -------
+        Any
+            What lives through the run, or None.
+        """
         return None
 
     def combine(self, state: Any, view: View, model: FlatModel, arrived: Arrived) -> Sums:
-        """Return the combined update: `total["update"]` is added to the model."""
+        """Combine the updates of a step.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+        view
+            The round.
+        model
+            The one that was sent.
+        arrived
+            The reports; at least one.
+
+        Returns
+        -------
+        Sums
+            `total["update"]` is added to the model, so weights usually sum to 1.
+        """
         raise NotImplementedError
 
 
 class ServerStep(ServerSide):
     """A server step, or the server half of a correction.
 
-    The proposal starts as model + combined update; each server part in turn may change it.
+    The proposal starts as model + combined update; each server step in turn may change it. Write `step`; `init` if it
+    remembers. `check_server_step` checks it. A correction with a server half derives from `Correction` and from this.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class HalfStep(fedstrata.ServerStep):
+    ...     '''The model goes a part of the way.'''
+    ...
+    ...     share: fedstrata.options.Fraction = 0.5
+    ...
+    ...     def step(self, state, view, model, proposal, sums):
+    ...         params = model.params + self.share * (proposal.params - model.params)
+    ...         return fedstrata.FlatModel(params, proposal.buffers)
+    >>> run = fedstrata.train(overrides={"method.server_step": HalfStep(0.2), "train.rounds": 1})
+    >>> run.summary["rounds"]
+    1
     """
 
     def init(self, view: View, model: FlatModel) -> Any:
-        """Make the state."""
+        """Make the state, as in `Selector.init`.
+
+        Parameters
+        ----------
+        view
+            Of the first round.
+        model
+            The first one.
+
+        Returns
+        -------
+        Any
+            What lives through the run, or None.
+        """
         return None
 
     def broadcast(self, state: Any) -> Tensors:
-        """Return what travels with the model; the client half finds it in `context.down`."""
+        """Return what travels with the model.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+
+        Returns
+        -------
+        Mapping
+            Tensors by name; the client half of the part finds them in `context.down`.
+        """
         return {}
 
     def lend(self, state: Any) -> Tensors:
-        """Return what a worker needs that plays many steps as one, this part's among them; it is not a message."""
+        """Return what a worker needs that plays many steps as one, this part's among them; it is not a message.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+
+        Returns
+        -------
+        Mapping
+            Tensors by name; by default the broadcast.
+        """
         return self.broadcast(state)
 
     def step(self, state: Any, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
-        """Return the next proposal, from the model that was sent, the proposal so far and the sums."""
+        """Return the next proposal.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+        view
+            The round.
+        model
+            The one that was sent.
+        proposal
+            The next one so far.
+        sums
+            Of what clients sent; names that the part declared at clients are its own.
+
+        Returns
+        -------
+        FlatModel
+            A new one, or the proposal as it is.
+        """
         return proposal
 
     def model_to_evaluate(self, state: Any, model: FlatModel) -> FlatModel:
-        """Return the model to evaluate, where that is not the one to train on."""
+        """Return the model to evaluate, where that is not the one to train on.
+
+        Parameters
+        ----------
+        state
+            What `init` made.
+        model
+            The one to train on.
+
+        Returns
+        -------
+        FlatModel
+        """
         return model
 
 

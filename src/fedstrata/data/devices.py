@@ -21,7 +21,7 @@ from fedstrata.core.messages import Report, fast_replace, value_bytes
 from fedstrata.core.options import AtLeastOne, Count, Fraction, NonNegative
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import FusedSteps, Step, System, View
-from fedstrata.data.federation import FederationInfo
+from fedstrata.data.federation_info import FederationInfo
 
 Info = TypeVar("Info", bound=FederationInfo)
 TIERS = (1.0, 1.5, 2.0, 3.0, 5.0)  # how much longer each fifth of the clients takes

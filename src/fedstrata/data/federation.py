@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from numbers import Integral
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,106 +15,82 @@ from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.client_parts import Client
-from fedstrata.core.contract import broken, describe
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Drift, Moves, Stream
-from fedstrata.data.noise import Noise
-from fedstrata.data.partitions.base import Deal, Labelled, Partition, hold_out
+from fedstrata.data.federation_info import check_classes
+from fedstrata.data.noise import Noise, disturb
+from fedstrata.data.ownership import copy_rows, deal_samples, read_holders, read_speeds, take_for_server
+from fedstrata.data.partitions.base import Partition, hold_out
 from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
-
-
-class FederationInfo(Protocol):
-    """What a run reads of its clients' data, wherever the samples are."""
-
-    @property
-    def classes(self) -> tuple[Label, ...]:
-        """The labels, by class index."""
-
-    @property
-    def inputs(self) -> Inputs:
-        """From stored samples to what a network sees."""
-
-    @property
-    def speeds(self) -> np.ndarray | None:
-        """Relative device capacity."""
-
-    @property
-    def bandwidths(self) -> np.ndarray | None:
-        """Bytes a second."""
-
-    @property
-    def moves(self) -> Moves | None:
-        """How who holds what changes by round."""
-
-    @property
-    def proxy(self) -> Samples | None:
-        """Training samples that the server holds."""
-
-    @property
-    def left_out(self) -> int:
-        """Training samples that no client holds."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the partition had to do to fulfil the request."""
-
-    @property
-    def samples(self) -> int:
-        """Training samples that clients hold."""
-
-    @property
-    def tests(self) -> int:
-        """Test samples."""
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Label counts of every client, [N, C], as far as they are known."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the data."""
-
-    @property
-    def identity(self) -> str:
-        """What a checkpoint belongs to."""
-
-    def __len__(self) -> int: ...
-
-    def trial(self) -> Tensor:
-        """Return two stored samples, or what looks like them, to try a network with."""
-
-    def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> Self:
-        """Return clients other devices."""
-
-    def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
-        """Tell the server what its parts declared they need, and no more."""
 
 
 @dataclass(frozen=True)
 class Federation:
     """All clients: data by index into shared arrays, never a copy a client.
 
-    Make one with `from_arrays` (rows per client, or a partition) or `from_clients` (one data set a client).
+    Make one with `from_arrays` (rows per client, or a partition), `from_dataset` or `from_clients` (one data set a
+    client); `len(federation)` is the number of clients.
+
+    Attributes
+    ----------
+    train, test
+        Samples of all clients, with class indices as labels.
+    train_split, test_split
+        Which rows belong to which client: `train_split[3]` are those of client 3.
+    classes
+        The user's own labels, by class index.
+    name
+        What to call the data.
+    speeds
+        Relative device capacity of each client; None: unknown, which counts as 1.
+    bandwidths
+        Bytes a second of each client; None: without limit.
+    left_out
+        Training samples that no client holds.
+    notes
+        What the partition had to do to fulfil the request.
+    inputs
+        From stored samples to what a network sees.
+    moves
+        How who holds what changes by round; None: not at all.
+    true_labels
+        Class indices before label noise; None: there is none.
+    proxy
+        Training samples that the server holds.
+    codes
+        Class index of each label, where another order than the labels' own is used.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedstrata import Federation
+    >>> x, y = np.random.default_rng(0).normal(size=(60, 4)), np.repeat(["cat", "dog", "owl"], 20)
+    >>> federation = Federation.from_arrays(x, y, clients=[range(0, 40), range(40, 60)], test=0.25)
+    >>> federation
+    Federation(given: 2 clients, 45 training samples, 3 classes)
+    >>> federation.counts
+    array([[15, 15,  0],
+           [ 0,  0, 15]])
     """
 
     train: Samples
     test: Samples
     train_split: Split
     test_split: Split
-    classes: tuple[Label, ...]  # the user's own labels, by class index
+    classes: tuple[Label, ...]
     name: str = "given"
-    speeds: np.ndarray | None = None  # relative device capacity, 1 if unknown
-    bandwidths: np.ndarray | None = None  # bytes a second, without limit if unknown
-    left_out: int = 0  # training samples that no client holds
-    notes: tuple[str, ...] = ()  # what the partition had to do to fulfil the request
-    inputs: Inputs = field(default_factory=Inputs)  # from stored samples to what a network sees
-    moves: Moves | None = None  # how who holds what changes by round
-    true_labels: np.ndarray | None = None  # class indices before label noise
-    proxy: Samples | None = None  # training samples that the server holds
-    codes: np.ndarray | None = None  # class index of each label where another order than the labels' own is used
+    speeds: np.ndarray | None = None
+    bandwidths: np.ndarray | None = None
+    left_out: int = 0
+    notes: tuple[str, ...] = ()
+    inputs: Inputs = field(default_factory=Inputs)
+    moves: Moves | None = None
+    true_labels: np.ndarray | None = None
+    proxy: Samples | None = None
+    codes: np.ndarray | None = None
     _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 
     def __post_init__(self) -> None:
@@ -176,30 +152,68 @@ class Federation:
         return self.fingerprint
 
     def trial(self) -> Tensor:
-        """Return two stored samples to try a network with."""
+        """Return two stored samples to try a network with.
+
+        Returns
+        -------
+        Tensor
+        """
         return self.train.x[:2]
 
     def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> Federation:
-        """Return clients other devices."""
+        """Give clients other devices.
+
+        Parameters
+        ----------
+        speeds
+            Relative capacity of each client; None: unknown.
+        bandwidths
+            Bytes a second of each client; None: without limit.
+
+        Returns
+        -------
+        Federation
+        """
         return replace(self, speeds=speeds, bandwidths=bandwidths)
 
     def with_noise(self, noises: Sequence[Noise], seed: int = 0) -> Federation:
-        """Disturb what clients train on; the labels as they were stay in `true_labels`."""
+        """Disturb what clients train on; the labels as they were stay in `true_labels`.
+
+        Parameters
+        ----------
+        noises
+            Parts such as `make_part("noises", "label-noise", rate=0.3)`, one after another.
+        seed
+            Of what is drawn.
+
+        Returns
+        -------
+        Federation
+        """
         x, y = self.train.x.numpy(), self.labels
         if not noises:
             return self
         clients = [self.train_split[i] for i in range(len(self))]
         for place, noise in enumerate(noises):  # two of a kind must not draw the same numbers
             streams = Streams(Streams(seed).torch_seed("noise", step=place))
-            x, y = _disturbed(noise, x, y, clients, len(self.classes), streams)
+            x, y = disturb(noise, x, y, clients, len(self.classes), streams)
         train = replace(self.train, x=torch.from_numpy(x), y=torch.from_numpy(y))
         known = self.labels if self.true_labels is None else self.true_labels
         return replace(self, train=train, true_labels=known)
 
     def relabel(self, codes: np.ndarray, classes: Sequence[Label] | None = None) -> Federation:
-        """Use other class indices: label i, in the present order, becomes `codes[i]`. All else stays as it is.
+        """Use other class indices; all else stays as it is.
 
-        `classes` names the new indices where they are more than another order of the labels that are here.
+        Parameters
+        ----------
+        codes
+            Label i, in the present order, becomes `codes[i]`.
+        classes
+            Names of the new indices, where they are more than another order of the labels that are here.
+
+        Returns
+        -------
+        Federation
         """
         to = torch.from_numpy(codes)
 
@@ -217,11 +231,35 @@ class Federation:
         )
 
     def moving(self, drift: Drift | None = None, stream: Stream | None = None, seed: int = 0) -> Federation:
-        """Let label mixes change and samples arrive over time."""
+        """Let label mixes change and samples arrive over time.
+
+        Parameters
+        ----------
+        drift
+            Clients that pass their samples on in given rounds.
+        stream
+            Samples that arrive, and may expire.
+        seed
+            Of what is drawn.
+
+        Returns
+        -------
+        Federation
+        """
         return replace(self, moves=Moves(drift, stream, Streams(seed)) if drift or stream else None)
 
     def at(self, round: int) -> Federation:
-        """Return the federation as it is in a round, counted from 0."""
+        """Return the federation as it is in a round.
+
+        Parameters
+        ----------
+        round
+            Counted from 0.
+
+        Returns
+        -------
+        Federation
+        """
         if self.moves is None:
             return self
         if self._now is None or self._now[0] != round:
@@ -232,7 +270,17 @@ class Federation:
         return self._now[1]
 
     def client(self, id: int) -> Client:
-        """Return one client's view of itself."""
+        """Return one client's view of itself.
+
+        Parameters
+        ----------
+        id
+            From 0.
+
+        Returns
+        -------
+        Client
+        """
         if not 0 <= id < len(self):
             raise IndexError(f"there is no client {id} among {len(self)}")
         start, stop = self.train_split.starts[id : id + 2]
@@ -241,7 +289,19 @@ class Federation:
         return Client(id, rows, self.labels[rows], len(self.classes), speed)
 
     def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
-        """Tell the server what its parts declared they need, and no more."""
+        """Tell the server what its parts declared they need, and no more.
+
+        Parameters
+        ----------
+        needs
+            What can be read: "sizes", "labels", "totals", "counts", "speeds".
+        streams
+            Of the run; the order that breaks ties is drawn from them.
+
+        Returns
+        -------
+        ClientInfo
+        """
         sizes = self.train_split.sizes
         return ClientInfo(
             clients=len(self),
@@ -278,12 +338,57 @@ class Federation:
     ) -> Federation:
         """Build from arrays or tensors.
 
-        `clients` is a number, to be dealt out by `partition` (None: as many as it finds), the rows of each client, or
-        one owner a sample. `test` is (x, y), (x, y, groups) or the fraction to hold out. A partition deals test samples
-        out too; for other clients, `test_clients` gives each one's rows of `test`, and without it they have none of
-        their own. `groups` names each sample's domain, subject or writer; `speeds` is a device capacity a client;
-        `inputs` says how samples are normalised (uint8 is divided by 255 without it). `proxy` is a number of training
-        samples that the server gets and no client holds, evenly over the labels.
+        Parameters
+        ----------
+        x
+            Samples, one a row: features, or images [n, channels, height, width].
+        y
+            Their labels: numbers or text; the map is in `classes`.
+        clients
+            The rows of each client, one owner a sample, or a number of clients to be dealt out by `partition` (None: as
+            many as it finds).
+        partition
+            How samples are dealt out, such as `make_part("partitions", "dirichlet-class", alpha=0.3)`.
+        test
+            (x, y), (x, y, groups), or the fraction to hold out. A partition deals test samples out too, and what is
+            held out is tested by those who hold it.
+        test_clients
+            Each client's rows of `test`, where that is given; without it, clients have no test samples of their own.
+        groups
+            Each sample's domain, subject or writer.
+        speeds
+            A device capacity for each client.
+        inputs
+            How samples are normalised; without it, uint8 is divided by 255.
+        proxy
+            Training samples that the server gets and no client holds, evenly over the labels.
+        seed
+            Of what is held out and dealt out.
+        name
+            What to call the data.
+
+        Returns
+        -------
+        Federation
+
+        Raises
+        ------
+        RequestError
+            If sizes or shapes do not fit, a row is named twice or is not there, the partition cannot fulfil the
+            request, or no training samples are left. `from_dataset` and `from_clients` raise the same.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> import fedstrata
+        >>> x, y = load_digits(return_X_y=True)
+        >>> skewed = fedstrata.make_part("partitions", "dirichlet-class", alpha=0.3)
+        >>> federation = fedstrata.Federation.from_arrays(x / 16, y, 10, partition=skewed, test=0.2, seed=1)
+        >>> federation
+        Federation(given: 10 clients, 1438 training samples, 10 classes)
+        >>> owners = ["odd" if label % 2 else "even" for label in y]  # one owner a sample: two clients
+        >>> len(fedstrata.Federation.from_arrays(x / 16, y, owners))
+        2
         """
         if not isinstance(test, tuple | float | int):
             raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
@@ -298,17 +403,19 @@ class Federation:
             test_samples, codes = samples, samples.y.numpy()
             train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
 
-        train_rows, held = _for_server(proxy, train_rows, samples.y.numpy(), streams)
+        train_rows, held = take_for_server(proxy, train_rows, samples.y.numpy(), streams)
         if clients is None or isinstance(clients, int | Integral):
-            deal = _dealt(partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams)
+            deal = deal_samples(
+                partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams
+            )
             split, test_split = Split.of(deal.train).among(train_rows), Split.of(deal.test).among(test_rows)
             notes = tuple(deal.notes)
         else:
             own_test = test_samples is samples
-            split, test_split = _held(clients, train_rows, len(samples), test_clients, test_rows, own_test)
+            split, test_split = read_holders(clients, train_rows, len(samples), test_clients, test_rows, own_test)
             notes = ()
         if test_samples is samples:
-            test_samples, test_split = _kept(samples, test_rows), test_split.numbered(test_rows)
+            test_samples, test_split = copy_rows(samples, test_rows), test_split.numbered(test_rows)
         if not len(split.rows):
             raise RequestError("no client has any training samples")
         return cls(
@@ -318,145 +425,70 @@ class Federation:
             test_split=test_split,
             classes=classes,
             name=name,
-            speeds=_speeds(speeds),
+            speeds=read_speeds(speeds),
             left_out=len(train_rows) - len(split.rows),
             notes=notes,
             inputs=inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0),
-            proxy=_kept(samples, held) if len(held) else None,
+            proxy=copy_rows(samples, held) if len(held) else None,
         )
 
     @classmethod
     def from_dataset(cls, dataset: Any, clients: int | Sequence[Any] | None, **how: Any) -> Federation:
-        """Build from a torch Dataset of (sample, label) pairs; the rest as in `from_arrays`."""
+        """Build from a torch Dataset.
+
+        Parameters
+        ----------
+        dataset
+            Of (sample, label) pairs, with a length.
+        clients
+            As in `from_arrays`.
+        **how
+            The rest, as in `from_arrays`.
+
+        Returns
+        -------
+        Federation
+
+        Examples
+        --------
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from fedstrata import Federation
+        >>> pairs = TensorDataset(torch.rand(30, 5), torch.arange(30) % 3)
+        >>> Federation.from_dataset(pairs, clients=[range(0, 10), range(10, 30)], test=0.2)
+        Federation(given: 2 clients, 24 training samples, 3 classes)
+        """
         return cls.from_arrays(*read_dataset(dataset), clients, **how)
 
     @classmethod
     def from_clients(cls, clients: Sequence[Any], *, test: Sequence[Any] | float = 0.2, seed: int = 0) -> Federation:
-        """Build from one data set a client: a torch Dataset, or a pair (x, y)."""
+        """Build from one data set a client.
+
+        Parameters
+        ----------
+        clients
+            Torch Datasets, or pairs (x, y), with samples of one shape.
+        test
+            The same, one for each client, or the fraction to hold out of each label.
+        seed
+            Of what is held out.
+
+        Returns
+        -------
+        Federation
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from fedstrata import Federation
+        >>> rng = np.random.default_rng(0)
+        >>> hospital = rng.normal(size=(40, 6)), np.arange(40) % 2
+        >>> practice = rng.normal(size=(10, 6)), np.arange(10) % 2
+        >>> Federation.from_clients([hospital, practice])
+        Federation(given: 2 clients, 40 training samples, 2 classes)
+        """
         x, y, rows = join_samples(clients)
         if isinstance(test, float | int):
             return cls.from_arrays(x, y, rows, test=test, seed=seed)
         test_x, test_y, test_rows = join_samples(test)
         return cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows)
-
-
-def check_classes(classes: Sequence[Label]) -> None:
-    """Refuse data with nothing to tell apart."""
-    if len(classes) < 2:
-        raise RequestError(f"the data has {len(classes)} class; at least 2 are needed")
-
-
-def _disturbed(
-    noise: Noise, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
-) -> tuple[np.ndarray, np.ndarray]:
-    """Apply noise to arrays that it cannot write to, which may be the user's own, and check what it gives."""
-    locked = x.view(), y.view()
-    for array in locked:
-        array.flags.writeable = False
-    try:
-        given: Any = noise.apply(*locked, clients, classes, streams)
-    except ValueError as error:
-        if "read-only" not in str(error):
-            raise
-        raise broken(noise, "apply", "writes into the arrays it gets; change a copy, and give that") from error
-    allowed = f"(x, y) of shapes {x.shape} and {y.shape}"
-    if not isinstance(given, tuple) or len(given) != 2 or not all(isinstance(a, np.ndarray) for a in given):
-        raise broken(noise, "apply", f"gave {describe(given)}; allowed: {allowed}")
-    new_x, new_y = (old if new is lock else new for new, lock, old in zip(given, locked, (x, y), strict=True))
-    if new_x.shape != x.shape or new_x.dtype.kind not in "biuf":
-        raise broken(noise, "apply", f"gave {describe(new_x)} as x; allowed: {allowed}")
-    if new_y.shape != y.shape or new_y.dtype != y.dtype or (len(y) and not 0 <= new_y.min() <= new_y.max() < classes):
-        allowed = f"{y.dtype} labels from 0 to {classes - 1}, of shape {y.shape}"
-        raise broken(noise, "apply", f"gave {describe(new_y)} as y; allowed: {allowed}")
-    return new_x, new_y
-
-
-def _dealt(partition: Any, clients: Any, train: Labelled, test: Labelled, streams: Streams) -> Deal:
-    """Deal samples out by a partition; positions inside what it was shown."""
-    if not isinstance(partition, Partition):
-        raise RequestError(
-            f"clients = {clients}, partition = {partition!r}: give a partition object, such as "
-            "fedstrata.data.partitions.iid.Iid(), to deal the samples out, or the rows of each client"
-        )
-    return partition.deal(train, test, None if clients is None else int(clients), streams("partition"))
-
-
-def _held(
-    clients: Any, train_rows: np.ndarray, samples: int, test_clients: Any, test_rows: np.ndarray, own_test: bool
-) -> tuple[Split, Split]:
-    """Read who holds which rows; with `own_test`, what was held out is tested by those who hold it."""
-    given = _checked(_given(clients, samples), samples)
-    train = given.only(_marked(train_rows, samples))
-    if own_test:
-        return train, given.only(_marked(test_rows, samples))
-    if test_clients is None:
-        return train, Split.nothing(len(given))
-    return train, _checked(Split.of([_rows(rows) for rows in test_clients]), len(test_rows))
-
-
-def _marked(rows: np.ndarray, samples: int) -> np.ndarray:
-    marked = np.zeros(samples, dtype=bool)
-    marked[rows] = True
-    return marked
-
-
-def _for_server(proxy: int, rows: np.ndarray, labels: np.ndarray, streams: Streams) -> tuple[np.ndarray, np.ndarray]:
-    """Take samples for the server, as evenly over the labels as there are any."""
-    if not proxy:
-        return rows, rows[:0]
-    if not 0 < proxy < len(rows):
-        raise RequestError(
-            f"data.proxy = {proxy}: there are {len(rows)} training samples, and clients need some of them"
-        )
-    order = streams("proxy").permutation(rows)
-    rank = np.zeros(len(order), dtype=np.int64)  # of each sample among those of its label
-    for label in np.unique(labels[order]):
-        own = labels[order] == label
-        rank[own] = np.arange(own.sum())
-    held = np.sort(order[np.argsort(rank, kind="stable")[:proxy]])
-    return np.setdiff1d(rows, held), held
-
-
-def _kept(samples: Samples, kept: np.ndarray) -> Samples:
-    """Make a set of its own of some rows."""
-    rows = torch.from_numpy(kept)
-    return Samples(samples.x[rows], samples.y[rows], None if samples.groups is None else samples.groups[kept])
-
-
-def _given(clients: Any, samples: int) -> Split:
-    """Take rows a client, or one client name a sample."""
-    plain = isinstance(clients, np.ndarray) and clients.dtype != object  # no need to look at each of millions
-    if not len(clients) or not (clients.ndim == 1 if plain else all(np.ndim(c) == 0 for c in clients)):
-        return Split.of([_rows(rows) for rows in clients])
-    flat = np.asarray(clients)
-    if len(flat) != samples:
-        raise RequestError(
-            f"clients names {len(flat)} owners for {samples} samples; give rows a client, or one owner each"
-        )
-    owner = np.unique(flat, return_inverse=True)[1]
-    return Split.sized(np.argsort(owner, kind="stable"), np.bincount(owner))
-
-
-def _rows(rows: Any) -> np.ndarray:
-    array = np.asarray(rows)
-    if array.dtype == bool:
-        return np.flatnonzero(array)
-    if array.size and array.dtype.kind not in "iu":
-        raise RequestError(f"a client's rows must be whole numbers or a mask, not {array.dtype}")
-    return array.astype(np.int64)
-
-
-def _speeds(speeds: Any) -> np.ndarray | None:
-    try:
-        return None if speeds is None else np.asarray(speeds, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise RequestError("speeds must hold one number > 0 for each client") from None
-
-
-def _checked(split: Split, samples: int) -> Split:
-    rows = split.rows
-    if (strange := rows[(rows < 0) | (rows >= samples)]).size:
-        raise RequestError(f"a client names row {int(strange[0])}, but there are {samples} samples")
-    if np.count_nonzero(_marked(rows, samples)) != len(rows):
-        raise RequestError("the same row is listed twice; each sample belongs to one client")
-    return split

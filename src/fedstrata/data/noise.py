@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod, sqrt
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedstrata.core.contract import broken, describe
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Fraction, NonNegative
 from fedstrata.core.part import Part
@@ -28,17 +29,79 @@ PARTS = {
 
 
 class Noise(Part):
-    """What goes wrong with the training samples of clients, after they were dealt out."""
+    """What goes wrong with the training samples of clients, after they were dealt out.
+
+    Write `apply`. In an experiment, `data.noise` is a list of such parts.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class DeadSensor(fedstrata.Noise):
+    ...     '''One feature is always 0, at the first client.'''
+    ...
+    ...     def apply(self, x, y, clients, classes, streams):
+    ...         noisy = x.copy()
+    ...         noisy[clients[0], 0] = 0
+    ...         return noisy, y
+    >>> clean = fedstrata.Federation.from_clients([(np.ones((10, 3)), np.arange(10) % 2)] * 2, test=0.0)
+    >>> noisy = clean.with_noise([DeadSensor()])
+    >>> int((noisy.train.x == 0).sum())
+    10
+    """
 
     def apply(
         self, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return features and labels with noise; `clients` holds the rows of each.
+        """Return features and labels with noise.
 
         Nothing is changed in place: an array in which nothing changes is given back as it is, another is copied.
         The rows that changed are those that differ. Rows that no client holds never change.
+
+        Parameters
+        ----------
+        x, y
+            Samples and class indices of all clients.
+        clients
+            The rows of each client.
+        classes
+            How many labels there are.
+        streams
+            `streams(purpose)` gives a numpy generator.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            Samples and class indices.
         """
         raise NotImplementedError
+
+
+def disturb(
+    noise: Noise, x: np.ndarray, y: np.ndarray, clients: Sequence[np.ndarray], classes: int, streams: Streams
+) -> tuple[np.ndarray, np.ndarray]:
+    """Apply noise to arrays that it cannot write to, which may be the user's own, and check what it gives."""
+    locked = x.view(), y.view()
+    for array in locked:
+        array.flags.writeable = False
+    try:
+        given: Any = noise.apply(*locked, clients, classes, streams)
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+        raise broken(noise, "apply", "writes into the arrays it gets; change a copy, and give that") from error
+    allowed = f"(x, y) of shapes {x.shape} and {y.shape}"
+    if not isinstance(given, tuple) or len(given) != 2 or not all(isinstance(a, np.ndarray) for a in given):
+        raise broken(noise, "apply", f"gave {describe(given)}; allowed: {allowed}")
+    new_x, new_y = (old if new is lock else new for new, lock, old in zip(given, locked, (x, y), strict=True))
+    if new_x.shape != x.shape or new_x.dtype.kind not in "biuf":
+        raise broken(noise, "apply", f"gave {describe(new_x)} as x; allowed: {allowed}")
+    if new_y.shape != y.shape or new_y.dtype != y.dtype or (len(y) and not 0 <= new_y.min() <= new_y.max() < classes):
+        allowed = f"{y.dtype} labels from 0 to {classes - 1}, of shape {y.shape}"
+        raise broken(noise, "apply", f"gave {describe(new_y)} as y; allowed: {allowed}")
+    return new_x, new_y
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Feature skew: do the domains, subjects or writers in the data look different, and do clients hold different ones?
+"""Feature skew: whether domains, subjects or writers look different, and whether clients hold different ones.
 
 A light probe: on a bounded sample with as many rows of each group, a linear discriminant on coarse features says which
 group a sample is from, and is tested on the other half. Each label's mean is taken off first, so that groups which

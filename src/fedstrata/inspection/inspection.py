@@ -37,16 +37,47 @@ LISTED = 1000  # most clients whose counts are written out
 
 @dataclass(frozen=True)
 class Inspection:
-    """How skewed a federation is, and which recipes fit."""
+    """How skewed a federation is, and which recipes fit.
+
+    Attributes
+    ----------
+    name
+        Of the data.
+    table
+        Label counts of clients that hold something.
+    measures
+        As numbers: `emd_mean`, `effective_labels_mean`, `size_gini`, `alpha_class` and so on.
+    advice
+        Recipes that fit: `recipe`, `because`, `cost` beside FedAvg, what it `reveals`, the `command` that runs it.
+    refused
+        Recipes that would fit the data, but not this experiment, and why.
+    baseline
+        FedAvg: what a round costs, and what the server could learn.
+    k
+        Clients of a round.
+    from_samples
+        False: only counts are known.
+    notes
+        What the partition had to do, and whether data move.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> found = fedstrata.inspect(counts=[[90, 10], [10, 90], [50, 50]])
+    >>> found.measures.clients, round(found.measures.emd_mean, 2)
+    (3, 0.53)
+    >>> found.readings[0].name
+    'EMD to the global mix'
+    """
 
     name: str
     table: LabelTable
     measures: Measures
     advice: list[Advice]
-    refused: Mapping[str, str]  # recipes that would fit the data, but not this experiment
-    baseline: Tried  # FedAvg
-    k: int  # clients of a round
-    from_samples: bool  # False: only counts are known
+    refused: Mapping[str, str]
+    baseline: Tried
+    k: int
+    from_samples: bool
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -62,25 +93,45 @@ class Inspection:
         return readings(self.measures, self.from_samples)
 
     def plot_labels(self) -> Figure:
-        """Show who holds which labels."""
+        """Show who holds which labels.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+        """
         from fedstrata.inspection.figures import labels  # noqa: PLC0415  slow to import
 
         return labels(self.table)
 
     def plot_skew(self) -> Figure:
-        """Show how clients differ in size, labels and distance to the global mix."""
+        """Show how clients differ in size, labels and distance to the global mix.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+        """
         from fedstrata.inspection.figures import skew  # noqa: PLC0415
 
         return skew(self.table)
 
     def html(self) -> str:
-        """Return a page that needs nothing beside itself."""
+        """Return a page that needs nothing beside itself.
+
+        Returns
+        -------
+        str
+        """
         from fedstrata.inspection.page import page  # noqa: PLC0415
 
         return page(self)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as plain tables."""
+        """Return everything as plain tables.
+
+        Returns
+        -------
+        dict
+        """
         counts = self.table.counts.tolist() if len(self.table) <= LISTED else None
         return {
             "data": self.name,
@@ -114,6 +165,24 @@ def inspect(
     counts
         Instead of data, a table [clients, labels] of label counts, or a CSV file of them. Labels may be placeholders.
         What needs the samples is then not measured.
+
+    Returns
+    -------
+    Inspection
+
+    Raises
+    ------
+    RequestError
+        If the experiment or the counts are wrong, or the data are told twice.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> found = fedstrata.inspect(overrides={"data.partition.alpha": 0.1})
+    >>> found.measures.clients, found.measures.samples
+    (20, 1438)
+    >>> found.advice[0].command
+    'fedstrata run --set data.partition.alpha=0.1 --set method.name=stratify-batch'
     """
     given = dict(overrides or {})
     _check(given, federation, counts)

@@ -13,12 +13,38 @@ STAGES = ("schedule", "driver", "selector", "sampler", "corrections", "combiner"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named method: parts by stage, as they would stand in an experiment file."""
+    """A named method: parts by stage, as they would stand in an experiment file.
+
+    Attributes
+    ----------
+    summary
+        What `fedstrata list` shows.
+    paper
+        Where the idea is from.
+    stages
+        Parts by stage: "schedule", "driver", "selector", "sampler", "corrections", "combiner", "server_step". What is
+        not named is FedAvg's.
+    train
+        Training settings, suggested where the user sets nothing.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> CAREFUL = fedstrata.Recipe(
+    ...     summary="FedProx with a server step that forgets slowly.",
+    ...     paper="",
+    ...     stages={"corrections": [{"kind": "prox", "mu": 0.1}], "server_step": {"kind": "sgd", "momentum": 0.9}},
+    ...     train={"lr": 0.05},
+    ... )
+    >>> run = fedstrata.train(method="__main__:CAREFUL", overrides={"train.rounds": 1})  # or "my_package:CAREFUL"
+    >>> fedstrata.Experiment.of(run.path / "experiment.toml").train.lr
+    0.05
+    """
 
     summary: str
     paper: str
     stages: Mapping[str, Any]
-    train: Mapping[str, Any] = field(default_factory=dict)  # suggested where the user sets nothing
+    train: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for stage in self.stages:

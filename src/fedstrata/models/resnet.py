@@ -78,7 +78,7 @@ class ResNet(nn.Module):
 
 
 def _stage(block: Block, depth: int, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """The first block changes the size, with a 1 x 1 convolution on its shortcut where sizes differ."""
+    """Change the size in the first block, with a 1 x 1 convolution on its shortcut where sizes differ."""
     shortcut: nn.Module = nn.Identity()
     if stride != 1 or inputs != outputs:
         shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))

@@ -34,7 +34,15 @@ MOST = 1 << 40  # rounds; no budget is asked about more
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Every round draws k of `of` clients, uniformly and without replacement: the fewest it could ever draw from."""
+    """Every round draws k of `of` clients, uniformly and without replacement.
+
+    Attributes
+    ----------
+    k
+        Clients of a round.
+    of
+        The fewest it could ever draw from.
+    """
 
     k: int
     of: int
@@ -59,13 +67,36 @@ class Fraction:
 class Accountant:
     """The epsilon of so many rounds.
 
-    `local`: every client adds its own noise to what it sends, and the server is not trusted. Any two contributions of
-    a client are then neighbours, and rounds are its own reports: at worst it takes part in every one.
+    Attributes
+    ----------
+    noise
+        Standard deviation, in multiples of the clip.
+    delta
+        Best far below 1 / clients.
+    sampling
+        How clients are drawn, which amplifies; None: no amplification is claimed, which is always valid.
+    local
+        Every client adds its own noise to what it sends, and the server is not trusted. Any two contributions of a
+        client are then neighbours, and rounds are its own reports: at worst it takes part in every one.
+
+    Raises
+    ------
+    RequestError
+        If a number is out of range, local noise is to be amplified, or dp-accounting is not installed.
+
+    Examples
+    --------
+    >>> from fedstrata import Accountant
+    >>> accountant = Accountant(noise=1.0, delta=1e-5)
+    >>> round(accountant.epsilon(1), 2), round(accountant.epsilon(10), 2)
+    (4.38, 17.86)
+    >>> accountant.rounds_within(8.0)
+    2
     """
 
-    noise: float  # standard deviation, in multiples of the clip
+    noise: float
     delta: float
-    sampling: FixedSize | Fraction | None = None  # None: no amplification is claimed, which is always valid
+    sampling: FixedSize | Fraction | None = None
     local: bool = False
 
     def __post_init__(self) -> None:
@@ -93,7 +124,23 @@ class Accountant:
         return self.noise / self.sensitivity
 
     def epsilon(self, rounds: int) -> float:
-        """Return what so many rounds spend."""
+        """Return what so many rounds spend.
+
+        Parameters
+        ----------
+        rounds
+            How many.
+
+        Returns
+        -------
+        float
+            Infinite without noise.
+
+        Raises
+        ------
+        RequestError
+            If `rounds` is negative.
+        """
         if rounds < 0:
             raise RequestError(f"rounds = {rounds}: a whole number >= 0")
         if not rounds:
@@ -103,7 +150,22 @@ class Accountant:
         return _epsilon(self, rounds)
 
     def rounds_within(self, budget: float) -> int:
-        """Return the largest number of rounds that spend no more than the budget: a run stops after them."""
+        """Return the largest number of rounds that spend no more than a budget: a run stops after them.
+
+        Parameters
+        ----------
+        budget
+            Epsilon.
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        RequestError
+            If `budget` is negative.
+        """
         if not budget >= 0:
             raise RequestError(f"budget = {budget}: a number >= 0")
         low, high = 0, 1
@@ -115,7 +177,13 @@ class Accountant:
         return low
 
     def describe(self) -> str:
-        """Say what the epsilon means."""
+        """Say what the epsilon means.
+
+        Returns
+        -------
+        str
+            Who is protected against whom, which runs are neighbours, and how rounds compose.
+        """
         who = "each client's reports, against everybody" if self.local else "the models, against all but the server"
         return (
             f"(epsilon, {self.delta:g})-differential privacy for whole clients, of {who}; Gaussian noise of"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan, per_round
-from fedstrata.data.federation import FederationInfo
+from fedstrata.data.federation_info import FederationInfo
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.rounds import Rounds

@@ -17,7 +17,8 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.registry import validate
 from fedstrata.core.rng import Streams
-from fedstrata.data.federation import Federation, check_classes
+from fedstrata.data.federation import Federation
+from fedstrata.data.federation_info import check_classes
 from fedstrata.data.reading import Label
 from fedstrata.privacy.labels.masking import hold_table
 

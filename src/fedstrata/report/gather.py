@@ -79,7 +79,7 @@ def _compared(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _name_apart(runs_data: Sequence[RunData]) -> None:
-    """Runs of one name are told apart by their folders."""
+    """Tell runs of one name apart by their folders."""
     same = Counter(run_data.name for run_data in runs_data)
     for run_data in runs_data:
         if same[run_data.name] > 1:

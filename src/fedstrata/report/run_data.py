@@ -1,6 +1,6 @@
 """What a run wrote down, as arrays.
 
-A trail is read as far as the run has come and goes on from there: a second `refresh` reads new lines only. A run that
+It is read as far as the run has come and goes on from there: a second `refresh` reads new lines only. A run that
 was killed leaves half a line; a newer version writes events that this one does not know; neither hides the rest.
 """
 
@@ -27,19 +27,67 @@ SEEN = 256  # bytes before the place where reading goes on, to notice that a res
 
 
 class ClientUpdates(NamedTuple):
-    """Every client update of which a run wrote down who it was; all columns are in the same order."""
+    """Every client update of which a run wrote down who it was; all columns are in the same order.
+
+    Attributes
+    ----------
+    round, client
+        When and who.
+    arrived
+        Whether the report counted.
+    update_norm
+        Length of the update; NaN where it is not told.
+    cut
+        FedBSS: the loss at which samples are cut.
+    biased
+        Share of samples beyond it.
+    """
 
     round: np.ndarray
     client: np.ndarray
-    arrived: np.ndarray  # whether the report counted
-    update_norm: np.ndarray  # NaN where it is not told
-    cut: np.ndarray  # FedBSS: the loss at which samples are cut
-    biased: np.ndarray  # share of samples beyond it
+    arrived: np.ndarray
+    update_norm: np.ndarray
+    cut: np.ndarray
+    biased: np.ndarray
 
 
 @dataclass
 class RunData:
-    """A run, as far as it has come. Runs of one `group` are the same method with other seeds."""
+    """What a run wrote down, as arrays, as far as it has come: make one with `RunData.read`.
+
+    Attributes
+    ----------
+    path
+        The run folder.
+    name
+        What to call the run.
+    group
+        Runs of one group are the same method with other seeds.
+    experiment
+        As plain tables.
+    warnings
+        What of the run could not be read.
+    start
+        The event with which it began.
+    engine
+        Where it was executed.
+    counts
+        Label counts of the clients, [N, C]; None: not told.
+    mix
+        Share of each label over all of them, likewise.
+    clusters, splits, exposures
+        What FLIPS, Terraform and Stratify told of themselves.
+    faults
+        What did not go as asked.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> run = fedstrata.train(overrides={"train.rounds": 2})
+    >>> data = fedstrata.RunData.read(run.path)
+    >>> data.column("accuracy").shape, data.recall.shape, data.client_accuracy.shape
+    ((2,), (2, 10), (2, 20))
+    """
 
     path: Path
     name: str = ""
@@ -48,11 +96,11 @@ class RunData:
     warnings: list[str] = field(default_factory=list)
     start: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
-    counts: np.ndarray | None = None  # label counts of the clients, [N, C]
-    mix: np.ndarray | None = None  # share of each label over all of them
+    counts: np.ndarray | None = None
+    mix: np.ndarray | None = None
     clusters: dict[str, Any] = field(default_factory=dict)
-    splits: list[dict[str, Any]] = field(default_factory=list)  # Terraform's
-    exposures: list[dict[str, Any]] = field(default_factory=list)  # Stratify's
+    splits: list[dict[str, Any]] = field(default_factory=list)
+    exposures: list[dict[str, Any]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _offset: int = 0
     _lines: int = 0
@@ -62,7 +110,24 @@ class RunData:
 
     @classmethod
     def read(cls, path: str | Path, name: str = "", group: str = "") -> RunData:
-        """Read a run folder; a folder that is none is refused."""
+        """Read a run folder.
+
+        Parameters
+        ----------
+        path
+            The folder.
+        name, group
+            What to call the run and its group; by default, as its method.
+
+        Returns
+        -------
+        RunData
+
+        Raises
+        ------
+        RequestError
+            If it is not a run folder.
+        """
         path = Run.open(Path(path)).path
         try:
             experiment = tomllib.loads((path / "experiment.toml").read_text(encoding="utf-8"))
@@ -77,7 +142,13 @@ class RunData:
         return run_data
 
     def refresh(self) -> bool:
-        """Read what was written since; say whether there was anything."""
+        """Read what was written since.
+
+        Returns
+        -------
+        bool
+            Whether there was anything.
+        """
         with (self.path / "events.jsonl").open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(self._offset - len(self._before), 0))
@@ -173,7 +244,18 @@ class RunData:
         return rare
 
     def asked(self, *keys: str) -> Any:
-        """Look up a key of the experiment."""
+        """Look up a key of the experiment.
+
+        Parameters
+        ----------
+        *keys
+            Such as "train", "lr".
+
+        Returns
+        -------
+        Any
+            None where it is not set.
+        """
         found: Any = self.experiment
         for key in keys:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -190,7 +272,18 @@ class RunData:
         return np.array([e["round"] for e in self._rounds], dtype=np.int64)
 
     def column(self, name: str) -> np.ndarray:
-        """Return a figure by round, NaN where it was not taken."""
+        """Return a figure by round.
+
+        Parameters
+        ----------
+        name
+            As in the events of rounds.
+
+        Returns
+        -------
+        numpy.ndarray
+            NaN where it was not taken.
+        """
         return np.array([_number(e.get(name)) for e in self._rounds], dtype=np.float64)
 
     @property
@@ -230,7 +323,13 @@ class RunData:
         return ClientUpdates(*map(np.concatenate, zip(*self._client_updates, strict=True)))
 
     def participation(self) -> np.ndarray:
-        """How often each client's report counted in each round, [N, rounds]."""
+        """Count how often each client's report counted in each round.
+
+        Returns
+        -------
+        numpy.ndarray
+            [N, rounds].
+        """
         client_updates, first = self.client_updates, int(self.rounds[0]) if len(self) else 1
         times = np.zeros((self.clients, int(self.rounds[-1]) - first + 1 if len(self) else 0), dtype=np.int32)
         there = client_updates.arrived & (client_updates.client < len(times))

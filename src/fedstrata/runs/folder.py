@@ -37,7 +37,33 @@ LOCK = "lock"
 
 
 class Run:
-    """One run and the folder that holds it."""
+    """One run and the folder that holds it. `train` and `resume` give one; `Run("runs/fedavg-1")` reads an old one.
+
+    Parameters
+    ----------
+    path
+        The run folder.
+
+    Attributes
+    ----------
+    path
+        The run folder.
+    checkpoints
+        What `resume` goes on from.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> run = fedstrata.train(overrides={"train.rounds": 2}, out="runs/short")
+    >>> run.summary["rounds"], run.summary["stopped"]
+    (2, 'all rounds played')
+    >>> len(run.curve("accuracy"))
+    2
+    >>> sorted(run.model())
+    ['head.bias', 'head.weight', 'layer0.bias', 'layer0.weight']
+    >>> fedstrata.Run("runs/short").events()[-1]["event"]
+    'round'
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -54,7 +80,24 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, experiment: str) -> Run:
-        """Make a new run folder; one that holds a run already is never touched."""
+        """Make a new run folder; one that holds a run already is never touched.
+
+        Parameters
+        ----------
+        path
+            A folder that is empty or not there.
+        experiment
+            The experiment, as TOML.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        RequestError
+            If `path` is a file, or holds a run or other files.
+        """
         if path.is_file():
             raise RequestError(f"{path} is a file; a run needs a folder of its own")
         if path.is_dir() and any(path.iterdir()) and not (path / "experiment.toml").exists():
@@ -71,7 +114,22 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """Open an existing run."""
+        """Open an existing run.
+
+        Parameters
+        ----------
+        path
+            Its folder.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        RequestError
+            If it is not a run folder.
+        """
         missing = [name for name in ("experiment.toml", "events.jsonl") if not (path / name).is_file()]
         if missing:
             raise RequestError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
@@ -79,7 +137,20 @@ class Run:
 
     @classmethod
     def claim(cls, root: Path, stem: str) -> Path:
-        """Make the next free folder under `root`; two processes never get the same one."""
+        """Make the next free folder; two processes never get the same one.
+
+        Parameters
+        ----------
+        root
+            Where.
+        stem
+            Its name, to which a number is added.
+
+        Returns
+        -------
+        Path
+            Such as "runs/fedavg-3".
+        """
         with _storage(root):
             root.mkdir(parents=True, exist_ok=True)
             for number in count(1):
@@ -90,7 +161,18 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[Run]:
-        """Keep other processes from running in this folder; the lock ends with this process at the latest."""
+        """Keep other processes from running in this folder; the lock ends with this process at the latest.
+
+        Returns
+        -------
+        context manager
+            Gives the run.
+
+        Raises
+        ------
+        RequestError
+            If another process is running here.
+        """
         with _storage(self.path):
             handle = take_lock(self.path / LOCK)
             if handle is None:
@@ -111,13 +193,42 @@ class Run:
     # ---- events --------------------------------------------------------------------------------------------------
 
     def log(self, kind: str, *, wall: Mapping[str, Any] | None = None, **fields: Any) -> None:
-        """Append an event."""
+        """Append an event.
+
+        Parameters
+        ----------
+        kind
+            Of the event.
+        wall
+            What a clock said: never compared.
+        **fields
+            What can be written as JSON; a number that is not finite becomes null.
+        """
         event = {"event": kind, **fields} | ({"wall": dict(wall)} if wall else {})
         with _storage(self.path), (self.path / "events.jsonl").open("a", newline="\n") as file:
             file.write(json.dumps(finite(event)) + "\n")
 
     def events(self, wall: bool = True) -> list[dict[str, Any]]:
-        """Read the events; without `wall`, only what two equal runs share."""
+        """Read the events, one dict each; "event" says which kind.
+
+        Parameters
+        ----------
+        wall
+            False: only what two equal runs share, without clocks and machines.
+
+        Returns
+        -------
+        list of dict
+            "start", "clients" and "engine" come first; then a "round" after every round, with its metrics, its traffic
+            so far and its "steps". Whatever did not go as asked is an event of its own, such as "dropped".
+
+        Examples
+        --------
+        >>> import fedstrata
+        >>> run = fedstrata.train(overrides={"train.rounds": 1})
+        >>> [event["event"] for event in run.events()]
+        ['start', 'clients', 'engine', 'round']
+        """
         text = (self.path / "events.jsonl").read_text()
         events = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a kill may cut the last one
         if wall:
@@ -125,13 +236,30 @@ class Run:
         return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
 
     def sync_events(self) -> int:
-        """Make the events safe on disk, and give their size: a checkpoint must not run ahead of them."""
+        """Make the events safe on disk: a checkpoint must not run ahead of them.
+
+        Returns
+        -------
+        int
+            Their size in bytes.
+        """
         with (self.path / "events.jsonl").open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
     def cut_events(self, size: int) -> None:
-        """Forget events after a checkpoint: their rounds will be played again."""
+        """Forget events after a checkpoint: their rounds will be played again.
+
+        Parameters
+        ----------
+        size
+            Bytes to keep.
+
+        Raises
+        ------
+        RequestError
+            If there are fewer.
+        """
         with (self.path / "events.jsonl").open("r+b") as file:
             if os.fstat(file.fileno()).st_size < size:
                 raise RequestError(
@@ -142,7 +270,17 @@ class Run:
     # ---- results -------------------------------------------------------------------------------------------------
 
     def write_result(self, model: Tensors, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Write the final model and the summary, which marks the run as finished."""
+        """Write the final model and the summary, which marks the run as finished.
+
+        Parameters
+        ----------
+        model
+            Tensors by name.
+        metadata
+            Goes into the model's file.
+        summary
+            The outcome.
+        """
         with _storage(self.path):
             write_atomically(
                 self.path / "model.safetensors",
@@ -162,14 +300,36 @@ class Run:
         return summary
 
     def curve(self, metric: str) -> list[float]:
-        """Return a metric by evaluated round, such as "accuracy"."""
+        """Return a metric by evaluated round.
+
+        Parameters
+        ----------
+        metric
+            Such as "accuracy", "balanced_accuracy", "worst10", "loss_test", "loss_train" or "bytes_up".
+
+        Returns
+        -------
+        list of float
+            Shorter than the run where `train.evaluate.every` is more than 1.
+
+        Raises
+        ------
+        RequestError
+            If no round has it.
+        """
         rounds = [e for e in self.events() if e["event"] == "round"]
         if rounds and not any(metric in e for e in rounds):
             raise RequestError(f"no round has a {metric}; there are {', '.join(sorted(rounds[-1]))}")
         return [e[metric] for e in rounds if metric in e]
 
     def model(self) -> dict[str, Tensor]:
-        """Read the final model, tensors by name."""
+        """Read the final model.
+
+        Returns
+        -------
+        dict
+            Tensors by name, for `load_state_dict`.
+        """
         return load((self.path / "model.safetensors").read_bytes())
 
 

@@ -28,13 +28,40 @@ from fedstrata.server.metrics import jain, label_divergence
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of N clients over R rounds; beyond the last recorded round, the last one holds."""
+    """What is known of N clients over R rounds; beyond the last recorded round, the last one holds.
 
-    counts: np.ndarray  # label counts [N, C]
-    losses: np.ndarray  # [R, N]
-    latencies: np.ndarray | None = None  # seconds of a client update [N] or [R, N]; None: all take one second
-    updates: np.ndarray | None = None  # of the last layer [N, D], its bias last, for selectors that look at updates
-    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # what else clients report, by name, [R, N]
+    Attributes
+    ----------
+    counts
+        Label counts, [N, C].
+    losses
+        What clients would report, and what a probe would find, [R, N].
+    latencies
+        Seconds of a client update, [N] or [R, N]; None: all take one second.
+    updates
+        Of the last layer, [N, D], its bias last, for selectors that look at updates.
+    numbers
+        What else clients report, by name, [R, N].
+
+    Raises
+    ------
+    RequestError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedstrata import Record
+    >>> record = Record(counts=np.array([[9, 1], [5, 5], [1, 9]]), losses=np.array([[2.3, 2.3, 2.3], [0.4, 0.9, 1.5]]))
+    >>> record.loss(7)  # the last recorded round goes on
+    array([0.4, 0.9, 1.5])
+    """
+
+    counts: np.ndarray
+    losses: np.ndarray
+    latencies: np.ndarray | None = None
+    updates: np.ndarray | None = None
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         clients = len(self.counts)
@@ -46,12 +73,32 @@ class Record:
             raise RequestError(f"updates must be [clients, numbers]; {clients} clients")
 
     def loss(self, round: int) -> np.ndarray:
-        """Return every client's loss in a round."""
+        """Return every client's loss in a round.
+
+        Parameters
+        ----------
+        round
+            Counted from 0.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         row: np.ndarray = self.losses[min(round, len(self.losses) - 1)]
         return row
 
     def latency(self, round: int) -> np.ndarray:
-        """Return every client's seconds in a round."""
+        """Return every client's seconds in a round.
+
+        Parameters
+        ----------
+        round
+            Counted from 0.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         if self.latencies is None:
             return np.ones(len(self.counts))
         rows = np.atleast_2d(self.latencies)
@@ -61,19 +108,71 @@ class Record:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a selector did with a record."""
+    """What a selector did with a record.
 
-    selected: list[list[int]]  # by round
-    coverage: float  # share of the clients that were ever selected
-    fairness: float  # Jain's index of participation
-    divergence: list[float]  # of the labels of a round from the global mix, in nats
-    regret: list[float]  # of a round: mean loss of the k worst clients minus that of the selected
-    seconds: list[float]  # of a round: its slowest client
+    Attributes
+    ----------
+    selected
+        Clients by round.
+    coverage
+        Share of the clients that were ever selected.
+    fairness
+        Jain's index of participation: 1 where all took part equally often.
+    divergence
+        By round: of the labels of the selected from the global mix, in nats.
+    regret
+        By round: mean loss of the k worst clients minus that of the selected.
+    seconds
+        By round: its slowest client.
+    events
+        What the selector noted, such as fallbacks.
+    """
+
+    selected: list[list[int]]
+    coverage: float
+    fairness: float
+    divergence: list[float]
+    regret: list[float]
+    seconds: list[float]
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
 def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: float = 0.0, seed: int = 0) -> Replay:
-    """Let a selector choose k clients a round; a share of them is lost each time."""
+    """Let a selector choose clients from what was recorded, without training.
+
+    Parameters
+    ----------
+    selector
+        An object of your own, or `make_part("selectors", "oort")`.
+    record
+        What clients hold and would report.
+    rounds
+        How many.
+    k
+        Clients a round.
+    lost
+        Share of the selected whose report is lost, each round.
+    seed
+        Of what is drawn.
+
+    Returns
+    -------
+    Replay
+
+    Raises
+    ------
+    RequestError
+        If a number is out of range, or the selector reads what the record does not hold.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> record = fedstrata.Record(counts=np.array([[9, 1], [5, 5], [1, 9]]), losses=np.array([[0.4, 0.9, 1.5]]))
+    >>> selector = fedstrata.make_part("selectors", "power-of-choice")
+    >>> fedstrata.replay(selector, record, rounds=3, k=2).selected  # the highest losses
+    [[1, 2], [1, 2], [1, 2]]
+    """
     if not 0 <= lost <= 1 or k < 1 or rounds < 1:
         raise RequestError(f"lost = {lost}, k = {k}, rounds = {rounds}: a share from 0 to 1, and at least one of each")
     if selector.individual and record.updates is None:

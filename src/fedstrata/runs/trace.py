@@ -1,4 +1,4 @@
-"""Follow single samples through a run that ranks them: how often each was on the biased side, and was its label wrong?
+"""Follow single samples through a run that ranks them: how often each was biased, and whether its label was wrong.
 
 With `method.sampler = { kind = "bias-aware", follow = true }` the events name the biased samples of every client
 update, as positions inside what the client held in that round. Here they become rows of the training data again,
@@ -26,24 +26,53 @@ class ClientUpdate(NamedTuple):
     """A client update whose report counted.
 
     How far the model moved and, where samples were ranked, where they were cut.
+
+    Attributes
+    ----------
+    round
+        Counted from 1.
+    client
+        Its id.
+    update_norm
+        Length of the update.
+    cut
+        The loss up to which samples are unbiased; None: nothing was ranked.
+    biased
+        Share of the client's samples.
+    positions
+        Of the biased ones; None: the run does not follow them.
     """
 
-    round: int  # counted from 1
+    round: int
     client: int
     update_norm: float
-    cut: float | None = None  # the loss up to which samples are unbiased; None: nothing was ranked
-    biased: float | None = None  # share of the client's samples
-    positions: tuple[int, ...] | None = None  # of the biased ones; None: the run does not follow them
+    cut: float | None = None
+    biased: float | None = None
+    positions: tuple[int, ...] | None = None
 
 
 class Sides(NamedTuple):
-    """The samples that clients ranked in a round."""
+    """The samples that clients ranked in a round.
+
+    Attributes
+    ----------
+    round
+        Counted from 1.
+    ranked
+        Samples.
+    wrong
+        Wrong labels among all of them.
+    biased
+        Samples on the biased side.
+    found
+        Wrong labels among the biased.
+    """
 
     round: int
     ranked: int
-    wrong: int  # labels, of all of them
+    wrong: int
     biased: int
-    found: int  # wrong labels among the biased
+    found: int
 
     @property
     def chance(self) -> float:
@@ -58,20 +87,52 @@ class Sides(NamedTuple):
 
 @dataclass(frozen=True)
 class Followed:
-    """Every training sample that a client holds, and what became of it; all arrays are in the same order."""
+    """Every training sample that a client holds, and what became of it; all arrays are in the same order.
 
-    rows: np.ndarray  # of the training data
-    clients: np.ndarray  # who holds it; where data drift, who held it first
-    wrong: np.ndarray  # whether its label is
-    ranked: np.ndarray  # how often a client ranked it
-    biased: np.ndarray  # how often it was then on the biased side
-    rounds: list[Sides]  # those in which samples were ranked
+    Attributes
+    ----------
+    rows
+        Of the training data.
+    clients
+        Who holds it; where data drift, who held it first.
+    wrong
+        Whether its label is wrong.
+    ranked
+        How often a client ranked it.
+    biased
+        How often it was then on the biased side.
+    rounds
+        Those in which samples were ranked: how many `ranked` and `biased`, and the `share` of wrong labels among the
+        biased, beside what it would be by `chance`.
+    """
+
+    rows: np.ndarray
+    clients: np.ndarray
+    wrong: np.ndarray
+    ranked: np.ndarray
+    biased: np.ndarray
+    rounds: list[Sides]
 
 
 def client_updates(run: Run) -> list[ClientUpdate]:
-    """Return every client update of which a run wrote down the drift.
+    """Return every client update of a run whose events tell the length of its update.
 
-    Cut, share of biased samples and drift by client.
+    Parameters
+    ----------
+    run
+        Finished or not. A round of more than 50 steps is only summed up in the events, and has none here.
+
+    Returns
+    -------
+    list of ClientUpdate
+        `round` (from 1), `client` and `update_norm`; where clients rank their samples, `cut` and the share `biased`.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> run = fedstrata.train(overrides={"train.rounds": 2, "train.clients_per_round": 3})
+    >>> [update.round for update in fedstrata.client_updates(run)]
+    [1, 1, 1, 2, 2, 2]
     """
     seen = []
     for event in (e for e in run.events() if e["event"] == "round"):
@@ -86,7 +147,35 @@ def client_updates(run: Run) -> list[ClientUpdate]:
 
 
 def follow(run: Run, federation: Federation | None = None) -> Followed:
-    """Say what became of every sample; data that came from Python are passed again, with their `true_labels`."""
+    """Say what became of every sample of a run that ranks them and writes down which ones are biased.
+
+    Parameters
+    ----------
+    run
+        Trained with `method.sampler = {kind = "bias-aware", follow = true}`.
+    federation
+        Data that came from Python are passed again, with their `true_labels`.
+
+    Returns
+    -------
+    Followed
+
+    Raises
+    ------
+    RequestError
+        If the run names no samples, or the data are not those that it was trained with.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> overrides = {"method.sampler.follow": True, "method.sampler.warmup": 1, "train.rounds": 2}
+    >>> run = fedstrata.train(method="fedbss", overrides={**overrides, "data.noise": {"labels": 0.3}})
+    >>> followed = fedstrata.follow(run)
+    >>> [sides.round for sides in followed.rounds]
+    [2]
+    >>> round(float(followed.wrong.mean()), 1)
+    0.3
+    """
     federation = _trained_on(run, federation)
     ranked_in = [v for v in client_updates(run) if v.positions is not None]
     if not ranked_in:

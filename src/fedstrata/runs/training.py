@@ -38,11 +38,45 @@ def train(
     overrides
         Dotted keys and values, as with `--set`: `{"train.rounds": 10}`.
     federation, model
-        The user's own clients and network, instead of `[data]` and `[model]`.
+        The user's own clients and network, instead of `[data]` and `[model]`. The module is left as it was.
     out
         The run folder; by default the next free one under `runs/`.
     watch
         Called with every event as it happens.
+
+    Returns
+    -------
+    Run
+        Finished, with its summary and final model.
+
+    Raises
+    ------
+    RequestError
+        If a key, a value or the data are wrong, parts do not fit together, or `out` holds a run already; nothing was
+        trained then.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> run = fedstrata.train(method="fedprox", overrides={"train.rounds": 2, "train.clients_per_round": 5})
+    >>> run.summary["client_updates"]
+    10
+
+    With clients and a network of one's own:
+
+    >>> import numpy as np
+    >>> from torch import nn
+    >>> rng = np.random.default_rng(0)
+    >>> sites = [(rng.normal(size=(50, 4)), rng.integers(0, 3, 50)) for _ in range(3)]
+    >>> module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> run = fedstrata.train(
+    ...     {"train": {"rounds": 2, "clients_per_round": "all"}},
+    ...     method="scaffold",
+    ...     federation=fedstrata.Federation.from_clients(sites),
+    ...     model=module,
+    ... )
+    >>> module.load_state_dict(run.model())
+    <All keys matched successfully>
     """
     checked = describe_experiment(experiment, method, overrides, federation, model)
     if out == "":
@@ -103,7 +137,44 @@ def resume(
     watch: Watch | None = None,
     remote: RemoteClients | None = None,
 ) -> Run:
-    """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU)."""
+    """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU).
+
+    Parameters
+    ----------
+    path
+        The run folder.
+    federation, model
+        Data and network that came from Python are passed again.
+    watch
+        Called with every event as it happens.
+    remote
+        Where clients live, if not here; `fedstrata deploy` gives it.
+
+    Returns
+    -------
+    Run
+        Finished; one that was finished before is given back as it is.
+
+    Raises
+    ------
+    RequestError
+        If the folder holds no run, another process is running in it, its experiment was edited, its checkpoint is
+        damaged, or the data or the model are not those that it was trained with.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> def interrupt(event):
+    ...     if event["event"] == "round" and event["round"] == 2:
+    ...         raise KeyboardInterrupt
+    >>> try:
+    ...     fedstrata.train(overrides={"train.rounds": 2}, out="runs/cut", watch=interrupt)
+    ... except KeyboardInterrupt:
+    ...     print(fedstrata.Run("runs/cut"))
+    Run('runs/cut': not finished)
+    >>> fedstrata.resume("runs/cut").summary["rounds"]
+    2
+    """
     with Run.open(Path(path)).locked() as folder:
         experiment = Experiment.of(folder.path / "experiment.toml")
         manifest = folder.checkpoints.manifest()

@@ -27,7 +27,35 @@ from fedstrata.testing.tiny import alike, play, same, session_of
 
 
 def check_selector(selector: Selector) -> None:
-    """Check that a selector is fair play: unique eligible ids, deterministic, resumable, robust to missing replies."""
+    """Check that a selector is fair play: unique eligible ids, deterministic, resumable, robust to missing replies.
+
+    Parameters
+    ----------
+    selector
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_selector(fedstrata.make_part("selectors", "size"))
+    >>> from dataclasses import dataclass
+    >>> import random
+    >>> @dataclass(frozen=True)
+    ... class Careless(fedstrata.Selector):
+    ...     '''Draws from a global generator, and not from view.rng("select").'''
+    ...
+    ...     def select(self, state, view):
+    ...         return random.sample(view.eligible.tolist(), view.k)
+    >>> fedstrata.check_selector(Careless())
+    Traceback (most recent call last):
+    ...
+    AssertionError: the same run twice gave different outcomes
+    """
     check_part(selector)
     overrides = {"method.selector": selector}
     work = check_run(overrides)
@@ -49,6 +77,23 @@ def check_driver(driver: Driver, schedule: str | Schedule = "none") -> None:
 
     It must get along with selectors that answer in every way a selector may: with ids, with asks that hold weights and
     configs, after probing, with more clients than are wanted and with fewer.
+
+    Parameters
+    ----------
+    driver
+        An object of a part of your own.
+    schedule
+        A schedule of labels that it is to follow: an object or a name.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_driver(fedstrata.make_part("drivers", "chain"))
     """
     check_part(driver)
     overrides = {"method.driver": driver, "method.schedule": schedule}
@@ -68,7 +113,7 @@ def check_driver(driver: Driver, schedule: str | Schedule = "none") -> None:
 
 
 def _check_passed_on(driver: str, asked: Ask, selected: Ask) -> None:
-    """A driver may add to what a selector asks for, but must not lose any of it."""
+    """Check that a driver, which may add to what a selector asks for, loses nothing of it."""
     numbers = asked.weight, asked.chance
     kept = numbers == (selected.weight, selected.chance) and selected.config.items() <= asked.config.items()
     assert kept, (
@@ -78,7 +123,23 @@ def _check_passed_on(driver: str, asked: Ask, selected: Ask) -> None:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Check that a schedule can be followed, and that playing many steps as one changes neither model nor account."""
+    """Check that a schedule can be followed, and that playing many steps as one changes neither model nor account.
+
+    Parameters
+    ----------
+    schedule
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_schedule(fedstrata.Stratified(each=1))
+    """
     check_part(schedule)
     if schedule.sampler is None:
         return
@@ -94,7 +155,23 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def check_sampler(sampler: Sampler) -> None:
-    """Check that a sampler's orders are in range and within its width, and that it is deterministic."""
+    """Check that a sampler's orders are in range and within its width, and that it is deterministic.
+
+    Parameters
+    ----------
+    sampler
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_sampler(fedstrata.make_part("samplers", "full-batch"))
+    """
     check_part(sampler)
     work = session_of({"method.sampler": sampler})
 
@@ -115,7 +192,23 @@ def check_sampler(sampler: Sampler) -> None:
 
 
 def check_combiner(combiner: Combiner) -> None:
-    """Check that equal updates combine to that update, and that a run is deterministic and resumable."""
+    """Check that equal updates combine to that update, and that a run is deterministic and resumable.
+
+    Parameters
+    ----------
+    combiner
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_combiner(fedstrata.make_part("combiners", "uniform"))
+    """
     check_part(combiner)
     work = check_run({"method.combiner": combiner})
     state = work.initial_state()
@@ -126,13 +219,45 @@ def check_combiner(combiner: Combiner) -> None:
 
 
 def check_server_step(server_step: ServerStep) -> None:
-    """Check a server step: deterministic, resumable, and norm statistics are only averaged."""
+    """Check a server step: deterministic, resumable, and norm statistics are only averaged.
+
+    Parameters
+    ----------
+    server_step
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_server_step(fedstrata.make_part("server_steps", "sgd", momentum=0.9))
+    """
     check_part(server_step)
     check_run({"method.server_step": server_step})
 
 
 def check_partition(partition: Partition) -> None:
-    """Check that a partition ends, deals each sample to at most one client, and is deterministic."""
+    """Check that a partition ends, deals each sample to at most one client, and is deterministic.
+
+    Parameters
+    ----------
+    partition
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_partition(fedstrata.make_part("partitions", "shards"))
+    """
     check_part(partition)
     rng = np.random.default_rng(0)
     train, test = (Labelled(rng.integers(0, 5, n), rng.integers(0, 20, n).astype(str)) for n in (400, 200))
@@ -153,7 +278,24 @@ def check_partition(partition: Partition) -> None:
 def check_model(architecture: Architecture, shape: tuple[int, ...] | None = None, classes: int = 10) -> None:
     """Check the model contract: a head that gives one number a class, and features that go into it.
 
-    Without a shape, the model is given samples of the shape it was made for.
+    Parameters
+    ----------
+    architecture
+        An object of a part of your own.
+    shape
+        Of the samples; None: the shape it was made for.
+    classes
+        How many labels there are.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_model(fedstrata.make_part("models", "lenet5"))
     """
     check_part(architecture)
     shape = shape or architecture.natural

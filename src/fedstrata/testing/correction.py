@@ -1,4 +1,4 @@
-"""`check_correction`: can the local step of a part be captured once and replayed for every client?"""
+"""`check_correction`: whether the local step of a part can be captured once and replayed for every client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,28 @@ HOST_READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_no
 
 
 def check_correction(part: LocalPart, optimizer: bool = False) -> None:
-    """Check a correction or meter, or a local optimizer; raises AssertionError with what is wrong."""
+    """Check that a correction or a local optimizer can be captured once and replayed for every client.
+
+    Its local step must not read from the device, do the same whatever the batch, give what it declares, leave nothing
+    behind for the next client, and count padded samples for nothing; and runs with it are deterministic and resumable.
+
+    Parameters
+    ----------
+    part
+        An object of a part of your own.
+    optimizer
+        True: it is an `Optimizer`.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_correction(fedstrata.make_part("corrections", "clip", norm=1.0))
+    """
     check_part(part)
     work = session_of()
     plain = work.plan.local
@@ -121,7 +142,7 @@ def _check_forgetful(work: Session, local: ClientPlan) -> None:
 
 
 def _check_padding(work: Session, local: ClientPlan) -> None:
-    """A padded tail must count for nothing."""
+    """Check that a padded tail counts for nothing."""
     for client in (0, 1):
         padded = _told(*_run_task(_trainer(work, local, pad=True), work, client))
         for name, value in _told(*_run_task(_trainer(work, local, pad=False), work, client)).items():

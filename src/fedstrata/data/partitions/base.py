@@ -16,7 +16,15 @@ from fedstrata.core.rng import Rng
 
 @dataclass(frozen=True)
 class Labelled:
-    """What a partition sees of samples: the class of each, and its group (domain, subject, writer) if it has one."""
+    """What a partition sees of samples.
+
+    Attributes
+    ----------
+    labels
+        Class index of each.
+    groups
+        Its domain, subject or writer, if it has one.
+    """
 
     labels: np.ndarray
     groups: np.ndarray | None = None
@@ -27,21 +35,77 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Deal:
-    """Positions of train and test samples, one array a client. Samples in no array are left out."""
+    """Who gets which samples. Samples in no array are left out.
+
+    Attributes
+    ----------
+    train, test
+        Positions of training and test samples, one array a client.
+    notes
+        What had to be done to fulfil the request; becomes an event.
+    """
 
     train: Sequence[np.ndarray]
     test: Sequence[np.ndarray]
-    notes: Sequence[str] = ()  # what had to be done to fulfil the request; becomes an event
+    notes: Sequence[str] = ()
 
 
 class Partition(Part):
-    """How samples are dealt out to clients. Always ends, accounts for every sample, refuses the impossible."""
+    """How samples are dealt out to clients. Always ends, accounts for every sample, refuses the impossible.
 
-    counts_clients: ClassVar[bool] = False  # True: says itself how many clients there are, where none are asked for
-    needs_groups: ClassVar[bool] = False  # True: deals by domain, subject or writer
+    Write `split`. `check_partition` checks it.
+
+    Attributes
+    ----------
+    counts_clients
+        True: it says itself how many clients there are, where none are asked for.
+    needs_groups
+        True: it deals by domain, subject or writer.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> import fedstrata
+    >>> @dataclass(frozen=True)
+    ... class InTurn(fedstrata.Partition):
+    ...     '''Samples are dealt out like cards.'''
+    ...
+    ...     def split(self, train, test, clients, rng):
+    ...         return fedstrata.Deal(
+    ...             [np.arange(client, len(train), clients) for client in range(clients)],
+    ...             [np.arange(client, len(test), clients) for client in range(clients)],
+    ...         )
+    >>> fedstrata.check_partition(InTurn())
+    >>> x, y = np.zeros((50, 2)), np.arange(50) % 2
+    >>> fedstrata.Federation.from_arrays(x, y, 4, partition=InTurn(), test=0.2).train_split.sizes
+    array([10, 10, 10, 10])
+    """
+
+    counts_clients: ClassVar[bool] = False
+    needs_groups: ClassVar[bool] = False
 
     def deal(self, train: Labelled, test: Labelled, clients: int | None, rng: Rng) -> Deal:
-        """Deal both sets out by the same rule, so that a client is tested on what it trains on."""
+        """Deal both sets out by the same rule, so that a client is tested on what it trains on.
+
+        Parameters
+        ----------
+        train, test
+            The samples, as `split` sees them.
+        clients
+            How many; None: as many as the partition finds.
+        rng
+            Of what is drawn.
+
+        Returns
+        -------
+        Deal
+
+        Raises
+        ------
+        RequestError
+            If there are fewer samples than clients, or the partition needs a number or groups that are not there.
+        """
         if clients is not None and clients < 1:
             raise RequestError(f"data.clients = {clients} must be at least 1")
         if clients is not None and clients > len(train):
@@ -71,7 +135,21 @@ class Partition(Part):
             raise broken(self, "split", f"gave a sample of {name} that was dealt twice; it belongs to one client")
 
     def split(self, train: Labelled, test: Labelled, clients: int, rng: Rng) -> Deal:
-        """Deal the samples out, to a possible number of clients; 0 where the partition counts them itself."""
+        """Deal the samples out.
+
+        Parameters
+        ----------
+        train, test
+            Class indices, and groups where there are any.
+        clients
+            How many, at most one a training sample; 0 where the partition counts them itself.
+        rng
+            A numpy generator.
+
+        Returns
+        -------
+        Deal
+        """
         raise NotImplementedError
 
 

@@ -21,7 +21,7 @@ def classes_of(train: Labelled, test: Labelled) -> int:
 
 
 def domains_of(train: Labelled, test: Labelled) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Number the groups of the training set: names, codes of train and test samples, and what is left out.
+    """Give the groups of the training set numbers: names, codes of train and test samples, and what is left out.
 
     A test sample of a group that nobody trains on has the code -1: it belongs to no client.
     """

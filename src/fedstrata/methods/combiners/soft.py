@@ -46,7 +46,7 @@ class Soft(Combiner):
     normalise: Literal["mean", "none"] = "mean"
 
     def metrics_read(self, kind: str) -> tuple[str, ...]:
-        """The variance."""
+        """Read the variance."""
         return (Variance(self.by).name,) if kind == "train" else ()
 
     def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:

@@ -68,7 +68,7 @@ class GlobalBatches(ScheduledDriver):
         return None
 
     def multiple(self, view: View) -> int:
-        """A round ends with a whole batch."""
+        """End a round with a whole batch."""
         return view.batch_size
 
     def least(self, view: View) -> int:

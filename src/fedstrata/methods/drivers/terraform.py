@@ -162,8 +162,8 @@ class Terraform(Driver):
         """How much the final layer changed."""
         return ("magnitude",) if kind == "train" and self.signal != "loss" else ()
 
-    def meters(self, overhead_bytes: Sequence[LocalPart]) -> Sequence[LocalPart]:
-        """The final layer's change."""
+    def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
+        """Measure the final layer's change."""
         return () if self.signal == "loss" else (Magnitude(self.signal),)
 
     def round(self, state: None, view: View, select: Select) -> Steps:

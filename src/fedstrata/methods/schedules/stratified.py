@@ -28,7 +28,17 @@ from fedstrata.methods.schedules.take import Take
 
 @dataclass(frozen=True)
 class Stratified(Schedule):
-    """Every label as often as its target says, in random order; clients that hold it give one sample an entry."""
+    """Every label as often as its target says, in random order; clients that hold it give one sample an entry.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedstrata import Stratified
+    >>> Stratified().frequencies(np.array([70, 20, 0]))  # as many entries as there are samples
+    array([45, 45,  0])
+    >>> Stratified(frequency="capped", cap=30).frequencies(np.array([70, 20, 0]))
+    array([30, 20,  0])
+    """
 
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
 
@@ -57,16 +67,47 @@ class Stratified(Schedule):
         return Take(self.strata, self.replacement)
 
     def totals(self, client_info: ClientInfo) -> np.ndarray:
-        """Return the number of samples of each stratum."""
+        """Return the number of samples of each stratum.
+
+        Parameters
+        ----------
+        client_info
+            What the server knows of its clients.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         totals = client_info.totals if self.clients == "uniform" else client_info.counts.sum(0)
         return totals if self.strata == "labels" else totals.sum(keepdims=True)
 
     def counts(self, table: np.ndarray) -> np.ndarray:
-        """Return what a table of counts by client and label says by client and stratum."""
+        """Return what a table of counts by client and label says by client and stratum.
+
+        Parameters
+        ----------
+        table
+            [clients, labels].
+
+        Returns
+        -------
+        numpy.ndarray
+            [clients, strata].
+        """
         return table if self.strata == "labels" else table.sum(1, keepdims=True)
 
     def frequencies(self, totals: np.ndarray) -> np.ndarray:
-        """Return f_l: how often each stratum stands in the schedule. One that nobody holds does not."""
+        """Return f_l: how often each stratum stands in the schedule. One that nobody holds does not.
+
+        Parameters
+        ----------
+        totals
+            Samples of each stratum.
+
+        Returns
+        -------
+        numpy.ndarray
+        """
         held = totals > 0
         if self.frequency == "uniform":
             each = self.each or ceil(totals.sum() / max(held.sum(), 1))
@@ -76,7 +117,22 @@ class Stratified(Schedule):
         return f if self.length is None else scaled(f, self.length)
 
     def check_frequencies(self, totals: np.ndarray) -> np.ndarray:
-        """Return the frequencies if a schedule can be made of them."""
+        """Return the frequencies if a schedule can be made of them.
+
+        Parameters
+        ----------
+        totals
+            Samples of each stratum.
+
+        Returns
+        -------
+        numpy.ndarray
+
+        Raises
+        ------
+        PartError
+            If `frequencies` gave something else than a whole number for each stratum.
+        """
         given: Any = self.frequencies(totals)
         allowed = f"a whole number from 0 for each of the {len(totals)} strata, and 0 for one that nobody holds"
         if not isinstance(given, np.ndarray) or given.shape != totals.shape or given.dtype.kind not in "iu":
@@ -87,7 +143,19 @@ class Stratified(Schedule):
         return given
 
     def epoch(self, number: int, view: View) -> Epoch:
-        """Draw a schedule and start with everybody who is there."""
+        """Draw a schedule and start with everybody who is there.
+
+        Parameters
+        ----------
+        number
+            Epochs before this one.
+        view
+            The round in which it begins.
+
+        Returns
+        -------
+        Epoch
+        """
         f = self.check_frequencies(self.totals(view.client_info))
         known = view.client_info.labels if self.clients == "uniform" else view.client_info.counts
         held = self.counts(known)[view.eligible] > 0

@@ -103,7 +103,7 @@ class Oort(Selector):
     timeout: NonNegative = 0.0  # duration of a client whose report did not come; 0: as long as the slowest so far
 
     def metrics_read(self, kind: str) -> tuple[str, ...]:
-        """What a client is worth."""
+        """Read what a client is worth."""
         return ("utility",) if kind == "train" else ()
 
     def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:

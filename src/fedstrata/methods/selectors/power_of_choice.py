@@ -70,7 +70,7 @@ class PowerOfChoice(Selector):
         return highest_first[: view.k] + self._unheard(view, drawn, known)
 
     def metrics_read(self, kind: str) -> tuple[str, ...]:
-        """What probes tell."""
+        """Read what probes tell."""
         return ("probed_loss",) if kind in self.programs else ()
 
     def _probed(self, view: View, drawn: np.ndarray) -> Generator[Step, Outcome, dict[int, float]]:

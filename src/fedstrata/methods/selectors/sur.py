@@ -58,7 +58,7 @@ class Sur(Selector):
     candidates: Natural = 0  # clients drawn at random to be probed; 0 means all
 
     def metrics_read(self, kind: str) -> tuple[str, ...]:
-        """What probes tell."""
+        """Read what probes tell."""
         return ("gradient_variance",) if kind in self.programs else ()
 
     @property

@@ -227,7 +227,7 @@ class LabelServer(ABC):
                 self.counts[client] = counts_of(counts, len(self.totals))
 
     def _place(self, tokens: Mapping[int, Sequence[bytes]]) -> dict[bytes, int]:
-        """Number what clients hold, in an order drawn here, and note who holds what."""
+        """Give what clients hold numbers, in an order drawn here, and note who holds what."""
         distinct = sorted({token for own in tokens.values() for token in own})
         places = self._rng.permutation(len(distinct)).tolist()
         placed = dict(zip(distinct, places, strict=True))

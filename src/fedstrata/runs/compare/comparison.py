@@ -42,17 +42,70 @@ WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting proces
 
 @dataclass
 class Comparison:
-    """Several methods over several seeds. `run` plays what is left; `rows` sums up what is there."""
+    """Several methods over several seeds. `run` plays what is left; `rows` sums up what is there.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    entries
+        The methods, each with its name and its experiment; the first is what the others are compared with.
+    seeds
+        As numbers.
+    cells
+        One method with one seed each: `method`, `seed`, `state`, `run` and, where it failed, `why`.
+    base
+        The experiment without a method of the comparison: what all cells share.
+    notes
+        What was found while the comparison was laid out.
+    federation, model
+        Data and network that came from Python.
+    others
+        Cells of earlier requests, as they are listed.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> comparison = fedstrata.compare(methods=["fedavg", "sfl"], overrides={"train.rounds": 1}, out="runs/two")
+    >>> [(row["method"], row["rounds"]["mean"]) for row in comparison.rows]
+    [('fedavg', 1.0), ('sfl', 1.0)]
+    >>> [cell.name for cell in fedstrata.Comparison.open("runs/two").cells]
+    ['fedavg, seed 0', 'sfl, seed 0']
+    """
 
     path: Path
     entries: list[Entry]
     seeds: list[int]
     cells: list[Cell]
-    base: dict[str, Any]  # the experiment without a method of the comparison: what all cells share
+    base: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     federation: Federation | None = None
     model: nn.Module | None = None
-    others: list[dict[str, Any]] = field(default_factory=list)  # cells of earlier requests, as they are listed
+    others: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
+    ) -> Comparison:
+        """Open the comparison that lies in a folder, as it was last asked for; `run` plays what is left of it.
+
+        Parameters
+        ----------
+        path
+            The folder, as in `out` of `compare`.
+        federation, model
+            Data and network that came from Python are passed again.
+
+        Returns
+        -------
+        Comparison
+
+        Raises
+        ------
+        RequestError
+            If no comparison lies there, another version made it, or the data are not those of its runs.
+        """
+        return reopen(path, federation, model)
 
     def __repr__(self) -> str:
         said = [f"{r['method']} {r['accuracy']['mean']:.4f}" for r in self.rows if r["accuracy"]["mean"] is not None]
@@ -88,7 +141,13 @@ class Comparison:
         return [cell for cell in self.cells if cell.state == "failed"]
 
     def table(self) -> str:
-        """Write the rows as a plain table."""
+        """Write the rows as a plain table.
+
+        Returns
+        -------
+        str
+            With what each stage brings, where stages were ablated.
+        """
         return table_of(self.rows)
 
     def run(self, *, jobs: int | None = None, watch: Tell | None = None) -> Comparison:
@@ -100,6 +159,17 @@ class Comparison:
             Cells at a time. Each takes memory of its own; the results are the same.
         watch
             Called with a cell and each of its events; the last is "finished" or "failed".
+
+        Returns
+        -------
+        Comparison
+            Itself. A cell that failed does not end the others: see `failed`.
+
+        Raises
+        ------
+        RequestError
+            If another process is running in the folder, or `jobs` is below 1 or more than parts that a script defines
+            allow.
         """
         left = [cell for cell in self.cells if cell.state != "finished"]
         try:
@@ -197,6 +267,27 @@ def compare(
         Stages of the one method, or of the experiment's own, to put back to FedAvg's, one at a time.
     jobs, watch
         As in `Comparison.run`.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    RequestError
+        If an experiment is wrong, two methods are the same, a method does not fit the data, or the folder holds
+        something else; nothing was trained then.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> comparison = fedstrata.compare(methods=["fedavg", "scaffold"], seeds=2, overrides={"train.rounds": 1})
+    >>> [row["method"] for row in comparison.rows]
+    ['fedavg', 'scaffold']
+    >>> [run.summary["seed"] for run in comparison.runs["scaffold"]]
+    [0, 1]
+    >>> print(comparison.table())
+    method  rank  accuracy ...
     """
     prepared = prepare(experiment, methods, seeds, overrides, federation, model, out, budget, ablate)
     return prepared.run(jobs=jobs, watch=watch)
