@@ -8,6 +8,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
+from sweeping import sweep
 
 from fedstrata import testing
 from fedstrata.client.trainer import Trainer
@@ -310,7 +311,10 @@ def test_a_thousand_out_of_a_million():
     assert sizes[np.array(picked)[~known]].min() > 100
 
 
-@pytest.mark.parametrize("selector", [Oort(), Oort(blacklist_rounds=0, epsilon=0.3, first="batch", timeout=2.0)])
+@sweep(
+    lambda selector: selector != Oort(),  # which is checked as a registered part
+    selector=[Oort(), Oort(blacklist_rounds=0, epsilon=0.3, first="batch", timeout=2.0)],
+)
 def test_oort_conforms(selector):
     testing.check_selector(selector)
 
@@ -322,7 +326,7 @@ def test_meter_conforms():
 # ---- power-of-choice -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", ["all", "batch", "last"])
+@sweep(lambda loss: loss != "all", loss=["all", "batch", "last"])
 def test_power_of_choice_conforms(loss):
     testing.check_selector(PowerOfChoice(loss=loss))
 

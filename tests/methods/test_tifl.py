@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from light import LIGHT
+from sweeping import sweep
 
 import fedstrata
 from fedstrata import testing
@@ -248,7 +249,10 @@ def test_a_tier_that_is_away_is_not_drawn():
 # ---- in the loop -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("selector", [Tifl(), Tifl(tiers=2, interval=1, credits=1), Tifl(tiers=1, max_latency=0.02)])
+@sweep(
+    lambda selector: selector.tiers == 2,
+    selector=[Tifl(), Tifl(tiers=2, interval=1, credits=1), Tifl(tiers=1, max_latency=0.02)],
+)
 def test_conforms(selector):
     testing.check_selector(selector)
 

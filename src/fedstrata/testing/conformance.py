@@ -25,6 +25,8 @@ from fedstrata.testing.selectors import SELECTORS, FullAsks
 from fedstrata.testing.sites import WireEngine
 from fedstrata.testing.tiny import alike, play, same, session_of
 
+ROUNDS = 3  # two before a run is cut, and one after
+
 
 def check_selector(selector: Selector) -> None:
     """Check that a selector is fair play: unique eligible ids, deterministic, resumable, robust to missing replies.
@@ -60,7 +62,7 @@ def check_selector(selector: Selector) -> None:
     overrides = {"method.selector": selector}
     work = check_run(overrides)
     for stragglers in (0.0, 0.5):
-        _, rounds = play(session_of(overrides | {"system.stragglers.rate": stragglers}))
+        _, rounds = play(session_of(overrides | {"system.stragglers.rate": stragglers}), ROUNDS)
         for outcomes in rounds:
             trained = [o for o in outcomes if o.step.combine and o.step.asks]
             assert trained, "no client was selected although some are eligible"
@@ -68,7 +70,7 @@ def check_selector(selector: Selector) -> None:
                 ids = [a.client for a in outcome.step.asks]
                 assert len(set(ids)) == len(ids), f"a client was selected twice: {ids}"
                 assert set(ids) <= set(work.client_info.holders.tolist()), f"not all of {ids} are eligible"
-    _, rounds = play(session_of(overrides | {"train.clients_per_round": "all"}))
+    _, rounds = play(session_of(overrides | {"train.clients_per_round": "all"}), ROUNDS)
     assert all(len(o.step.asks) <= 6 for outcomes in rounds for o in outcomes), "more clients selected than there are"
 
 
@@ -98,7 +100,7 @@ def check_driver(driver: Driver, schedule: str | Schedule = "none") -> None:
     check_part(driver)
     overrides = {"method.driver": driver, "method.schedule": schedule}
     check_run(overrides)
-    state, _ = play(session_of(overrides | {"system.stragglers.rate": 1.0}))
+    state, _ = play(session_of(overrides | {"system.stragglers.rate": 1.0}), ROUNDS)
     assert torch.isfinite(state.model.params).all()
     for selector in SELECTORS:
         try:
@@ -146,8 +148,8 @@ def check_schedule(schedule: Schedule) -> None:
     for driver in ("chain", "sync"):
         overrides = {"method.driver": driver, "method.schedule": schedule}
         check_driver(make("drivers", {"kind": driver}, "method.driver"), schedule)
-        single, _ = play(session_of({**overrides, "engine.execution": "messages"}))
-        as_one, _ = play(session_of({**overrides, "engine.execution": "fused"}))
+        single, _ = play(session_of({**overrides, "engine.execution": "messages"}), ROUNDS)
+        as_one, _ = play(session_of({**overrides, "engine.execution": "fused"}), ROUNDS)
         gap = float((single.model.params - as_one.model.params).abs().max())
         assert gap < 1e-9, f"played as one, the model is off by {gap:.2g}"
         assert single.traffic == as_one.traffic, f"by messages {single.traffic}, played as one {as_one.traffic}"
@@ -318,15 +320,17 @@ def check_part(part: Part) -> None:
 
 def check_run(overrides: Mapping[str, Any]) -> Session:
     """Run twice, with a cut in the middle, behind bytes, and with lost reports."""
-    overrides = {"engine.execution": "messages", **overrides}  # what plays steps as one differs in the last bit
-    whole, outcomes = play(session_of(overrides))
+    # What plays steps as one differs in the last bit; batches of 8 leave tails, of one sample too, in few steps.
+    overrides = {"engine.execution": "messages", "train.batch_size": 8, **overrides}
+    whole, outcomes = play(session_of(overrides), ROUNDS)
     assert torch.isfinite(whole.model.params).all(), "the model is not finite"
-    assert alike(outcomes, play(session_of(overrides))[1]), "the same run twice gave different outcomes"
-    assert same(whole, play(session_of(overrides), cut=2)[0]), "a resumed run differs from the whole one"
-    behind_bytes, _ = play(session_of(overrides), engine=lambda work: WireEngine(work.plan.local, work.federation))
+    assert alike(outcomes, play(session_of(overrides), ROUNDS)[1]), "the same run twice gave different outcomes"
+    assert same(whole, play(session_of(overrides), ROUNDS, cut=2)[0]), "a resumed run differs from the whole one"
+    behind_bytes, _ = play(session_of(overrides), ROUNDS, lambda work: WireEngine(work.plan.local, work.federation))
     assert same(whole, behind_bytes), "a run behind bytes differs: something is shared that no message carries"
     lossy = {**overrides, "system.stragglers.rate": 0.5}
-    assert same(play(session_of(lossy))[0], play(session_of(lossy), cut=2)[0]), "a resumed run with stragglers differs"
+    one, other = play(session_of(lossy), ROUNDS)[0], play(session_of(lossy), ROUNDS, cut=2)[0]
+    assert same(one, other), "a resumed run with stragglers differs"
     return session_of(overrides)
 
 
