@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_info import ClientInfo, GroundTruth
+from fedstrata.core.client_info import ClientInfo, GroundTruth, label_facts
 from fedstrata.core.client_parts import Client
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
@@ -303,18 +303,13 @@ class Federation:
         ClientInfo
         """
         sizes = self.train_split.sizes
-        return ClientInfo(
-            clients=len(self),
-            classes=len(self.classes),
-            holders=np.flatnonzero(sizes),
-            key=streams("tiebreak").permutation(len(self)),
-            known={
-                "sizes": sizes if "sizes" in needs else None,
-                "labels": self.counts > 0 if "labels" in needs else None,
-                "totals": self.counts.sum(0) if "totals" in needs else None,
-                "counts": self.counts if "counts" in needs else None,
-                "speeds": (np.ones(len(self)) if self.speeds is None else self.speeds) if "speeds" in needs else None,
-            },
+        facts = {
+            "sizes": lambda: sizes,
+            **label_facts(lambda: self.counts),
+            "speeds": lambda: np.ones(len(self)) if self.speeds is None else self.speeds,
+        }
+        return replace(
+            ClientInfo.of(sizes, len(self.classes), facts, needs, streams),
             ground_truth=GroundTruth(self.train_split, self.labels, len(self.classes), self.speeds, self.bandwidths),
             later=None if self.moves is None else lambda round: self.at(round).client_info(needs, streams),
         )
