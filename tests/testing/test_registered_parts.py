@@ -8,7 +8,10 @@ import pytest
 
 from fedstrata import testing
 from fedstrata.core import registry
+from fedstrata.data.sets.digits import Digits
 from fedstrata.methods.drivers.sync import Sync
+from fedstrata.models.densenet import DenseNet121
+from fedstrata.models.resnet import ResNet18, ResNet50
 from fedstrata.testing.conformance import check_part
 
 extended = partial(pytest.param, marks=pytest.mark.extended)
@@ -22,11 +25,11 @@ CHECKS = {
     "combiners": testing.check_combiner,
     "server_steps": testing.check_server_step,
     "partitions": testing.check_partition,
-    "models": testing.check_model,
-    "lr_schedules": check_part,
-    "noises": check_part,
-    "datasets": check_part,
-    "engines": check_part,
+    "models": lambda part: testing.check_model(part, training=not isinstance(part, ResNet18 | ResNet50 | DenseNet121)),
+    "lr_schedules": testing.check_lr_schedule,
+    "noises": testing.check_noise,
+    "datasets": lambda part: testing.check_dataset(part) if isinstance(part, Digits) else check_part(part),
+    "engines": testing.check_engine,
 }
 
 

@@ -100,7 +100,9 @@ class Plan:
             "the clients live at sites of their own" if client_info.ground_truth is None else self.why_not_fused
         )
         known = round, self.rounds, k, client_info.holders, client_info, self.space, rng, note
-        decay = self.local.rate.at(round) / self.local.rate.at(0)
+        if not (first := self.local.rate.at(0)):
+            raise RequestError("train.lr_schedule: the learning rate of the first round is 0; begin with more")
+        decay = self.local.rate.at(round) / first
         view = View(
             *known, self.local.batch_size, self.local.epochs, needed, clock, decay, why_not_fused, fewest=self.fewest
         )

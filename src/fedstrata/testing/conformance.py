@@ -1,4 +1,4 @@
-"""Conformance of server-side parts, samplers, partitions and models: each is checked in small real runs."""
+"""Conformance of server-side parts, samplers and partitions: each is checked in small real runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.client.network import Network, find_head
 from fedstrata.config.experiment import make
 from fedstrata.core.client_parts import Sampler
+from fedstrata.core.contract import expect_model, expect_sums
 from fedstrata.core.errors import RequestError
+from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Ask, Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.data.partitions.base import Labelled, Partition
-from fedstrata.models.architecture import Architecture
+from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.runs.session import Session
 from fedstrata.testing.selectors import SELECTORS, FullAsks
 from fedstrata.testing.sites import WireEngine
@@ -143,8 +144,10 @@ def check_schedule(schedule: Schedule) -> None:
     >>> fedstrata.check_schedule(fedstrata.Stratified(each=1))
     """
     check_part(schedule)
-    if schedule.sampler is None:
+    if isinstance(schedule, Unscheduled):
         return
+    name = type(schedule).__name__
+    assert schedule.sampler is not None, f"{name} gives no `sampler`, so nothing follows it; derive it from Stratified"
     for driver in ("chain", "sync"):
         overrides = {"method.driver": driver, "method.schedule": schedule}
         check_driver(make("drivers", {"kind": driver}, "method.driver"), schedule)
@@ -216,12 +219,13 @@ def check_combiner(combiner: Combiner) -> None:
     state = work.initial_state()
     view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
     sums = combiner.combine(combiner.init(view), view, state.model, _Equal(work.plan.space.P))
-    gap = float((sums.total["update"] - 1).abs().max())
-    assert gap < 1e-9, f"three clients sent the same update, the combination is off by {gap:.2g}"
+    gap = float((expect_sums(combiner, sums, work.plan.space).total["update"] - 1).abs().max())
+    name = type(combiner).__name__
+    assert gap < 1e-9, f"{name}: three clients sent the same update, the combination is off by {gap:.2g}"
 
 
 def check_server_step(server_step: ServerStep) -> None:
-    """Check a server step: deterministic, resumable, and norm statistics are only averaged.
+    """Check a server step: deterministic, resumable, and it makes a new model.
 
     Parameters
     ----------
@@ -239,7 +243,15 @@ def check_server_step(server_step: ServerStep) -> None:
     >>> fedstrata.check_server_step(fedstrata.make_part("server_steps", "sgd", momentum=0.9))
     """
     check_part(server_step)
-    check_run({"method.server_step": server_step})
+    work = check_run({"method.server_step": server_step})
+    model = work.initial_state().model
+    view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
+    before, equal = model.params.clone(), _Equal(work.plan.space.P)
+    sums = dataclasses.replace(equal.sum(np.full(3, 1 / 3)), reports=tuple(equal.reports))
+    proposal = FlatModel(model.params + sums.total["update"], model.buffers)
+    stepped = server_step.step(server_step.init(view, model), view, model, proposal, sums)
+    expect_model(server_step, "step", stepped, model)
+    assert torch.equal(model.params, before), f"{type(server_step).__name__}: `step` changes `model`; give a new Model"
 
 
 def check_partition(partition: Partition) -> None:
@@ -275,39 +287,6 @@ def check_partition(partition: Partition) -> None:
             assert len(np.unique(rows)) == len(rows), "a sample was dealt twice"
             assert rows.size == 0 or (rows.min() >= 0 and rows.max() < size), "a position is out of range"
         assert all(map(np.array_equal, deals[0].train, deals[1].train)), "the same stream gave another deal"
-
-
-def check_model(architecture: Architecture, shape: tuple[int, ...] | None = None, classes: int = 10) -> None:
-    """Check the model contract: a head that gives one number a class, and features that go into it.
-
-    Parameters
-    ----------
-    architecture
-        An object of a part of your own.
-    shape
-        Of the samples; None: the shape it was made for.
-    classes
-        How many labels there are.
-
-    Raises
-    ------
-    AssertionError
-        With what is wrong.
-
-    Examples
-    --------
-    >>> import fedstrata
-    >>> fedstrata.check_model(fedstrata.make_part("models", "lenet5"))
-    """
-    check_part(architecture)
-    shape = shape or architecture.natural
-    module = architecture.build(shape, classes)
-    x = torch.zeros(2, *shape)
-    head = find_head(module, x, classes)
-    assert head == "head", f"the last layer is called {head!r}, not 'head'"
-    features, logits = Network(module, head)(x)
-    assert logits.shape == (2, classes)
-    assert features.ndim == 2
 
 
 def check_part(part: Part) -> None:
