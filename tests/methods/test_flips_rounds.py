@@ -12,7 +12,7 @@ from light import LIGHT
 from sweeping import sweep
 
 from fedstrata import Federation, train
-from fedstrata.core.server_parts import Ask, Scores, Step
+from fedstrata.core.steps import Ask, Scores, Step
 from fedstrata.data.drift import Drift
 from fedstrata.methods.selectors.clusters import most_clusters
 from fedstrata.methods.selectors.flips import Flips

@@ -11,7 +11,7 @@ from selecting import RNG, UPDATES, asks, ids, remembered, space_of, told, view_
 from sweeping import sweep
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.server_parts import Scores
+from fedstrata.core.steps import Scores
 from fedstrata.methods.selectors import hics
 from fedstrata.methods.selectors.clustered_size import ClusteredSize
 from fedstrata.methods.selectors.divfl import DivFl

@@ -12,11 +12,11 @@ from sweeping import sweep
 
 from fedstrata import testing
 from fedstrata.client.trainer import Trainer
+from fedstrata.core.client_context import Batch
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import Batch
 from fedstrata.core.messages import Report, Task
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.oort import Oort, Utility
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 from fedstrata import testing, train
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report
-from fedstrata.core.server_parts import Outcome, Selector
-from fedstrata.core.steps import drive_round
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Outcome, drive_round
 from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Scaffold

@@ -14,7 +14,7 @@ from fedstrata import testing
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.tifl import Tifl, changed
 from fedstrata.testing.tiny import play, session_of, tiny_federation
 

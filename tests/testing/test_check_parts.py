@@ -17,7 +17,7 @@ from fedstrata.testing import check_correction, check_schedule, check_server_ste
 class MovesACopy(Optimizer):
     """Gives the weights another name instead of changing them."""
 
-    def move(self, own, w, g, rate):
+    def step(self, own, w, g, rate):
         w = w - rate * g
 
 

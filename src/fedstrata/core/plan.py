@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import ClientPlan, Sampler
@@ -14,7 +14,9 @@ from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep, System, View
+from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep
+from fedstrata.core.steps import View
+from fedstrata.core.system import System
 from fedstrata.core.tree import StateError
 
 
@@ -69,6 +71,12 @@ class Plan:
     def server_side(self) -> list[ServerSide]:
         """All parts at the server."""
         return [self.driver, self.selector, self.combiner, self.system, *self.server_steps.values()]
+
+    @cached_property
+    def broadcasting(self) -> dict[str, ServerStep]:
+        """Server steps that send something with the model."""
+        silent = ServerStep.broadcast, ServerStep.lend
+        return {n: p for n, p in self.server_steps.items() if (type(p).broadcast, type(p).lend) != silent}
 
     @property
     def needs(self) -> frozenset[str]:

@@ -281,9 +281,10 @@ class Federation:
         -------
         Client
         """
-        if not 0 <= id < len(self):
-            raise IndexError(f"there is no client {id} among {len(self)}")
-        start, stop = self.train_split.starts[id : id + 2]
+        starts = self.train_split.starts
+        if not 0 <= id < len(starts) - 1:
+            raise IndexError(f"there is no client {id} among {len(starts) - 1}")
+        start, stop = starts[id : id + 2]
         rows = self.train_split.rows[start:stop]
         speed = 1.0 if self.speeds is None else float(self.speeds[id])
         return Client(id, rows, self.labels[rows], len(self.classes), speed)

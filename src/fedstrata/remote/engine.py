@@ -22,7 +22,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import unpredictable
-from fedstrata.core.server_parts import Step
+from fedstrata.core.steps import Step
 from fedstrata.core.wire import pack, pack_task
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import JOB, RefusedError

@@ -12,7 +12,7 @@ import numpy as np
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import tensor_bytes
-from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.steps import Scores, View
 from fedstrata.core.wire import pack
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory

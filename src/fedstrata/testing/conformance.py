@@ -18,7 +18,8 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Combiner, Driver, Schedule, Selector, ServerStep
+from fedstrata.core.server_parts import Combiner, Driver, Schedule, Selector, ServerStep
+from fedstrata.core.steps import Ask
 from fedstrata.data.partitions.base import Labelled, Partition
 from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.runs.session import Session

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fedstrata.client.network import Network, find_head
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.vmapped import VmappedTrainer
-from fedstrata.core.client_parts import ClientContext, Order, Sampler
+from fedstrata.core.client_context import ClientContext
+from fedstrata.core.client_parts import Order, Sampler
 from fedstrata.core.contract import expect
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Task, Tensors

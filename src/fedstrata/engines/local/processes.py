@@ -28,8 +28,8 @@ from fedstrata.core.messages import Task, Tensors, fast_replace
 from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.engine import Answer, group_tasks
 from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
-from fedstrata.engines.local.worker import Answer, group_tasks
 
 DEATHS = 3  # of workers in a row, without an answer in between, after which a run gives up
 

@@ -19,7 +19,7 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.options import Fraction, Natural
 from fedstrata.core.platforms import require_posix
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.steps import Scores, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import dev_insecure, sev_snp
