@@ -23,7 +23,7 @@ from sklearn.metrics import adjusted_rand_score
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import View
+from fedstrata.core.steps import View
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import dev_insecure
 from fedstrata.privacy.enclave.attestation import Policy

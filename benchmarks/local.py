@@ -24,9 +24,9 @@ import torch
 from fedstrata.client.probe import CHUNK
 from fedstrata.client.trainer import RING, Trainer
 from fedstrata.core import registry
-from fedstrata.core.client_parts import ClientContext
+from fedstrata.core.client_context import ClientContext
 from fedstrata.core.messages import Report, Task, add_prefix
-from fedstrata.core.server_parts import Ask, Step
+from fedstrata.core.steps import Ask, Step
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import LocalEngine

@@ -14,7 +14,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.drivers.terraform import split
 
 CLIENTS, LABELS, K = 1_000_000, 62, 1_000

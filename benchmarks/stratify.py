@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.index import Split
-from fedstrata.core.server_parts import View
+from fedstrata.core.steps import View
 from fedstrata.core.threads import cores, threads
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine

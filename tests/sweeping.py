@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 
 
-def sweep(always, **axes):
+def sweep(always, ids=None, **axes):
     """Parametrise over a product; cases for which `always` does not hold are extended."""
     marks = {True: (), False: pytest.mark.extended}
     cases = [pytest.param(*case, marks=marks[bool(always(*case))]) for case in product(*axes.values())]
-    return pytest.mark.parametrize(tuple(axes), cases)
+    return pytest.mark.parametrize(tuple(axes), cases, ids=ids)

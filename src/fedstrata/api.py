@@ -8,20 +8,9 @@ from __future__ import annotations
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core import options
+from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import (
-    Batch,
-    Buffers,
-    Client,
-    ClientContext,
-    Correction,
-    Done,
-    LocalPart,
-    LRSchedule,
-    Optimizer,
-    Order,
-    Sampler,
-)
+from fedstrata.core.client_parts import Client, Correction, LocalPart, LRSchedule, Optimizer, Order, Sampler
 from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
@@ -30,22 +19,8 @@ from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
 from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
-from fedstrata.core.server_parts import (
-    Arrived,
-    Ask,
-    Choice,
-    Combiner,
-    Driver,
-    Outcome,
-    Schedule,
-    Scores,
-    Select,
-    Selector,
-    ServerStep,
-    Step,
-    Steps,
-    View,
-)
+from fedstrata.core.server_parts import Arrived, Combiner, Driver, Schedule, Selector, ServerStep
+from fedstrata.core.steps import Ask, Choice, Outcome, Scores, Select, Step, Steps, View
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.noise import Noise
@@ -67,9 +42,14 @@ from fedstrata.runs.training import resume, train
 from fedstrata.testing import (
     check_combiner,
     check_correction,
+    check_dataset,
     check_driver,
+    check_engine,
+    check_lr_schedule,
     check_model,
+    check_noise,
     check_partition,
+    check_recipe,
     check_sampler,
     check_schedule,
     check_selector,
@@ -146,9 +126,14 @@ __all__ = [
     "View",
     "check_combiner",
     "check_correction",
+    "check_dataset",
     "check_driver",
+    "check_engine",
+    "check_lr_schedule",
     "check_model",
+    "check_noise",
     "check_partition",
+    "check_recipe",
     "check_sampler",
     "check_schedule",
     "check_selector",

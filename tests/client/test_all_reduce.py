@@ -18,7 +18,8 @@ from torch import nn
 from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.batch_norm import Norms
-from fedstrata.core.client_parts import Gradient, LearningRate
+from fedstrata.core.client_context import Gradient
+from fedstrata.core.client_parts import LearningRate
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Report, Task, weighted_sum
 from fedstrata.methods.combiners.size import SizeWeighted

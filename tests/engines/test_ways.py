@@ -19,14 +19,13 @@ from torch import nn
 
 from fedstrata import Federation, train
 from fedstrata.client.trainer import Trainer
-from fedstrata.client.vmapped import VmappedTrainer
+from fedstrata.client.vmapped import MOST_REPLICAS, VmappedTrainer, worth_grouping
 from fedstrata.core import registry
 from fedstrata.core.client_parts import Correction
 from fedstrata.core.errors import PartError
 from fedstrata.core.messages import Task
-from fedstrata.engines.local.engine import InProcessPool, LocalEngine
+from fedstrata.engines.local.engine import InProcessPool, LocalEngine, Worker, group_tasks
 from fedstrata.engines.local.processes import ProcessPool
-from fedstrata.engines.local.worker import MOST_REPLICAS, Worker, group_tasks, worth_grouping
 from fedstrata.models.mlp import Mlp
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment

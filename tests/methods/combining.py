@@ -21,7 +21,7 @@ from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Slot, weighted_sum
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import View
+from fedstrata.core.steps import View
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment

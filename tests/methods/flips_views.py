@@ -9,7 +9,7 @@ import numpy as np
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.clusters import find_clusters
 
 POINTS = np.array([(10, 0), (9, 1), (0, 10), (1, 9), (5, 5)], dtype=float)

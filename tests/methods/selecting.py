@@ -12,8 +12,7 @@ import torch
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Step, View
-from fedstrata.core.steps import select_asks
+from fedstrata.core.steps import Ask, Outcome, Step, View, select_asks
 from fedstrata.methods.selectors.remembered import Remembered, angles
 from fedstrata.methods.selectors.ward import ward
 

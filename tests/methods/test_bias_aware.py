@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata.client.probe import Probe
 from fedstrata.client.trainer import Trainer
-from fedstrata.core.client_parts import SampleScores
+from fedstrata.core.client_context import SampleScores
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Task
 from fedstrata.core.options import in_rounds

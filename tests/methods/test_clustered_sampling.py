@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from selecting import RNG, UPDATES, asks, groups, ids, remembered, space_of, told, tree_of, view_of
 
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Scores
+from fedstrata.core.steps import Scores
 from fedstrata.methods.selectors.clustered_size import ClusteredSize
 from fedstrata.methods.selectors.gradclus import GradClus
 from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, lengths, sketch

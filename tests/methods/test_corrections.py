@@ -21,7 +21,7 @@ from fedstrata.core import registry
 from fedstrata.core.client_parts import Correction
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Slot
-from fedstrata.core.server_parts import System
+from fedstrata.core.system import System
 from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.clip import Clip
 from fedstrata.methods.corrections.scaffold import Control, Scaffold

@@ -35,8 +35,9 @@ from fedstrata.testing.tiny import alike, play, same, session_of
 METHODS = sorted(registry.names("methods"))
 UNIFORM = {"method.combiner": {"kind": "uniform"}}
 FUSED = ("stratify-batch", "stratify-single")  # are played as one where no report can be lost
+WITH_STATISTICS = ("fedavg", "scaffold", "moon", "feddyn", "fedcda", "fedyogi", "fedexp", "sfl", "fedtan", "fedbss")
 EVERYBODY = {"train.clients_per_round": "all"}
-both_precisions = pytest.mark.parametrize("precision", ["fp64", "fp32"])
+both_precisions = sweep(lambda precision: precision == "fp32", precision=["fp64", "fp32"])
 
 
 def asked_for(method):
@@ -289,7 +290,8 @@ def test_resumed_equals_uninterrupted(method, precision, stragglers, execution):
         assert whole.participation.tolist() == resumed.participation.tolist()
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "stratify-single"])  # it refuses batch norm
+# Some combine and carry statistics in a way of their own; stratify-single refuses batch norm.
+@sweep(lambda method: method in WITH_STATISTICS, method=[m for m in METHODS if m != "stratify-single"])
 def test_norm_statistics_and_dropout_are_the_same_everywhere(method):
     asked = {"method.name": method, "engine.execution": "messages"}
     whole, _ = play(normed_work(asked))

@@ -9,7 +9,7 @@ from correcting import EVERYBODY, close
 from quadratic import f64
 from torch.nn.functional import cross_entropy
 
-from fedstrata.core.client_parts import Batch
+from fedstrata.core.client_context import Batch
 from fedstrata.methods.corrections.fedlc import FedLc, margins
 from fedstrata.methods.corrections.fedrs import FedRs, scales
 from fedstrata.testing.tiny import in_process, play, session_of

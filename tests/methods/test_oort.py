@@ -8,14 +8,15 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
+from sweeping import sweep
 
 from fedstrata import testing
 from fedstrata.client.trainer import Trainer
+from fedstrata.core.client_context import Batch
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import Batch
 from fedstrata.core.messages import Report, Task
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.oort import Oort, Utility
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
@@ -310,7 +311,10 @@ def test_a_thousand_out_of_a_million():
     assert sizes[np.array(picked)[~known]].min() > 100
 
 
-@pytest.mark.parametrize("selector", [Oort(), Oort(blacklist_rounds=0, epsilon=0.3, first="batch", timeout=2.0)])
+@sweep(
+    lambda selector: selector != Oort(),  # which is checked as a registered part
+    selector=[Oort(), Oort(blacklist_rounds=0, epsilon=0.3, first="batch", timeout=2.0)],
+)
 def test_oort_conforms(selector):
     testing.check_selector(selector)
 
@@ -322,7 +326,7 @@ def test_meter_conforms():
 # ---- power-of-choice -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss", ["all", "batch", "last"])
+@sweep(lambda loss: loss != "all", loss=["all", "batch", "last"])
 def test_power_of_choice_conforms(loss):
     testing.check_selector(PowerOfChoice(loss=loss))
 

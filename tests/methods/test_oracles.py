@@ -22,7 +22,8 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums
 from fedstrata.core.plan import per_round
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Outcome, System, View
+from fedstrata.core.steps import Outcome, View
+from fedstrata.core.system import System
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Control, Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd as LocalSgd

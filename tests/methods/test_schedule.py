@@ -16,7 +16,7 @@ from scipy.stats import chisquare
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import View
+from fedstrata.core.steps import View
 from fedstrata.data.partitions.base import Labelled
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.methods.drivers.passing import Passing

@@ -15,8 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from fedstrata import Federation
 from fedstrata.cli import main
+from fedstrata.core.client_context import ClientContext, Gradient
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import Client, ClientContext, Gradient
+from fedstrata.core.client_parts import Client
 from fedstrata.core.messages import Task
 from fedstrata.core.rng import Streams
 from fedstrata.core.threads import one_thread

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from light import LIGHT
+from sweeping import sweep
 from torch.nn.functional import cross_entropy
 
 from fedstrata import testing, train
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report
-from fedstrata.core.server_parts import Outcome, Selector
-from fedstrata.core.steps import drive_round
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Outcome, drive_round
 from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Scaffold
@@ -147,7 +148,7 @@ def test_magnitude_oracle(layer, expected):
     assert float(done.metrics["magnitude"]) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("layer", ["head", "weight", "bias"])
+@sweep(lambda layer: layer == "head", layer=["head", "weight", "bias"])
 def test_meter_conforms(layer):
     testing.check_correction(Magnitude(layer))
 
@@ -318,7 +319,7 @@ def test_baseline_draws_as_many_from_the_rounds_clients():
     assert [event["hard"] for event in events] == [event["hard"] for event in told]
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@sweep(lambda precision: precision == "fp32", precision=["fp64", "fp32"])
 @pytest.mark.parametrize(
     "others",
     [
@@ -339,12 +340,12 @@ def test_depth_one_is_the_base_algorithm_and_more_is_not(others, precision):
 @pytest.mark.parametrize(
     "driver",
     [
-        Terraform(),
-        Terraform(min_clients=1),
+        pytest.param(Terraform(), marks=pytest.mark.extended),
+        pytest.param(Terraform(min_clients=1), marks=pytest.mark.extended),
         Terraform(min_clients=1, baseline=True),
         Terraform(min_clients=1, signal="loss", range="all", split_weight="count"),
-        Terraform(min_clients=2, signal="bias", range="low", depth=3),
-        Terraform(min_clients=2, signal="weight", range="high"),
+        pytest.param(Terraform(min_clients=2, signal="bias", range="low", depth=3), marks=pytest.mark.extended),
+        pytest.param(Terraform(min_clients=2, signal="weight", range="high"), marks=pytest.mark.extended),
     ],
 )
 def test_driver_conforms(driver):
@@ -478,7 +479,7 @@ def test_sur_falls_back_on_who_told_nothing_with_an_event():
     assert len(set(picked)) == 3
 
 
-@pytest.mark.parametrize("sur", [Sur(), Sur(importance="size", candidates=4, layers="last")])
+@sweep(lambda sur: sur != Sur(), sur=[Sur(), Sur(importance="size", candidates=4, layers="last")])
 def test_sur_conforms(sur):
     testing.check_selector(sur)
 

@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 from light import LIGHT
+from sweeping import sweep
 
 import fedstrata
 from fedstrata import testing
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.tifl import Tifl, changed
 from fedstrata.testing.tiny import play, session_of, tiny_federation
 
@@ -248,7 +249,10 @@ def test_a_tier_that_is_away_is_not_drawn():
 # ---- in the loop -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("selector", [Tifl(), Tifl(tiers=2, interval=1, credits=1), Tifl(tiers=1, max_latency=0.02)])
+@sweep(
+    lambda selector: selector.tiers == 2,
+    selector=[Tifl(), Tifl(tiers=2, interval=1, credits=1), Tifl(tiers=1, max_latency=0.02)],
+)
 def test_conforms(selector):
     testing.check_selector(selector)
 

@@ -16,7 +16,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.data.drift import Drift
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import dev_insecure

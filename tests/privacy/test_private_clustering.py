@@ -15,7 +15,7 @@ from fedstrata import RequestError
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Step, View
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.clusters import find_clusters, nearest
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.clustering import LARGEST, ClusterMember, Organiser, masked_k_means

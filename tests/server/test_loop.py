@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from fedstrata import Federation, train
-from fedstrata.core.client_parts import Correction, Done
+from fedstrata.core.client_context import Done
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.messages import Slot
-from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerStep, Step
+from fedstrata.core.server_parts import Combiner, Selector, ServerStep
+from fedstrata.core.steps import Ask, Step
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import WireEngine, tiny_federation

@@ -11,7 +11,7 @@ from torch import nn
 from fedstrata.core.client_parts import LearningRate, Optimizer
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, Slot
-from fedstrata.core.server_parts import Ask, Outcome, Step
+from fedstrata.core.steps import Ask, Outcome, Step
 from fedstrata.data.federation import Federation
 from fedstrata.methods.lr_schedules import Constant, Cosine, OneCycle, StepDecay
 from fedstrata.runs.session import build_session

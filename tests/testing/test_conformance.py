@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from fedstrata import testing
-from fedstrata.core.client_parts import Correction, Done, Optimizer, Order, Sampler
+from fedstrata.core.client_context import Done
+from fedstrata.core.client_parts import Correction, Optimizer, Order, Sampler
 from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
-from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerStep, Step
+from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerStep
+from fedstrata.core.steps import Step
 from fedstrata.data.partitions.base import Deal, Partition
 from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.models.architecture import Architecture

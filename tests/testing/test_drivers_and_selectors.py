@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedstrata.core.errors import PartError
-from fedstrata.core.server_parts import Ask, Driver, Selector, Step
-from fedstrata.core.steps import drive_round, pick_asks, select_asks
+from fedstrata.core.server_parts import Driver, Selector
+from fedstrata.core.steps import Ask, Step, drive_round, pick_asks, select_asks
 from fedstrata.testing import check_driver
 from fedstrata.testing.tiny import play, session_of
 

@@ -12,7 +12,8 @@ import pytest
 from hooks import GIVEN, given
 
 from fedstrata.client.trainer import Trainer
-from fedstrata.core.client_parts import Correction, Done, Optimizer, Order, Sampler
+from fedstrata.core.client_context import Done
+from fedstrata.core.client_parts import Correction, Optimizer, Order, Sampler
 from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.messages import Slot, Task
 from fedstrata.core.server_parts import Schedule

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from fedstrata import testing
 from fedstrata.core import registry
+from fedstrata.data.sets.digits import Digits
 from fedstrata.methods.drivers.sync import Sync
+from fedstrata.models.densenet import DenseNet121
+from fedstrata.models.resnet import ResNet18, ResNet50
 from fedstrata.testing.conformance import check_part
 
+extended = partial(pytest.param, marks=pytest.mark.extended)
 CHECKS = {
     "schedules": testing.check_schedule,
     "drivers": lambda part: testing.check_driver(part, "stratified" if isinstance(part, Sync) else "none"),
@@ -19,11 +25,11 @@ CHECKS = {
     "combiners": testing.check_combiner,
     "server_steps": testing.check_server_step,
     "partitions": testing.check_partition,
-    "models": testing.check_model,
-    "lr_schedules": check_part,
-    "noises": check_part,
-    "datasets": check_part,
-    "engines": check_part,
+    "models": lambda part: testing.check_model(part, training=not isinstance(part, ResNet18 | ResNet50 | DenseNet121)),
+    "lr_schedules": testing.check_lr_schedule,
+    "noises": testing.check_noise,
+    "datasets": lambda part: testing.check_dataset(part) if isinstance(part, Digits) else check_part(part),
+    "engines": testing.check_engine,
 }
 
 
@@ -46,13 +52,13 @@ def test_every_stage_is_checked():
         ("optimizers", "sgd", {"momentum": 0.9, "weight_decay": 0.01}),
         ("optimizers", "adam", {"weight_decay": 0.01}),
         ("optimizers", "sgd", {"momentum": 0.9, "state": "kept"}),
-        ("optimizers", "sgd", {"momentum": 0.9, "state": "carried"}),
-        ("optimizers", "adam", {"state": "kept"}),
+        extended("optimizers", "sgd", {"momentum": 0.9, "state": "carried"}),
+        extended("optimizers", "adam", {"state": "kept"}),
         ("optimizers", "adam", {"state": "carried"}),
         ("schedules", "stratified", {"clients": "weighted", "frequency": "capped", "rounds_per_epoch": 3}),
-        ("schedules", "stratified", {"clients": "remaining", "order": "spread", "on_empty": "drop"}),
-        ("schedules", "stratified", {"strata": "none", "replacement": True, "length": 31, "chunk": 1}),
-        ("schedules", "stratified", {"pool": 1.0, "chunk": 50, "each": 7}),
+        extended("schedules", "stratified", {"clients": "remaining", "order": "spread", "on_empty": "drop"}),
+        extended("schedules", "stratified", {"strata": "none", "replacement": True, "length": 31, "chunk": 1}),
+        extended("schedules", "stratified", {"pool": 1.0, "chunk": 50, "each": 7}),
         ("server_steps", "sgd", {"lr": 0.5, "momentum": 0.9}),
         ("selectors", "power-of-choice", {"candidates": 2}),
         ("partitions", "labels-per-client", {"labels": 1, "unowned": "drop"}),

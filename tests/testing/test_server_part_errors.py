@@ -13,11 +13,13 @@ import pytest
 import torch
 from hooks import given
 
-from fedstrata.core.client_parts import Correction, Done
+from fedstrata.core.client_context import Done
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
-from fedstrata.core.server_parts import Ask, Combiner, Selector, ServerStep, Step
+from fedstrata.core.server_parts import Combiner, Selector, ServerStep
+from fedstrata.core.steps import Ask, Step
 from fedstrata.testing.tiny import play, session_of
 
 

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, ClientPlan, Done, LocalPart, Optimizer, Order
+from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done
+from fedstrata.core.client_parts import ClientPlan, LocalPart, Optimizer, Order
 from fedstrata.core.contract import broken, describe, expect, expect_tensors
 from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Report, Tensors, Value, add_prefix, fast_replace, tensor_bytes, value_bytes
+from fedstrata.core.messages import Report, Tensors, Value, add_prefix, fast_replace, scope, tensor_bytes, value_bytes
 
 Slots = Mapping[str, Tensors]  # of each part
 RING = 64  # batches filled ahead of the step
@@ -104,6 +105,14 @@ def copy_to_device(values: np.ndarray, to: Tensor) -> None:
 # ---- the step
 
 
+def scope_context(context: ClientContext, part: str) -> ClientContext:
+    """Show a part its own state and broadcast under its own names."""
+    if not any("/" in name for names in (context.client_state, context.down) for name in names):
+        return context
+    state, down = scope(context.client_state, part), scope(context.down, part)
+    return fast_replace(context, client_state=state, down=down)
+
+
 def fill(local: ClientPlan, space: ParameterSpace, own: Slots, buf: Buffers, batch_plan: BatchPlan) -> BatchPlan:
     """Let every part write this client update's values into its slots."""
     client_state = {
@@ -120,7 +129,7 @@ def fill(local: ClientPlan, space: ParameterSpace, own: Slots, buf: Buffers, bat
     )
     try:
         for name, part in local.chain.items():
-            part.fill(own[name], buf, context.scope(name))
+            part.fill(own[name], buf, scope_context(context, name))
     except KeyError as error:
         _raise_missing(error)
     return fast_replace(batch_plan, context=context)
@@ -199,7 +208,7 @@ def common(space: ParameterSpace, buf: Buffers) -> Common:
 def finish(local: ClientPlan, own: Slots, buf: Buffers, batch_plan: BatchPlan, every: Common) -> tuple[Report, Tensors]:
     """Collect what a client update gives back: its report, and the client's new state."""
     context, order, samples = batch_plan.context, batch_plan.order, len(batch_plan.batches.rows)
-    ends = {name: _finish(part, own[name], buf, context.scope(name)) for name, part in local.chain.items()}
+    ends = {name: _finish(part, own[name], buf, scope_context(context, name)) for name, part in local.chain.items()}
     done = Done(
         metrics=_merged([order.metrics, *(end.metrics for end in ends.values())]),
         aggregated={**every.aggregated, **_owned({name: end.aggregated for name, end in ends.items()})},

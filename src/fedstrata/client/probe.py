@@ -11,7 +11,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedstrata.client.network import Network
-from fedstrata.core.client_parts import Buffers, Client, Of, ProbeWork, SampleScores
+from fedstrata.core.client_context import Buffers, Of, ProbeWork, SampleScores
+from fedstrata.core.client_parts import Client
 from fedstrata.core.flat_model import ParameterSpace, Segment
 from fedstrata.core.inputs import Inputs
 

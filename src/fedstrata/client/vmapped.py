@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedstrata.client.local_step import (
@@ -32,10 +32,15 @@ from fedstrata.client.local_step import (
     update_weights,
 )
 from fedstrata.client.trainer import Trainer
-from fedstrata.core.client_parts import Buffers, Client
+from fedstrata.core.client_context import Buffers
+from fedstrata.core.client_parts import Client
 from fedstrata.core.messages import Report, Task, Tensors
 
 REPLICATED = ("w", "g", "b", "w0", "b0", "loss")  # what every replica has of its own
+MOST_REPLICAS = 64  # most clients that are trained at once
+TINY = 2e6  # multiplications of a batch below which a step's cost is mostly its overhead, on a core
+TINY_ON_GPU = 5e6
+SMALL = 200_000  # parameters above which replicas take more memory than they are worth
 
 
 class VmappedTrainer:
@@ -170,3 +175,10 @@ def _about(active: int) -> int:
     """
     unit = max(1 << active.bit_length() >> 3, 1)
     return -(-active // unit) * unit
+
+
+def worth_grouping(module: nn.Module, products: float, device: str) -> bool:
+    """Say whether training many clients in one step pays: tiny models, whose batches do not share statistics."""
+    normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    small = sum(p.numel() for p in module.parameters()) < SMALL
+    return not normed and small and products < (TINY if device == "cpu" else TINY_ON_GPU)

@@ -26,7 +26,8 @@ from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams, seed_torch
-from fedstrata.core.server_parts import BY_CHOICE, Driver, ServerSide, ServerStep
+from fedstrata.core.server_parts import Driver, ServerSide, ServerStep
+from fedstrata.core.steps import BY_CHOICE
 from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation

@@ -12,6 +12,7 @@ from fedstrata.core.contract import calling_part
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
+from fedstrata.core.rng import Streams
 
 TOLD = ("sizes", "labels", "totals", "counts", "speeds", "proxy")  # what a part may name in `needs`
 
@@ -42,6 +43,11 @@ class GroundTruth:
         """Label counts of some clients together, [C], at the cost of their own samples only."""
         own = [self.labels[self.samples[client]] for client in clients]
         return np.bincount(np.concatenate(own), minlength=self.classes) if own else np.zeros(self.classes)
+
+
+def label_facts(counts: Callable[[], np.ndarray]) -> dict[str, Callable[[], np.ndarray]]:
+    """Return what can be told of labels from the label counts of every client, [N, C]."""
+    return {"labels": lambda: counts() > 0, "totals": lambda: counts().sum(0), "counts": counts}
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,20 @@ class ClientInfo:
     proxy: Callable[[FlatModel], float] | None = None
     setup: int | None = None
     clusters: np.ndarray | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sizes: np.ndarray,
+        classes: int,
+        facts: Mapping[str, Callable[[], np.ndarray]],
+        needs: frozenset[str],
+        streams: Streams,
+    ) -> ClientInfo:
+        """Tell what parts need of the facts, and no more; `sizes` only says who has data."""
+        clients = len(sizes)
+        known = {name: fact() if name in needs else None for name, fact in facts.items()}
+        return cls(clients, classes, np.flatnonzero(sizes), streams("tiebreak").permutation(clients), known)
 
     def at(self, round: int) -> ClientInfo:
         """Return what is known in a round.

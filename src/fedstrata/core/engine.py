@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedstrata.core.contract import broken, describe
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors
-from fedstrata.core.server_parts import Step
+from fedstrata.core.steps import Step
 
 ClientStates = Mapping[int, tuple[Tag, Tensors]]  # by client: its state, and the step whose report it came with
 SumTensors = Callable[[Mapping[int, Tensor]], Tensor]  # what participants bring, in their order -> its sum

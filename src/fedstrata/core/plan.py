@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import ClientPlan, Sampler
@@ -14,7 +14,9 @@ from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep, System, View
+from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep
+from fedstrata.core.steps import View
+from fedstrata.core.system import System
 from fedstrata.core.tree import StateError
 
 
@@ -70,6 +72,12 @@ class Plan:
         """All parts at the server."""
         return [self.driver, self.selector, self.combiner, self.system, *self.server_steps.values()]
 
+    @cached_property
+    def broadcasting(self) -> dict[str, ServerStep]:
+        """Server steps that send something with the model."""
+        silent = ServerStep.broadcast, ServerStep.lend
+        return {n: p for n, p in self.server_steps.items() if (type(p).broadcast, type(p).lend) != silent}
+
     @property
     def needs(self) -> frozenset[str]:
         """What the server must know of its clients."""
@@ -100,7 +108,9 @@ class Plan:
             "the clients live at sites of their own" if client_info.ground_truth is None else self.why_not_fused
         )
         known = round, self.rounds, k, client_info.holders, client_info, self.space, rng, note
-        decay = self.local.rate.at(round) / self.local.rate.at(0)
+        if not (first := self.local.rate.at(0)):
+            raise RequestError("train.lr_schedule: the learning rate of the first round is 0; begin with more")
+        decay = self.local.rate.at(round) / first
         view = View(
             *known, self.local.batch_size, self.local.epochs, needed, clock, decay, why_not_fused, fewest=self.fewest
         )

@@ -1,19 +1,301 @@
-"""How drivers and selectors become steps: a selector is let finish, a driver gets asks, and what they yield is checked.
+"""The steps of a round: what a driver or selector can make happen, what it sees, and how the two become steps.
 
-A driver asks with `asks = yield from select()`. Selectors may answer with ids or with `Ask`s, at once or after probing;
-none of that reaches the driver, which always gets a list of `Ask`s in order of id.
+A driver or selector is a generator of `Step`s; the loop plays a step and sends its `Outcome` back. A driver asks with
+`asks = yield from select()`. Selectors may answer with ids or with `Ask`s, at once or after probing; none of that
+reaches the driver, which always gets a list of `Ask`s in order of id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import index
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
+from fedstrata.core.batch_norm import By
+from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.contract import broken, describe
-from fedstrata.core.server_parts import Ask, Asking, Driver, Selector, Step, Steps, View
+from fedstrata.core.flat_model import FlatModel, ParameterSpace
+from fedstrata.core.messages import WHOLE, Fragment, Report, Value
+from fedstrata.core.rng import Rng
+
+if TYPE_CHECKING:
+    from fedstrata.core.server_parts import Driver, Selector
+
+BY_CHOICE = 'engine.execution = "messages"'  # why client updates are not executed as one: the user said so
+
+
+@dataclass(frozen=True)
+class View:
+    """What a server-side part sees of a round.
+
+    Attributes
+    ----------
+    round
+        Counted from 0.
+    rounds
+        How many will be played at most.
+    k
+        Clients wanted in this round.
+    eligible
+        Ids that hold data and are available.
+    client_info
+        What the server knows of its clients, as far as the part declares it in `needs`.
+    space
+        Layout of the model.
+    rng
+        `rng(purpose, step=0, client=-1)` gives a numpy generator, keyed with seed and round. Selectors use the
+        purpose "select".
+    note
+        `note(kind, **fields)` makes an event; every fallback is one: `note("fallback", what=..., used=..., why=...)`.
+    batch_size, epochs
+        As clients train.
+    needed
+        Clients wanted in this round before some were asked in reserve.
+    clock
+        Virtual seconds since the run began.
+    decay
+        This round's step size at the clients, over that of the first.
+    why_not_fused
+        Why client updates cannot be executed as one (`FusedSteps`), or None.
+    part
+        Where in the round the present step is, (i, n).
+    fewest
+        Clients whose reports can be summed.
+    """
+
+    round: int
+    rounds: int
+    k: int
+    eligible: np.ndarray
+    client_info: ClientInfo
+    space: ParameterSpace
+    rng: Callable[..., Rng]
+    note: Callable[..., None]
+    batch_size: int = 1
+    epochs: int = 1
+    needed: int = 0
+    clock: float = 0.0
+    decay: float = 1.0
+    why_not_fused: str | None = None
+    part: Fragment = WHOLE
+    fewest: int = 1
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How a model does.
+
+    Attributes
+    ----------
+    figures
+        For the log: "accuracy", "balanced_accuracy", "loss_test" and so on; empty in a round without evaluation.
+    clients
+        Accuracy of each client that was asked, on its own test data.
+    """
+
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    clients: Mapping[int, float] = field(default_factory=dict)
+
+
+Evaluate = Callable[[FlatModel, View], Scores]  # how a model does in a round; without scores, it was not its turn
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One client's part in a step.
+
+    Attributes
+    ----------
+    client
+        Its id.
+    config
+        Travels to it; "epochs" changes how long it trains.
+    weight
+        How often its report counts, for combiners; stays at the server.
+    chance
+        How likely it was to be asked; None: the selector does not say. Stays at the server.
+
+    Examples
+    --------
+    >>> from fedstrata import Ask
+    >>> Ask(3, config={"epochs": 1}, chance=0.5)
+    Ask(client=3, config={'epochs': 1}, weight=1.0, chance=0.5)
+    """
+
+    client: int
+    config: Mapping[str, Value] = field(default_factory=dict)
+    weight: float = 1.0
+    chance: float | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.client) is not int:
+            try:
+                object.__setattr__(self, "client", index(self.client))  # a number of numpy's does not travel
+            except TypeError:
+                raise ValueError(f"Ask({self.client!r:.60}): a client is named by its id, a whole number") from None
+        if not isinstance(self.config, Mapping):
+            raise ValueError(f"Ask({self.client}, {self.config!r:.60}): config maps names to values that travel to it")
+
+
+@dataclass(frozen=True)
+class FusedSteps:
+    """Many steps whose course is known before they are played, so that an engine may execute them as one.
+
+    Each client's sampler still says which of its samples come, and in which order; here stands whose turn it is.
+    What the single steps would have sent is charged as if they had been played.
+
+    Attributes
+    ----------
+    who
+        Of each client update, in order: a place in `Step.asks`.
+    runs
+        Of each client update: samples.
+    turns
+        Of each client update: which step of its kind it would have been part of.
+    sizes
+        Samples of each batch.
+    parts
+        Of each batch: when in the round, out of `Step.part[1]`.
+    handed
+        Models (or updates of that size) that went down, up, and from peer to peer.
+    told
+        Bytes beside, down and up.
+    """
+
+    who: np.ndarray
+    runs: np.ndarray
+    turns: np.ndarray
+    sizes: np.ndarray
+    parts: np.ndarray
+    handed: tuple[int, int, int]
+    told: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One exchange inside a round: the only thing a driver or selector can make happen.
+
+    Attributes
+    ----------
+    asks
+        Who is asked; each client at most once.
+    kind
+        The client program: "train", or one of the part's own `programs`.
+    model
+        Send model and broadcast.
+    buffers
+        Send norm statistics with the model.
+    combine
+        The reports make a new model; False for a probe.
+    source
+        Who hands the model over, and is charged for it.
+    sink
+        Where the model goes; a peer's hop is charged once, to the one who receives.
+    together
+        Clients meet while they compute: how their norm statistics are averaged. None: they do not.
+    fused
+        Many steps that an engine may execute as one.
+    part
+        Where in the round this is, the i-th of n equal parts (i, n): moves learning rates.
+
+    Examples
+    --------
+    >>> from fedstrata import Ask, Step
+    >>> training = Step((Ask(0), Ask(4)))
+    >>> probe = Step((Ask(0), Ask(4)), kind="probe-loss", combine=False)
+    >>> Step((Ask(4), Ask(4)))
+    Traceback (most recent call last):
+    ...
+    ValueError: a step asks a client twice: [4, 4]
+    """
+
+    asks: tuple[Ask, ...]
+    kind: str = "train"
+    model: bool = True
+    buffers: bool = True
+    combine: bool = True
+    source: Literal["server", "peer"] = "server"
+    sink: Literal["server", "peer"] = "server"
+    together: By | None = None
+    fused: FusedSteps | None = None
+    part: Fragment = WHOLE
+
+    def __post_init__(self) -> None:
+        if type(self.asks) is not tuple:
+            if not isinstance(self.asks, Iterable):
+                raise ValueError(f"a step is made of a tuple of Asks, not of {self.asks!r:.60}")
+            object.__setattr__(self, "asks", tuple(self.asks))
+        if strange := [ask for ask in self.asks if not isinstance(ask, Ask)]:
+            raise ValueError(f"a step is made of Asks, and {strange[0]!r:.60} is none; a client is asked by Ask(id)")
+        ids = [ask.client for ask in self.asks]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"a step asks a client twice: {sorted(ids)}")
+
+    def count_updates(self, clients: Sequence[int]) -> list[int]:
+        """Say for how many client updates each client stands: one, unless the step stands for many.
+
+        Parameters
+        ----------
+        clients
+            Ids of clients that are asked.
+
+        Returns
+        -------
+        list of int
+        """
+        if self.fused is None:
+            return [1] * len(clients)
+        counts = np.bincount(self.fused.who, minlength=len(self.asks)).tolist()
+        client_updates = dict(zip((ask.client for ask in self.asks), counts, strict=True))
+        return [client_updates[client] for client in clients]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step.
+
+    Attributes
+    ----------
+    step
+        What was asked.
+    at
+        Steps before this one in the round.
+    reports
+        Open halves of the reports that arrived.
+    missing
+        Clients whose report did not arrive.
+    seconds
+        What the step took on the virtual clock.
+    bytes_up, bytes_down
+        What it sent to and from the server.
+    """
+
+    step: Step
+    at: int
+    reports: tuple[Report, ...]
+    missing: tuple[int, ...]
+    seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+Steps = Generator[Step, Outcome, None]  # what a driver gives: it yields steps, and gets their outcomes
+
+
+Chosen = Sequence[int | Ask]
+
+
+Choice = Chosen | Generator[Step, Outcome, Chosen]  # a selector may yield probe steps first
+
+
+Asking = Generator[Step, Outcome, list[Ask]]
+
+
+Select = Callable[[], Asking]  # what a driver gets of a selector: `asks = yield from select()`
+
 
 ALLOWED = "client ids or `Ask`s; to probe first, yield `Step`s and return them at the end"
 

@@ -20,7 +20,8 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report, fast_replace, value_bytes
 from fedstrata.core.options import AtLeastOne, Count, Fraction, NonNegative
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import FusedSteps, Step, System, View
+from fedstrata.core.steps import FusedSteps, Step, View
+from fedstrata.core.system import System
 from fedstrata.data.federation_info import FederationInfo
 
 Info = TypeVar("Info", bound=FederationInfo)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_info import ClientInfo, GroundTruth
+from fedstrata.core.client_info import ClientInfo, GroundTruth, label_facts
 from fedstrata.core.client_parts import Client
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
@@ -281,9 +281,10 @@ class Federation:
         -------
         Client
         """
-        if not 0 <= id < len(self):
-            raise IndexError(f"there is no client {id} among {len(self)}")
-        start, stop = self.train_split.starts[id : id + 2]
+        starts = self.train_split.starts
+        if not 0 <= id < len(starts) - 1:
+            raise IndexError(f"there is no client {id} among {len(starts) - 1}")
+        start, stop = starts[id : id + 2]
         rows = self.train_split.rows[start:stop]
         speed = 1.0 if self.speeds is None else float(self.speeds[id])
         return Client(id, rows, self.labels[rows], len(self.classes), speed)
@@ -303,18 +304,13 @@ class Federation:
         ClientInfo
         """
         sizes = self.train_split.sizes
-        return ClientInfo(
-            clients=len(self),
-            classes=len(self.classes),
-            holders=np.flatnonzero(sizes),
-            key=streams("tiebreak").permutation(len(self)),
-            known={
-                "sizes": sizes if "sizes" in needs else None,
-                "labels": self.counts > 0 if "labels" in needs else None,
-                "totals": self.counts.sum(0) if "totals" in needs else None,
-                "counts": self.counts if "counts" in needs else None,
-                "speeds": (np.ones(len(self)) if self.speeds is None else self.speeds) if "speeds" in needs else None,
-            },
+        facts = {
+            "sizes": lambda: sizes,
+            **label_facts(lambda: self.counts),
+            "speeds": lambda: np.ones(len(self)) if self.speeds is None else self.speeds,
+        }
+        return replace(
+            ClientInfo.of(sizes, len(self.classes), facts, needs, streams),
             ground_truth=GroundTruth(self.train_split, self.labels, len(self.classes), self.speeds, self.bandwidths),
             later=None if self.moves is None else lambda round: self.at(round).client_info(needs, streams),
         )

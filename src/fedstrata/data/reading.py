@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def keep(self, rows: np.ndarray) -> Samples:
+        """Make a set of its own of some rows."""
+        at = torch.from_numpy(rows)
+        return Samples(self.x[at], self.y[at], None if self.groups is None else self.groups[rows])
 
     def labelled(self, rows: np.ndarray) -> Labelled:
         """Return what a partition sees of some rows."""
@@ -124,6 +129,11 @@ def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[
     if strange := [n for n in names if n not in classes]:
         raise RequestError(f"the test labels {strange} do not occur in the training data")
     return np.array([classes.index(n) for n in names], dtype=np.int64)[codes], classes
+
+
+def order_labels(labels: Iterable[Label]) -> tuple[Label, ...]:
+    """Put labels of several owners into one order: numbers, then text."""
+    return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
 
 
 def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:

@@ -14,10 +14,11 @@ import time
 import tomllib
 import zipfile
 from importlib import import_module
-from importlib.metadata import entry_points
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
+
+from fedstrata.deploy.flower import run_command
 
 COMPONENTS = {
     "serverapp": "fedstrata.remote.flower.server_app:app",
@@ -80,9 +81,7 @@ def main() -> None:
         return app
 
     connection.fab_from_proto = checked  # type: ignore[attr-defined]
-    (command,) = entry_points(group="console_scripts", name="flower-supernode")
-    sys.argv[0] = "flower-supernode"
-    command.load()()
+    run_command("flower-supernode")
 
 
 if __name__ == "__main__":

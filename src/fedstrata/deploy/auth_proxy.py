@@ -10,12 +10,12 @@ ask for nothing. So whoever could open the port would own the federation, with T
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib import import_module
-from importlib.metadata import entry_points
 from ipaddress import IPv6Address, ip_address
 from typing import Any
+
+from fedstrata.deploy.flower import run_command
 
 FLEET = "/v1/fleet/"
 HEALTH = "/health"
@@ -74,9 +74,7 @@ def main() -> None:
         serve(Gate(app), **(options | {"proxy_headers": False}))  # nobody may say where he comes from
 
     uvicorn.run = protect_engine  # type: ignore[attr-defined]
-    (command,) = entry_points(group="console_scripts", name="flower-superlink")
-    sys.argv[0] = "flower-superlink"
-    command.load()()
+    run_command("flower-superlink")
 
 
 if __name__ == "__main__":

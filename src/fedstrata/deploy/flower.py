@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,13 @@ def supernode(server: str, site: str, socket: Path, port: int, keys: Path | None
         return [*command, "--insecure"]
     certificate, key = str(keys / "ca.crt"), str(keys / "node.key")
     return [*command, "--root-certificates", certificate, "--auth-supernode-private-key", key]
+
+
+def run_command(name: str) -> None:
+    """Become one of Flower's own commands, with the words that this process was started with."""
+    (command,) = entry_points(group="console_scripts", name=name)
+    sys.argv[0] = name
+    command.load()()
 
 
 # ---- short commands ------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -35,11 +34,11 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.state import site_name
 from fedstrata.privacy.identity import Identity
+from fedstrata.remote.certificates import certify, make_authority, named_host
 from fedstrata.remote.credentials import Credentials
 
 VALID = timedelta(days=5 * 365)
@@ -78,21 +77,20 @@ def _write_all(folder: Path, names: Sequence[str], hosts: Sequence[x509.GeneralN
         SERVER: identities[SERVER].public.hex(),
         "sites": {name: identities[name].public.hex() for name in names},
     }
-    authority, issuer = _authority()
+    authority = make_authority(f"fedstrata {os.urandom(4).hex()}", VALID)
     places = {SERVER: folder / SERVER} | {name: folder / "sites" / name for name in names}
     for place in (folder / "ca", folder / "sites", *places.values(), folder / SERVER / "nodes"):
         place.mkdir(mode=0o700)
-    _write(folder / "ca" / "ca.key", _pem(authority), secret=True)
+    _write(folder / "ca" / "ca.key", authority.key_pem, secret=True)
     for place in (folder / "ca", *places.values()):
-        _write(place / "ca.crt", issuer.public_bytes(Encoding.PEM))
+        _write(place / "ca.crt", authority.pem)
     for name, place in places.items():
         own = {"name": name, "private": identities[name].private.private_bytes_raw().hex()}
         _write(place / "identity.json", _json(own), secret=True)
         _write(place / "roll.json", _json(key_directory))
-    key = ec.generate_private_key(ec.SECP384R1())
-    _write(folder / SERVER / "server.key", _pem(key), secret=True)
-    certificate = _certificate(key, hosts, authority, issuer)
-    _write(folder / SERVER / "server.crt", certificate.public_bytes(Encoding.PEM))
+    server = certify(authority, "fedstrata server", hosts, VALID)
+    _write(folder / SERVER / "server.key", server.key_pem, secret=True)
+    _write(folder / SERVER / "server.crt", server.pem)
     for name in names:
         node = ec.generate_private_key(ec.SECP384R1())
         private = node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())  # Flower reads no other
@@ -102,62 +100,6 @@ def _write_all(folder: Path, names: Sequence[str], hosts: Sequence[x509.GeneralN
         _write(folder / SERVER / "nodes" / f"{name}.pub", public)
 
 
-def _authority() -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Make a certificate authority that serves this federation alone."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = _name(f"fedstrata {os.urandom(4).hex()}")
-    usage = _usage(key_cert_sign=True, crl_sign=True)
-    builder = (
-        _builder(key, name, name)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-    )
-    return key, builder.sign(key, SHA384())
-
-
-def _certificate(
-    key: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[x509.GeneralName],
-    authority: ec.EllipticCurvePrivateKey,
-    issuer: x509.Certificate,
-) -> x509.Certificate:
-    """Make the server's certificate, for all its names."""
-    above = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    builder = (
-        _builder(key, _name("fedstrata server"), issuer.subject)
-        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(above), critical=False)
-    )
-    return builder.sign(authority, SHA384())
-
-
-def _builder(key: ec.EllipticCurvePrivateKey, subject: x509.Name, issuer: x509.Name) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + VALID)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
-def _name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _usage(**allowed: bool) -> x509.KeyUsage:
-    usages = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
-    usages += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
-    return x509.KeyUsage(**{usage: allowed.get(usage, False) for usage in usages})
-
-
 def _host(host: str) -> x509.GeneralName:
     """Read a name or an address that sites will connect to."""
     try:
@@ -165,14 +107,10 @@ def _host(host: str) -> x509.GeneralName:
     except ValueError:
         if not re.fullmatch(r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?)+", host):
             raise RequestError(f'--host = "{host}" is not valid; allowed: a host name or an IP address') from None
-        return x509.DNSName(host)
+        return named_host(host)
     if address.is_unspecified:
         raise RequestError(f"--host = {host} names no machine; give the name or address that sites connect to")
-    return x509.IPAddress(address)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return named_host(host)
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

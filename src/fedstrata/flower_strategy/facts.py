@@ -9,9 +9,10 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.client_info import ClientInfo, label_facts
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
+from fedstrata.data.reading import order_labels
 from fedstrata.flower_strategy.client import QUERY
 
 
@@ -41,8 +42,7 @@ class NodeFacts:
         known = [told[node]["client"] for node in order if told[node]["client"] >= 0]
         if len(set(known)) < len(known):
             raise RequestError(f"two nodes say that they are client {max(known, key=known.count)}")
-        labels = {label for one in told.values() for label in one["labels"]}
-        classes = sorted(labels, key=lambda label: (isinstance(label, str), label))
+        classes = order_labels({label for one in told.values() for label in one["labels"]})
         counts = [
             [dict(zip(one["labels"], one["counts"], strict=True)).get(c, 0) for c in classes]
             for one in map(told.__getitem__, order)
@@ -51,11 +51,9 @@ class NodeFacts:
 
     def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
         """Tell parts what they declared they need."""
-        counts, n = self.counts, len(self.nodes)
-        known = {"sizes": counts.sum(1), "labels": counts > 0, "totals": counts.sum(0), "counts": counts}
-        holders = np.flatnonzero(counts.sum(1)) if counts.shape[1] else np.arange(n)
-        told = {name: value if name in needs else None for name, value in known.items()}
-        return ClientInfo(n, counts.shape[1], holders, streams("tiebreak").permutation(n), told)
+        sizes, classes = self.counts.sum(1), self.counts.shape[1]
+        facts = {"sizes": lambda: sizes, **label_facts(lambda: self.counts)}
+        return ClientInfo.of(sizes if classes else np.ones(len(sizes)), classes, facts, needs, streams)
 
 
 def _told(reply: Message) -> dict[str, Any]:

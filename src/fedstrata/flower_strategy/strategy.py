@@ -30,8 +30,8 @@ from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Combiner, Outcome, Scores, Selector, ServerStep, Step, View
-from fedstrata.core.steps import select_asks
+from fedstrata.core.server_parts import Combiner, Selector, ServerStep
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View, select_asks
 from fedstrata.data.devices import Devices
 from fedstrata.flower_strategy.facts import NodeFacts
 from fedstrata.flower_strategy.layout import Layout

@@ -22,8 +22,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.client_parts import Client
 from fedstrata.core.messages import Report, Task, Value, fast_replace, tensor_bytes
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Outcome, Step, View
-from fedstrata.core.steps import drive_round
+from fedstrata.core.steps import Outcome, Step, View, drive_round
 from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
 from fedstrata.methods.drivers.scheduled import ScheduledDriver

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, Of
+from fedstrata.core.client_context import Buffers, ClientContext, Done, Of
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.messages import Report, Tensors
 
 

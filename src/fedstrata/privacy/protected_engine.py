@@ -14,7 +14,7 @@ import numpy as np
 from fedstrata.core.engine import AllReduceSum, Engine
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, fast_replace
 from fedstrata.core.rng import Rng, Streams
-from fedstrata.core.server_parts import Step
+from fedstrata.core.steps import Step
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import never
 from fedstrata.privacy.masked_sum import MaskedStep, StepSum

@@ -14,7 +14,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan, per_round
-from fedstrata.core.server_parts import Evaluate, Scores, View
+from fedstrata.core.steps import Evaluate, Scores, View
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label
 from fedstrata.methods.selectors.flips import Flips

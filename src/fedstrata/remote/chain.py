@@ -18,7 +18,7 @@ import torch
 
 from fedstrata.core.messages import Report, Tag, Task, fast_replace, tensor_bytes
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Step
+from fedstrata.core.steps import Step
 from fedstrata.core.wire import pack_task, unpack_report
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform

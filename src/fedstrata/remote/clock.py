@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedstrata.core.messages import Report
-from fedstrata.core.server_parts import Step, View
+from fedstrata.core.steps import Step, View
 from fedstrata.data.devices import Devices
 
 

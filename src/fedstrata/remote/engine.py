@@ -22,7 +22,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import unpredictable
-from fedstrata.core.server_parts import Step
+from fedstrata.core.steps import Step
 from fedstrata.core.wire import pack, pack_task
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import JOB, RefusedError
@@ -38,7 +38,7 @@ from fedstrata.remote.checks import check_report, expected, model_of, read_all_r
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
-from fedstrata.remote.site_registry import SiteRegistry
+from fedstrata.remote.site_registry import SiteRegistry, by_client
 from fedstrata.remote.site_server import MET
 
 Note = Callable[..., None]
@@ -162,13 +162,10 @@ class AtSites:
 
         def connect(task: Sum) -> Carry:
             about = to_json({"job": task.job.hex(), "members": task.members})
-
-            def carry(step: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-                requests = {self._names[c]: build_request("sum", step.encode(), about, m) for c, m in messages.items()}
-                said = self._told(requests, self._tasks, fields=1)
-                return {client: said[self._names[client]][0] for client in messages if self._names[client] in said}
-
-            return carry
+            ask = by_client(self._names, partial(self._told, tasks=self._tasks, fields=1))
+            return lambda step, messages: ask(
+                {c: build_request("sum", step.encode(), about, m) for c, m in messages.items()}
+            )
 
         def refuse(client: int, error: RefusedError) -> None:
             self._left_out(client, self._tasks, str(error))
@@ -210,9 +207,7 @@ class AtSites:
         """Let the sites of a step say hello, so that they can meet under masks; too few do not meet."""
         assert self._masks is not None
 
-        def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
-            said = self._told({self._names[client]: r for client, r in requests.items()}, tasks, fields=1)
-            return {self._names.index(name): reply for name, (reply,) in said.items()}
+        ask = by_client(self._names, partial(self._told, tasks=tasks, fields=1))
 
         def refuse(client: int, error: RefusedError) -> None:
             self._left_out(client, tasks, str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,14 @@ import numpy as np
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import tensor_bytes
-from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.steps import Scores, View
 from fedstrata.core.wire import pack
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.sums.all_reduce import add_words, read_words
 from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, read_values
-from fedstrata.remote.site_registry import SiteRegistry, replies
+from fedstrata.remote.site_registry import SiteRegistry, by_client, replies
 from fedstrata.server.evaluator import client_figures, is_due
 from fedstrata.server.metrics import balanced
 
@@ -94,10 +95,7 @@ class SiteEvaluator:
 
     def _invitation(self, view: View, key_directory: KeyDirectory) -> bytes:
         """Let all sites say hello, so that they can add up figures by label; where one is missing, none are."""
-
-        def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
-            said = self._answers({self.names[client]: request for client, request in requests.items()}, 1, view)
-            return {self.names.index(name): reply for name, (reply,) in said.items()}
+        ask = by_client(self.names, partial(self._answers, fields=1, view=view))
 
         def refuse(client: int, error: RefusedError) -> None:
             view.note("site_not_scored", round=view.round + 1, site=self.names[client], why=str(error))

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.client_info import ClientInfo, label_facts
 from fedstrata.core.errors import RequestError
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.registry import validate
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
-from fedstrata.data.reading import Label
+from fedstrata.data.reading import Label, order_labels
 from fedstrata.privacy.labels.masking import hold_table
 
 MOST = 10**9  # samples of a site, and numbers of a sample
@@ -95,8 +95,7 @@ def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
             known, where = seen.setdefault(str(label).strip().casefold(), (label, name))
             if known != label or type(known) is not type(label):
                 raise RequestError(f"site {name} has a label {label!r}, site {where} has {known!r}: use one name")
-    labels = {label for facts in sites.values() for label in facts.classes or ()}
-    return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
+    return order_labels({label for facts in sites.values() for label in facts.classes or ()})
 
 
 @dataclass(frozen=True)
@@ -202,24 +201,13 @@ class RemoteFederation:
 
     def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
         """Tell the server's parts what sites told."""
-        sizes, counts = np.array([facts.samples for facts in self.facts]), self.counts
-        known: dict[str, np.ndarray | None] = {
-            "sizes": sizes,
-            "labels": counts > 0,
-            "totals": counts.sum(0),
-            "counts": counts,
-            "speeds": np.array([facts.speed for facts in self.facts]),
-        }
-        if self.masked is not None:
-            known |= self.masked.known()
-        return ClientInfo(
-            clients=len(self.facts),
-            classes=len(self.classes),
-            holders=np.flatnonzero(sizes),
-            key=streams("tiebreak").permutation(len(self.facts)),
-            known={name: value if name in needs else None for name, value in known.items()},
-            setup=None if self.masked is None else self.masked.bytes_up,
-        )
+        sizes, speeds = (np.array([getattr(f, name) for f in self.facts]) for name in ("samples", "speed"))
+        facts = {"sizes": lambda: sizes, **label_facts(lambda: self.counts), "speeds": lambda: speeds}
+        client_info = ClientInfo.of(sizes, len(self.classes), facts, needs, streams)
+        if self.masked is None:
+            return client_info
+        placed = {name: value for name, value in self.masked.known().items() if name in needs}
+        return replace(client_info, known={**client_info.known, **placed}, setup=self.masked.bytes_up)
 
 
 def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:

@@ -6,14 +6,13 @@ Everybody who was invited takes part in every exchange, so that no two sums diff
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from fedstrata.privacy.frames import JOB, Refuse
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.sums.all_reduce import invite
 from fedstrata.remote.protocol import build_request, to_json
-
-Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> the replies that came
+from fedstrata.remote.site_registry import Ask
 
 
 def invite_sites(

@@ -23,13 +23,14 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import MaskedRemoteFederation
 from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.site_registry import by_client
 
 MODE = "prf"  # the one mode whose secrets every site can draw for itself
-Ask = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # requests, and fields -> replies that came
+Tell = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # requests, fields -> replies that came
 
 
 def masked_labels_at(
-    ask: Ask, credentials: Credentials, names: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
+    ask: Tell, credentials: Credentials, names: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
 ) -> MaskedRemoteFederation:
     """Let sites agree on placeholders; those that fail on the way are left out."""
     fitting(MODE, len(names))
@@ -65,7 +66,7 @@ def masked_labels_at(
 
 
 def clustered_at(
-    ask: Ask,
+    ask: Tell,
     credentials: Credentials,
     names: Sequence[str],
     places: Mapping[int, Mapping[str, Any]],
@@ -73,12 +74,13 @@ def clustered_at(
     labels: int,
 ) -> PrivateClusters:
     """Let sites find their clusters by masked sums, all of them; `places` says what each is told of the run."""
+    some = by_client(names, lambda requests: ask(requests, 1))
 
     def everybody(requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        said = ask({names[i]: request for i, request in requests.items()}, 1)
-        if missing := [names[i] for i in requests if names[i] not in said]:
+        said = some(requests)
+        if missing := [names[i] for i in requests if i not in said]:
             raise RequestError(f'site {missing[0]} is missing from privacy.clustering = "masked"; try again')
-        return {i: said[names[i]][0] for i in requests}
+        return said
 
     def refuse(client: int, error: RefusedError) -> None:
         raise RequestError(f'site {names[client]} cannot take part in privacy.clustering = "masked": {error}')

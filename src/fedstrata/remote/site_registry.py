@@ -22,6 +22,7 @@ from fedstrata.remote.transport import Failure, Transport
 
 Note = Callable[..., None]
 Said = tuple[bytes, ...] | FedstrataError  # the fields of a reply, or why there are none
+Ask = Callable[[Mapping[int, bytes]], dict[int, bytes]]  # requests by client -> the replies that came
 OFTEN = 0.2  # seconds between two looks for sites
 FILE = "sites.json"  # in the run folder
 
@@ -172,6 +173,16 @@ def replies(
         else:
             given[name] = told
     return given
+
+
+def by_client(names: Sequence[str], tell: Callable[[Mapping[str, bytes]], Mapping[str, tuple[bytes, ...]]]) -> Ask:
+    """Ask clients by number where sites are asked by name; a reply has one field."""
+
+    def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        said = tell({names[client]: request for client, request in requests.items()})
+        return {client: said[names[client]][0] for client in requests if names[client] in said}
+
+    return ask
 
 
 def recorded(folder: Path) -> tuple[str, dict[str, Introduction]] | None:

@@ -244,11 +244,10 @@ class Host:
         _, down = unpack(data)
         session.space.bind(session.network.module, down["params"], down.get("buffers", torch.zeros(0)))
         federation = session.federation
-        own = torch.from_numpy(federation.test_split[0])
-        test = replace(federation.test, x=federation.test.x[own], y=federation.test.y[own], groups=None)
+        test = federation.test.keep(federation.test_split[0])
         with one_thread():
             none = np.zeros(0), np.zeros(0)
-            hits, losses = answers(session.network, session.site.trainer.local, test) if len(own) else none
+            hits, losses = answers(session.network, session.site.trainer.local, test) if len(test) else none
         labels, classes = test.y.numpy(), len(federation.classes)
         right = np.bincount(labels, weights=hits.astype(np.float64), minlength=classes)
         tested = np.bincount(labels, minlength=classes)

@@ -7,30 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
-from fedstrata.data.reading import Samples
 
 
 def only(federation: Federation, client: int) -> Federation:
     """Return one client's data as a federation of its own."""
     if not 0 <= client < len(federation):
         raise RequestError(f"there is no part {client}; parts go from 0 to {len(federation) - 1}")
-
-    def kept(samples: Samples, rows: np.ndarray) -> Samples:
-        at = torch.from_numpy(rows)
-        return Samples(samples.x[at], samples.y[at], None if samples.groups is None else samples.groups[rows])
-
     train, test = federation.train_split[client], federation.test_split[client]
     return replace(
         federation,
-        train=kept(federation.train, train),
-        test=kept(federation.test, test),
+        train=federation.train.keep(train),
+        test=federation.test.keep(test),
         train_split=Split.of([np.arange(len(train))]),
         test_split=Split.of([np.arange(len(test))]),
         speeds=None if federation.speeds is None else federation.speeds[client : client + 1],

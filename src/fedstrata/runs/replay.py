@@ -21,8 +21,8 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import ParameterSpace, Segment
 from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
-from fedstrata.core.steps import pick_asks
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View, pick_asks
 from fedstrata.server.metrics import jain, label_divergence
 
 

@@ -14,7 +14,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log, expect_engine
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan, per_round
-from fedstrata.core.server_parts import Evaluate
+from fedstrata.core.steps import Evaluate
 from fedstrata.data.devices import equip_clients
 from fedstrata.data.federation import Federation
 from fedstrata.privacy.accounting import Accountant

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstrata.core.messages import Report, Tag, Task, value_bytes
-from fedstrata.core.server_parts import Step
+from fedstrata.core.steps import Step
 from fedstrata.server.metrics import fairness
 
 

@@ -15,7 +15,7 @@ from fedstrata.client.probe import CHUNK
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
-from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.steps import Scores, View
 from fedstrata.core.threads import spare, threads
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples

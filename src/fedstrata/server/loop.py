@@ -20,8 +20,7 @@ from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Evaluate, Outcome, Step, Steps, View
-from fedstrata.core.steps import drive_round
+from fedstrata.core.steps import Evaluate, Outcome, Step, Steps, View, drive_round
 from fedstrata.server.accounting import count_cost
 from fedstrata.server.metrics import by_client, round_figures
 from fedstrata.server.state import State
@@ -107,7 +106,7 @@ def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, 
 def broadcast(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
     """Return what every client of a step receives: the model and, where it makes a new one, what server steps add."""
     down = state.model.wire(buffers=step.buffers or step.fused is not None) if step.model else {}
-    for name, part in plan.server_steps.items() if step.model and step.combine else ():
+    for name, part in plan.broadcasting.items() if step.model and step.combine else ():
         extra = (part.broadcast if step.fused is None else part.lend)(state.server_steps[name])
         expect_tensors(part, "broadcast", extra, "tensors by name, for `context.down` of its half at the client")
         down |= add_prefix(extra, name)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstrata.core.client_info import GroundTruth
 from fedstrata.core.messages import WHOLE
-from fedstrata.core.server_parts import Outcome, View
+from fedstrata.core.steps import Outcome, View
 
 LISTED = 50  # most steps of a round that are written down one by one
 CLIENTS_LISTED = 1000  # most clients, and labels, of which an event holds a number each

@@ -10,7 +10,7 @@ import numpy as np
 from fedstrata.core.contract import expect_state
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import View
+from fedstrata.core.steps import View
 from fedstrata.server.accounting import ParticipationLog, Traffic
 from fedstrata.server.stopping import Progress
 

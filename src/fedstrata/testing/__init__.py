@@ -3,7 +3,6 @@
 from fedstrata.testing.conformance import (
     check_combiner,
     check_driver,
-    check_model,
     check_partition,
     check_sampler,
     check_schedule,
@@ -11,6 +10,9 @@ from fedstrata.testing.conformance import (
     check_server_step,
 )
 from fedstrata.testing.correction import check_correction
+from fedstrata.testing.datasets import check_dataset, check_noise
+from fedstrata.testing.methods import check_engine, check_lr_schedule, check_recipe
+from fedstrata.testing.models import check_model
 from fedstrata.testing.sites import WireEngine
 from fedstrata.testing.tiny import tiny_federation
 
@@ -18,9 +20,14 @@ __all__ = [
     "WireEngine",
     "check_combiner",
     "check_correction",
+    "check_dataset",
     "check_driver",
+    "check_engine",
+    "check_lr_schedule",
     "check_model",
+    "check_noise",
     "check_partition",
+    "check_recipe",
     "check_sampler",
     "check_schedule",
     "check_selector",

@@ -69,7 +69,7 @@ def attempt(choice: Choice, rounds: int = 2) -> str | None:
 def refused(choice: Choice, rounds: int) -> str | None:
     """Say why a plan is refused; None if it runs and gives a finite model."""
     try:
-        work = session_of(overrides(choice))
+        work = session_of({"train.batch_size": 16, **overrides(choice)})  # few steps: there are many pairs
         state, _ = play(work, rounds)
     except RequestError as error:
         return str(error)

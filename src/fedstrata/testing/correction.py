@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import Client, ClientPlan, LocalPart, Optimizer
+from fedstrata.core.contract import calling_part
 from fedstrata.core.messages import Report, Task, Tensors, add_prefix
 from fedstrata.core.server_parts import ServerStep
 from fedstrata.runs.session import Session
@@ -47,10 +48,13 @@ def check_correction(part: LocalPart, optimizer: bool = False) -> None:
     work = session_of()
     plain = work.plan.local
     local = replace(plain, optimizer=cast(Optimizer, part)) if optimizer else replace(plain, parts={"checked": part})
-    _check_trace(work, local)
+    _check_trace(work, local, part)
     _check_declared(work, local, "optimizer" if optimizer else "checked", part)
-    _check_forgetful(work, local)
-    _check_padding(work, local)
+    _check_forgetful(work, local, part)
+    _check_padding(work, local, part)
+    if optimizer:
+        moved = float(_run_task(_trainer(work, local, pad=False), work, 1)[0].read().update_norm)
+        assert moved > 0, f"{_name(part)}: `move` leaves the weights where they were; change `w` in place: w.sub_(...)"
     check_run({"train.optimizer": part} if optimizer else {"method.corrections": [part]})
 
 
@@ -68,7 +72,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         masks = [i for a in args if isinstance(a, list | tuple) for i in a if getattr(i, "dtype", None) == torch.bool]
         if name in HOST_READS or (name.startswith("index") and masks):
-            self.reads.append(name)
+            self.reads.append(f"{calling_part()}: {name}")
         self.operations.append((name, *(tuple(t.shape) for t in tensors)))
         return func(*args, **(kwargs or {}))
 
@@ -91,14 +95,21 @@ def _run_task(
     return trainer.run_task(own, Task(client, 0, 0, down=down), client_state or {})
 
 
-def _check_trace(work: Session, local: ClientPlan) -> None:
+def _name(part: LocalPart) -> str:
+    return type(part).__name__
+
+
+def _check_trace(work: Session, local: ClientPlan, part: LocalPart) -> None:
     trainer, traces = _trainer(work, local, pad=True), dict[int, list[Any]]()
     step, places = trainer.step, set()
 
     def traced(width: int) -> None:
         with Trace() as trace:
             step(width)
-        assert not trace.reads, f"the local step reads the device from the host: {sorted(set(trace.reads))}"
+        assert not trace.reads, (
+            f"the local step reads the device from the host: {', '.join(sorted(set(trace.reads)))}; no float(), "
+            ".item(), `if` on a tensor or boolean mask there: use torch.where, or a slot that `fill` writes"
+        )
         traces.setdefault(width, []).append(trace.operations)
         places.add(
             (
@@ -114,8 +125,8 @@ def _check_trace(work: Session, local: ClientPlan) -> None:
     for width, same in traces.items():
         different = sum(operations != same[0] for operations in same)
         said = f"{different} of {len(same)} of width {width} differ"
-        assert not different, f"the local step is not the same for every batch: {said}"
-    assert len(places) == 1, "the local step moved its buffers; write into them instead"
+        assert not different, f"{_name(part)}: the local step is not the same for every batch: {said}"
+    assert len(places) == 1, f"{_name(part)}: the local step moved its buffers; write into them instead"
 
 
 def _check_declared(work: Session, local: ClientPlan, name: str, part: LocalPart) -> None:
@@ -123,31 +134,33 @@ def _check_declared(work: Session, local: ClientPlan, name: str, part: LocalPart
     report, client_state = _run_task(trainer, work, 1)
     sent = {k.split("/")[1]: tuple(t.shape) for k, t in report.aggregated.items() if k.startswith(f"{name}/")}
     declared = {k: s.shape for k, s in part.declare_aggregated(trainer.space).items()}
-    assert sent == declared, f"`finish` sent {sent}, but `declare_aggregated` declares {declared}"
+    assert sent == declared, f"{_name(part)}: `finish` sent {sent}, but `declare_aggregated` declares {declared}"
     kept = {k.split("/")[1]: tuple(t.shape) for k, t in client_state.items() if k.startswith(f"{name}/")}
     declared = {k: s.shape for k, s in part.declare_client_state(trainer.space).items()}
-    assert kept == declared, f"`finish` kept {kept}, but `declare_client_state` declares {declared}"
+    assert kept == declared, f"{_name(part)}: `finish` kept {kept}, but `declare_client_state` declares {declared}"
     buffers = {t.data_ptr() for o in trainer.own.values() for t in o.values() if t.numel()}
     for key, tensor in {**report.aggregated, **client_state}.items():
         assert tensor.data_ptr() not in buffers, f"{key} is the trainer's own buffer; the next client will overwrite it"
 
 
-def _check_forgetful(work: Session, local: ClientPlan) -> None:
+def _check_forgetful(work: Session, local: ClientPlan, part: LocalPart) -> None:
     """Nothing of one client may reach the next through the trainer."""
     trainer = _trainer(work, local, pad=False)
     _run_task(trainer, work, 4)
     used = _told(*_run_task(trainer, work, 1))
     for name, value in _told(*_run_task(_trainer(work, local, pad=False), work, 1)).items():
-        assert torch.equal(value, used[name]), f"{name} depends on the client before; clear slots in `fill`"
+        assert torch.equal(value, used[name]), (
+            f"{_name(part)}: {name} depends on the client before; clear slots in `fill`"
+        )
 
 
-def _check_padding(work: Session, local: ClientPlan) -> None:
+def _check_padding(work: Session, local: ClientPlan, part: LocalPart) -> None:
     """Check that a padded tail counts for nothing."""
     for client in (0, 1):
         padded = _told(*_run_task(_trainer(work, local, pad=True), work, client))
         for name, value in _told(*_run_task(_trainer(work, local, pad=False), work, client)).items():
             gap = float((value - padded[name]).abs().max()) if value.numel() else 0.0
-            assert gap < 1e-9, f"padding changed {name} by {gap:.2g}; respect `batch.weight`"
+            assert gap < 1e-9, f"{_name(part)}: padding changed {name} by {gap:.2g}; respect `batch.weight`"
 
 
 def _told(report: Report, client_state: Tensors) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.engine import AllReduceSum
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
-from fedstrata.core.server_parts import Step
+from fedstrata.core.steps import Step
 from fedstrata.core.wire import pack_task, unpack_report
 from fedstrata.data.federation import Federation
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedstrata.core import tree
 from fedstrata.core.engine import Engine
-from fedstrata.core.server_parts import Outcome, Scores
+from fedstrata.core.steps import Outcome, Scores
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine

@@ -18,6 +18,12 @@ from fedstrata.data.sets.base import Arrays
 PARTS = ("train-images*idx3-ubyte*", "train-labels*idx1-ubyte*", "t10k-images*idx3-ubyte*", "t10k-labels*idx1-ubyte*")
 
 
+def _four_files(place: str) -> tuple[Source, ...]:
+    """Name images and labels, for training and test, as both data sets do."""
+    files = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple(Source(f"{place}/{file}-ubyte.gz") for file in files)
+
+
 @dataclass(frozen=True)
 class Mnist(Published):
     """Handwritten digits, 28 x 28 grey, 10 classes, 60,000 and 10,000 samples."""
@@ -27,10 +33,7 @@ class Mnist(Published):
     name: ClassVar[str] = "mnist"
     pack: ClassVar[str] = "mnist_10k_2k.npz.xz"
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
-    sources: ClassVar[tuple[Source, ...]] = tuple(
-        Source(f"https://ossci-datasets.s3.amazonaws.com/mnist/{file}-ubyte.gz")
-        for file in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    )
+    sources: ClassVar[tuple[Source, ...]] = _four_files("https://ossci-datasets.s3.amazonaws.com/mnist")
     counts: ClassVar[Mapping[Any, int]] = dict(enumerate((5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)))
     test_counts: ClassVar[Mapping[Any, int]] = dict(enumerate((980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)))
     mean: ClassVar[float] = 0.1307
@@ -57,10 +60,7 @@ class FashionMnist(Mnist):
     licence: ClassVar[str] = "MIT"
     name: ClassVar[str] = "fashion-mnist"
     pack: ClassVar[str] = "fashion_mnist_20k_5k.npz.xz"
-    sources: ClassVar[tuple[Source, ...]] = tuple(
-        Source(f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{file}-ubyte.gz")
-        for file in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    )
+    sources: ClassVar[tuple[Source, ...]] = _four_files("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com")
     counts: ClassVar[Mapping[Any, int]] = dict.fromkeys(range(10), 6000)
     test_counts: ClassVar[Mapping[Any, int]] = dict.fromkeys(range(10), 1000)
     mean: ClassVar[float] = 0.2860

@@ -21,8 +21,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.messages import Task, Tensors, to_host
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cuda_graph import Recorder
-from fedstrata.engines.local.engine import InProcessPool
-from fedstrata.engines.local.worker import Answer, Assignment, Worker, group_tasks
+from fedstrata.engines.local.engine import Answer, Assignment, InProcessPool, Worker, group_tasks
 
 LARGE = 1e9  # multiplications of a batch that keep a GPU busy by themselves
 

@@ -8,9 +8,7 @@ result. A worker that dies is replaced, and what it had in hand is done again: a
 
 from __future__ import annotations
 
-import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata.core.child_process import defined_in_script, start_child, why_unsendable
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import ClientError, FedstrataError
 from fedstrata.core.messages import Task, Tensors, fast_replace
 from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.engine import Answer, group_tasks
 from fedstrata.engines.local.shared_memory import Arrays, Place, Region, unnamed
-from fedstrata.engines.local.worker import Answer, group_tasks
 
 DEATHS = 3  # of workers in a row, without an answer in between, after which a run gives up
 
@@ -169,16 +168,8 @@ class ProcessPool:
 
     def _start(self) -> WorkerProcess:
         mail = unnamed()
-        ours, theirs = socket.socketpair()
-        files = [theirs.fileno(), self._data.fileno(), self._model.fileno(), mail.fileno()]
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fedstrata.engines.local.worker_process", *map(str, files)],
-            pass_fds=files,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        line = Connection(ours.detach())
+        files = self._data.fileno(), self._model.fileno(), mail.fileno()
+        process, line = start_child("fedstrata.engines.local.worker_process", *files, one_thread=True)
         line.send_bytes(self._hello)
         return WorkerProcess(process, line, mail, Region(mail.fileno()), [])
 
@@ -202,12 +193,8 @@ def why_not(local: ClientPlan) -> str | None:
     at_home = [p for p in parts if getattr(p, "__module__", "") == "__main__"]
     if at_home:
         name = getattr(at_home[0], "__name__", type(at_home[0]).__name__)
-        return f"{name} is defined in the script itself, which other processes do not import; move it to a module"
-    try:
-        text = pickle.dumps(local)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return f"the plan cannot be sent to another process ({error})"
-    return "the model is defined in the script itself; move it to a module" if b"__main__" in text else None
+        return defined_in_script(name)
+    return why_unsendable(local, "the plan", "the model")
 
 
 def as_numpy(tensors: Tensors) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from fedstrata.client.vmapped import worth_grouping
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
@@ -19,7 +20,6 @@ from fedstrata.engines.local.cost import Guess
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPool
 from fedstrata.engines.local.gpu import GpuPool, workers_on_gpu
 from fedstrata.engines.local.processes import ProcessPool, why_not
-from fedstrata.engines.local.worker import worth_grouping
 
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 

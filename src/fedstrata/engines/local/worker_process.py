@@ -14,9 +14,9 @@ import torch
 from fedstrata.core.client_parts import Client, ClientPlan
 from fedstrata.core.index import Split
 from fedstrata.core.messages import fast_replace
+from fedstrata.engines.local.engine import Answer, Worker
 from fedstrata.engines.local.processes import as_numpy, as_tensors
 from fedstrata.engines.local.shared_memory import Place, Region
-from fedstrata.engines.local.worker import Answer, Worker
 
 
 def main(socket: int, data: int, model: int, mail: int) -> None:

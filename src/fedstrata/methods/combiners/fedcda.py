@@ -26,7 +26,8 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import Count, NonNegative, Rounds, in_rounds
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Arrived, Combiner, View
+from fedstrata.core.server_parts import Arrived, Combiner
+from fedstrata.core.steps import View
 
 COMBINATIONS = 20_000
 MEMORY = 4 * 2**30  # most bytes that clients' models may take

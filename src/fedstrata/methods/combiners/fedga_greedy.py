@@ -18,7 +18,8 @@ from torch import Tensor
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Arrived, View
+from fedstrata.core.server_parts import Arrived
+from fedstrata.core.steps import View
 from fedstrata.methods.combiners.size import SizeWeighted
 
 BETTER = 1e-12  # by how much a loss must be lower to count

@@ -17,11 +17,13 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart
+from fedstrata.core.client_context import Buffers, ClientContext, Done
+from fedstrata.core.client_parts import Correction, LocalPart
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Arrived, Combiner, View
+from fedstrata.core.server_parts import Arrived, Combiner
+from fedstrata.core.steps import View
 from fedstrata.methods.corrections.feddyn import FedDyn
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.optimizers.sgd import Sgd

@@ -23,7 +23,8 @@ from torch import Tensor
 from fedstrata.core.flat_model import FlatModel, ParameterSpace, Segment
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import Positive
-from fedstrata.core.server_parts import Arrived, View
+from fedstrata.core.server_parts import Arrived
+from fedstrata.core.steps import View
 from fedstrata.methods.combiners.size import SizeWeighted
 
 INSIDE_A_BLOCK = re.compile(r"^(?P<stage>(?:.*\.)?(?:stages\.|layer)\d+)\.(?P<block>\d+)\.(?P<layer>.+)\.weight$")

@@ -14,7 +14,8 @@ import numpy as np
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Arrived, Combiner, View
+from fedstrata.core.server_parts import Arrived, Combiner
+from fedstrata.core.steps import View
 
 
 @dataclass(frozen=True)

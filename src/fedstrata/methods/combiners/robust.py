@@ -21,7 +21,8 @@ from torch import Tensor
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import HalfOpen, Positive
-from fedstrata.core.server_parts import Arrived, Combiner, View
+from fedstrata.core.server_parts import Arrived, Combiner
+from fedstrata.core.steps import View
 from fedstrata.methods.combiners.size import SizeWeighted
 
 CELLS = 2**21  # numbers that are sorted at a time: they fit into a processor's cache

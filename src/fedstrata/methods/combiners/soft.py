@@ -13,11 +13,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import LocalPart, Of
+from fedstrata.core.client_context import Of
+from fedstrata.core.client_parts import LocalPart
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import NonNegative
-from fedstrata.core.server_parts import Arrived, Combiner, View
+from fedstrata.core.server_parts import Arrived, Combiner
+from fedstrata.core.steps import View
 from fedstrata.methods.variance import Variance
 
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
-from fedstrata.core.server_parts import Arrived, Combiner, View
+from fedstrata.core.server_parts import Arrived, Combiner
+from fedstrata.core.steps import View
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, Correction
+from fedstrata.core.client_context import Buffers
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.messages import Tensors
 from fedstrata.core.options import Positive
 

@@ -15,11 +15,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done
+from fedstrata.core.client_context import Buffers, ClientContext, Done
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Positive
-from fedstrata.core.server_parts import ServerStep, View
+from fedstrata.core.server_parts import ServerStep
+from fedstrata.core.steps import View
 
 
 @dataclass

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Correction
+from fedstrata.core.client_context import Batch, Buffers, ClientContext
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import NonNegative

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Correction, Done
+from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done
+from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import NonNegative, Positive

@@ -21,11 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart, Of
+from fedstrata.core.client_context import Buffers, ClientContext, Done, Of
+from fedstrata.core.client_parts import Correction, LocalPart
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Fraction, Natural, NonNegative
-from fedstrata.core.server_parts import ServerStep, View
+from fedstrata.core.server_parts import ServerStep
+from fedstrata.core.steps import View
 from fedstrata.methods.variance import Variance
 
 

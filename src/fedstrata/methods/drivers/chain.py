@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Driver, Schedule, Select, Step, Steps, View
+from fedstrata.core.server_parts import Driver, Schedule
+from fedstrata.core.steps import Select, Step, Steps, View
 from fedstrata.methods.drivers.passing import Passing
 from fedstrata.methods.drivers.scheduled import stratified
 from fedstrata.methods.server_steps.sgd import ServerSgd

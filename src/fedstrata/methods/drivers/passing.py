@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from fedstrata.core.messages import Value
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Ask, Step, View
+from fedstrata.core.steps import Ask, Step, View
 from fedstrata.methods.drivers.scheduled import FusedUpdates, Played, ScheduledDriver, Slice, Stock, next_of, refusals
 from fedstrata.methods.schedules.hops import hops
 from fedstrata.methods.schedules.supply import without

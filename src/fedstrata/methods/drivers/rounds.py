@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Driver, Select, Step, Steps, View
+from fedstrata.core.server_parts import Driver
+from fedstrata.core.steps import Select, Step, Steps, View
 
 
 @dataclass(frozen=True)

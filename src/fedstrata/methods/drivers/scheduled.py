@@ -13,7 +13,8 @@ import numpy as np
 from fedstrata.core.contract import expect
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import BY_CHOICE, Ask, Driver, FusedSteps, Outcome, Schedule, Select, Step, Steps, View
+from fedstrata.core.server_parts import Driver, Schedule
+from fedstrata.core.steps import BY_CHOICE, Ask, FusedSteps, Outcome, Select, Step, Steps, View
 from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch

@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Ask, Driver, Schedule, Select, Step, Steps, View
+from fedstrata.core.server_parts import Driver, Schedule
+from fedstrata.core.steps import Ask, Select, Step, Steps, View
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.scheduled import (
     FusedUpdates,

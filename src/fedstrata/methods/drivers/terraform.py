@@ -18,12 +18,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart
+from fedstrata.core.client_context import Buffers, ClientContext, Done
+from fedstrata.core.client_parts import Correction, LocalPart
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Slot, Tensors
 from fedstrata.core.options import Count
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import Driver, Outcome, Select, Step, Steps, View
+from fedstrata.core.server_parts import Driver
+from fedstrata.core.steps import Outcome, Select, Step, Steps, View
 
 Layer = Literal["head", "weight", "bias"]
 Signal = Literal["head", "weight", "bias", "loss"]

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedstrata.core.client_parts import LearningRate, Optimizer
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Sums, Tensors
-from fedstrata.core.server_parts import ServerStep, View
+from fedstrata.core.server_parts import ServerStep
+from fedstrata.core.steps import View
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import ClientContext, SampleScores
+from fedstrata.core.client_context import ClientContext, SampleScores
 from fedstrata.core.messages import Value
 from fedstrata.core.options import Count, Rounds, in_rounds
 from fedstrata.methods.samplers.shuffle import Shuffle

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.core.client_parts import ClientContext, Order, Sampler
+from fedstrata.core.client_context import ClientContext
+from fedstrata.core.client_parts import Order, Sampler
 
 
 @dataclass(frozen=True)

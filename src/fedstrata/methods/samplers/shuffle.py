@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import ClientContext, Order, Sampler
+from fedstrata.core.client_context import ClientContext
+from fedstrata.core.client_parts import Order, Sampler
 from fedstrata.core.messages import Value
 from fedstrata.core.options import Count
 

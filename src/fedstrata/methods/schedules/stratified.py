@@ -20,7 +20,8 @@ from fedstrata.core.client_parts import Sampler
 from fedstrata.core.contract import broken, describe
 from fedstrata.core.options import Count, Fraction
 from fedstrata.core.rng import Rng
-from fedstrata.core.server_parts import Schedule, View
+from fedstrata.core.server_parts import Schedule
+from fedstrata.core.steps import View
 from fedstrata.methods.schedules.epoch import Epoch
 from fedstrata.methods.schedules.supply import Supply
 from fedstrata.methods.schedules.take import Take

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core.server_parts import Ask, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, View
 from fedstrata.methods.selectors.urns import by_size, everyone
 
 

@@ -16,12 +16,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import ClientContext, Done, Program
+from fedstrata.core.client_context import ClientContext, Done
+from fedstrata.core.client_parts import Program
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report
 from fedstrata.core.options import Fraction, Natural
 from fedstrata.core.rng import Rng
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, Step, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.remembered import SAME, Remembered, bounded, lengths, refuse_beyond, sketch
 
 

@@ -23,7 +23,8 @@ import numpy as np
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count
-from fedstrata.core.server_parts import Outcome, Scores, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Outcome, Scores, View
 from fedstrata.methods.selectors.clusters import Rule, find_clusters, nearest
 from fedstrata.methods.selectors.members import Members, fingerprints
 from fedstrata.server.metrics import CLIENTS_LISTED

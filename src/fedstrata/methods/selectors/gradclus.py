@@ -19,7 +19,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.options import Natural
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, Outcome, Scores, View
 from fedstrata.methods.selectors.remembered import Remembered, angles, blocks, bounded, lengths, refuse_beyond, sketch
 from fedstrata.methods.selectors.urns import by_group, by_size, counted, everyone
 from fedstrata.methods.selectors.ward import On, ward

@@ -19,13 +19,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import Buffers, ClientContext, Correction, Done, LocalPart
+from fedstrata.core.client_context import Buffers, ClientContext, Done
+from fedstrata.core.client_parts import Correction, LocalPart
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Tensors
 from fedstrata.core.options import Count, Natural, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Rng
-from fedstrata.core.server_parts import Ask, Outcome, Scores, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, Outcome, Scores, View
 from fedstrata.methods.selectors.remembered import Remembered, angles, bounded, refuse_beyond, sketch
 from fedstrata.methods.selectors.urns import by_group
 from fedstrata.methods.selectors.ward import On, ward

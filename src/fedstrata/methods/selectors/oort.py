@@ -19,12 +19,14 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge, Interval
 
-from fedstrata.core.client_parts import Batch, Buffers, ClientContext, Correction, Done, LocalPart
+from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done
+from fedstrata.core.client_parts import Correction, LocalPart
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Slot, Tensors
 from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.rng import Rng
-from fedstrata.core.server_parts import Outcome, Scores, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Outcome, Scores, View
 
 Percentile = Annotated[float, Interval(gt=0, le=100), "a number above 0, at most 100"]
 CountOrOff = Annotated[int, Ge(-1), "a whole number >= 0, or -1 for off"]

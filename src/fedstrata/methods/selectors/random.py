@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedstrata.core.server_parts import Ask, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, View
 
 
 @dataclass(frozen=True)

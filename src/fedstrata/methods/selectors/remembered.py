@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.server_parts import View
+from fedstrata.core.steps import View
 
 CHUNK = 8192  # numbers of each vector that are compared at a time
 MEMORY = 4 * 2**30  # most bytes that are kept of all clients' updates

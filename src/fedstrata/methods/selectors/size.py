@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 from scipy.optimize import brentq
 
-from fedstrata.core.server_parts import Ask, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, View
 
 
 def draw_by_size(view: View, count: int) -> np.ndarray:

@@ -17,9 +17,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_parts import ClientContext, Done, Of, Program
+from fedstrata.core.client_context import ClientContext, Done, Of
+from fedstrata.core.client_parts import Program
 from fedstrata.core.options import Natural
-from fedstrata.core.server_parts import Ask, Outcome, Selector, Step, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Ask, Outcome, Step, View
 
 
 def tell(context: ClientContext, of: Of) -> Done:

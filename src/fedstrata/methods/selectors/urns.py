@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstrata.core.rng import Rng
-from fedstrata.core.server_parts import Ask
+from fedstrata.core.steps import Ask
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import BelowOne, Positive
-from fedstrata.core.server_parts import ServerStep, View
+from fedstrata.core.server_parts import ServerStep
+from fedstrata.core.steps import View
 
 
 @dataclass

@@ -16,7 +16,8 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.options import AtLeastOne, Positive
 from fedstrata.core.plan import Plan
-from fedstrata.core.server_parts import ServerStep, View
+from fedstrata.core.server_parts import ServerStep
+from fedstrata.core.steps import View
 
 
 @dataclass

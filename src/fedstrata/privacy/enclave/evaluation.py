@@ -19,7 +19,7 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Scores
+from fedstrata.core.steps import Scores
 from fedstrata.core.wire import pack, unpack
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples

@@ -6,23 +6,20 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedstrata.core.child_process import start_child, wait_or_kill
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.options import Fraction, Natural
 from fedstrata.core.platforms import require_posix
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.steps import Scores, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.enclave import dev_insecure, sev_snp
@@ -85,15 +82,8 @@ class Enclave:
 
     def __init__(self, job: Job, setting: Setting, heard: Heard = lambda _: None):
         require_posix("privacy.enclave")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", SERVICE, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-                stdin=subprocess.DEVNULL,
-            )
-        self._line, self._heard = Connection(ours.detach()), heard
+        self.process, self._line = start_child(SERVICE)
+        self._heard = heard
         self.asked: list[Request] = []
         keys = join([job.key_directory.server, *job.key_directory.clients])
         told = [job.id, keys, job.terms, setting.attestation.encode(), setting.certificates.encode()]
@@ -121,11 +111,7 @@ class Enclave:
     def close(self) -> None:
         """End the service, and with it all it was told."""
         self._line.close()
-        try:
-            self.process.wait(ENDING)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        wait_or_kill(self.process, ENDING)
 
     def _exchange(self, *fields: bytes) -> bytes:
         """Send a request and wait for the answer; the server hears all of both."""

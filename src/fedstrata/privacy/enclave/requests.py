@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstrata.core.messages import Report
-from fedstrata.core.server_parts import Ask, Outcome, Step, View
+from fedstrata.core.steps import Ask, Outcome, Step, View
 from fedstrata.privacy.frames import RefusedError, join, split
 
 SELECT, FEEDBACK = "select", "feedback"

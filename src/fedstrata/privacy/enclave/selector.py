@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.server_parts import Outcome, Scores, Selector, View
+from fedstrata.core.server_parts import Selector
+from fedstrata.core.steps import Outcome, Scores, View
 from fedstrata.privacy.enclave.requests import Request
 
 

@@ -31,7 +31,7 @@ from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.rng import Streams
-from fedstrata.core.server_parts import Scores, View
+from fedstrata.core.steps import Scores, View
 from fedstrata.methods.selectors.flips import Fairness
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import derive

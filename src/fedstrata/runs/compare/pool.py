@@ -7,9 +7,7 @@ user's script is never imported a second time. They survive no one: they end whe
 
 from __future__ import annotations
 
-import os
 import pickle
-import socket
 import subprocess
 import sys
 import traceback
@@ -25,6 +23,7 @@ from torch import nn
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.core.child_process import start_child, wait_or_kill, why_unsendable
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import keeping_to
@@ -121,16 +120,8 @@ def why_not(cells: Sequence[Cell], federation: Federation | None, model: nn.Modu
     """Say why these cells cannot be played in other processes, or None."""
     if reason := why_no_workers():
         return reason
-    try:
-        text = pickle.dumps((federation, model, [cell.experiment for cell in cells]))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return f"the data or the model cannot be sent to another process ({error})"
-    if b"__main__" in text:
-        return (
-            "a part or the model is defined in the script itself, which other processes do not import; "
-            "move it to a module"
-        )
-    return None
+    sent = federation, model, [cell.experiment for cell in cells]
+    return why_unsendable(sent, "the data or the model", "a part or the model")
 
 
 def _on_one_worker(experiment: Experiment) -> Experiment:
@@ -140,15 +131,7 @@ def _on_one_worker(experiment: Experiment) -> Experiment:
 
 
 def _started(hello: bytes) -> CellWorker:
-    ours, theirs = socket.socketpair()
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedstrata.runs.compare.worker", str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.DEVNULL,
-    )
-    theirs.close()
-    line = Connection(ours.detach())
+    process, line = start_child("fedstrata.runs.compare.worker", one_thread=True)
     line.send(sys.path)
     line.send_bytes(hello)
     return CellWorker(process, line)
@@ -161,8 +144,4 @@ def _end(workers: Sequence[CellWorker]) -> None:
         if worker.cell is not None:
             worker.process.terminate()
     for worker in workers:
-        try:
-            worker.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
+        wait_or_kill(worker.process, PATIENCE)
