@@ -10,7 +10,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core import options
 from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import Client, Correction, LocalPart, LRSchedule, Optimizer, Order, Sampler
+from fedstrata.core.client_parts import Client, Correction, LocalPart, LRSchedule, Optimizer, Order
 from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
@@ -19,6 +19,7 @@ from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
 from fedstrata.core.options import Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Arrived, Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.core.steps import Ask, Choice, Outcome, Scores, Select, Step, Steps, View
 from fedstrata.data.drift import Drift, Stream

@@ -13,10 +13,11 @@ import torch
 
 from fedstrata import testing
 from fedstrata.core.client_context import Done
-from fedstrata.core.client_parts import Correction, Optimizer, Order, Sampler
+from fedstrata.core.client_parts import Correction, Optimizer, Order
 from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Slot
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerStep
 from fedstrata.core.steps import Step
 from fedstrata.data.partitions.base import Deal, Partition

@@ -13,9 +13,10 @@ from hooks import GIVEN, given
 
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_context import Done
-from fedstrata.core.client_parts import Correction, Optimizer, Order, Sampler
+from fedstrata.core.client_parts import Correction, Optimizer, Order
 from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.messages import Slot, Task
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Schedule
 from fedstrata.methods.lr_schedules import LRSchedule
 from fedstrata.methods.schedules.stratified import Stratified

@@ -34,13 +34,14 @@ from fedstrata.client.network import Network, key_dropout
 from fedstrata.client.probe import Probe, evaluate_at
 from fedstrata.core.batch_norm import AllReduce, Norms, Tally
 from fedstrata.core.client_context import Buffers, ClientContext, Done, Gradient, ProbeWork
-from fedstrata.core.client_parts import Client, ClientPlan, Order, Sampler
+from fedstrata.core.client_parts import Client, ClientPlan, Order
 from fedstrata.core.contract import broken, expect, expect_slots
 from fedstrata.core.counter_rng import Clock, sample_keys
 from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Task, Tensors, fast_replace
 from fedstrata.core.rng import seed_torch
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.steps import Step
 
 

@@ -19,13 +19,14 @@ from fedstrata.client.network import add_projection, find_head
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
-from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer, Sampler
+from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
 from fedstrata.core.contract import broken, describe, expect
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import Streams, seed_torch
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Driver, ServerSide, ServerStep
 from fedstrata.core.steps import BY_CHOICE
 from fedstrata.data.devices import Devices, read_trace

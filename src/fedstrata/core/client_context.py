@@ -255,3 +255,6 @@ class Batch(NamedTuple):
     features: Tensor
     logits: Tensor
     each: Tensor
+
+
+Program = Callable[[ClientContext], Done]  # what a client does for a task that is not training: a probe, a reservation

@@ -12,19 +12,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done
+from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done, Program
 from fedstrata.core.contract import broken, describe
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import WHOLE, Fragment, Slot, Tensors, Value
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
+
+if TYPE_CHECKING:
+    from fedstrata.core.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -313,69 +316,6 @@ class Correction(LocalPart):
     >>> run.summary["rounds"]
     1
     """
-
-
-class Sampler(Part):
-    """Which of a client's samples, in which order.
-
-    Write `plan`; `width` if batches may be wider than the batch size. `check_sampler` checks it.
-
-    Examples
-    --------
-    >>> from dataclasses import dataclass
-    >>> import numpy as np
-    >>> import fedstrata
-    >>> @dataclass(frozen=True)
-    ... class EasyFirst(fedstrata.Sampler):
-    ...     '''Every epoch passes over the samples from low loss to high.'''
-    ...
-    ...     def plan(self, context):
-    ...         easy_first = np.argsort(context.score_samples().losses, kind="stable")
-    ...         return fedstrata.Order((easy_first,) * context.epochs, context.batch_size)
-    >>> run = fedstrata.train(overrides={"method.sampler": EasyFirst(), "train.rounds": 1})
-    >>> run.summary["rounds"]
-    1
-    """
-
-    def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
-        """Return the largest batch that this sampler may ask for.
-
-        Parameters
-        ----------
-        batch_size
-            As the experiment says.
-        largest
-            Samples of the largest client.
-        fastest
-            Speed of the fastest one.
-
-        Returns
-        -------
-        int
-        """
-        return min(batch_size, largest)
-
-    def plan(self, context: ClientContext) -> Order:
-        """Plan the batches of a client update.
-
-        Parameters
-        ----------
-        context
-            The client and its task. `context.score_samples()` costs one forward pass over the client's data.
-
-        Returns
-        -------
-        Order
-        """
-        raise NotImplementedError
-
-    @property
-    def programs(self) -> Mapping[str, Program]:
-        """What a client can do with its samples beside training on them, by `Step.kind`."""
-        return {}
-
-
-Program = Callable[[ClientContext], Done]  # what a client does for a task that is not training: a probe, a reservation
 
 
 class Optimizer(LocalPart):

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import ClientPlan, Sampler
+from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.errors import PartError, RequestError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Combiner, Driver, Selector, ServerSide, ServerStep
 from fedstrata.core.steps import View
 from fedstrata.core.system import System

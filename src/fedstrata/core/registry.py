@@ -24,7 +24,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
     "schedules": ("fedstrata.methods.schedules", "fedstrata.core.server_parts:Schedule"),
     "drivers": ("fedstrata.methods.drivers", "fedstrata.core.server_parts:Driver"),
     "selectors": ("fedstrata.methods.selectors", "fedstrata.core.server_parts:Selector"),
-    "samplers": ("fedstrata.methods.samplers", "fedstrata.core.client_parts:Sampler"),
+    "samplers": ("fedstrata.methods.samplers", "fedstrata.core.sampler:Sampler"),
     "corrections": ("fedstrata.methods.corrections", "fedstrata.core.client_parts:Correction"),
     "optimizers": ("fedstrata.methods.optimizers", "fedstrata.core.client_parts:Optimizer"),
     "combiners": ("fedstrata.methods.combiners", "fedstrata.core.server_parts:Combiner"),

@@ -12,11 +12,13 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fedstrata.core.client_parts import LocalPart, Program, Sampler
+from fedstrata.core.client_context import Program
+from fedstrata.core.client_parts import LocalPart
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, Tensors
 from fedstrata.core.part import Part
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.steps import Choice, Outcome, Scores, Select, Steps, View
 
 

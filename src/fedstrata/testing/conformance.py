@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from fedstrata.config.experiment import make
-from fedstrata.core.client_parts import Sampler
 from fedstrata.core.contract import expect_model, expect_sums
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Report, Sums, weighted_sum
 from fedstrata.core.part import Part
 from fedstrata.core.rng import Streams
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.core.steps import Ask
 from fedstrata.data.partitions.base import Labelled, Partition

@@ -13,11 +13,12 @@ from fedstrata.client.network import Network, find_head
 from fedstrata.client.trainer import Trainer
 from fedstrata.client.vmapped import VmappedTrainer
 from fedstrata.core.client_context import ClientContext
-from fedstrata.core.client_parts import Order, Sampler
+from fedstrata.core.client_parts import Order
 from fedstrata.core.contract import expect
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Task, Tensors
 from fedstrata.core.rng import seed_torch
+from fedstrata.core.sampler import Sampler
 from fedstrata.data.federation import Federation
 from fedstrata.models.architecture import Architecture
 from fedstrata.runs.session import Session

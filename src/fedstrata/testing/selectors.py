@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
-from fedstrata.core.client_context import ClientContext, Done
-from fedstrata.core.client_parts import Program
+from fedstrata.core.client_context import ClientContext, Done, Program
 from fedstrata.core.server_parts import Selector
 from fedstrata.core.steps import Ask, Outcome, Step, View
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedstrata.core.client_context import ClientContext
-from fedstrata.core.client_parts import Order, Sampler
+from fedstrata.core.client_parts import Order
+from fedstrata.core.sampler import Sampler
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.client_context import ClientContext
-from fedstrata.core.client_parts import Order, Sampler
+from fedstrata.core.client_parts import Order
 from fedstrata.core.messages import Value
 from fedstrata.core.options import Count
+from fedstrata.core.sampler import Sampler
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.client_parts import Sampler
 from fedstrata.core.contract import broken, describe
 from fedstrata.core.options import Count, Fraction
 from fedstrata.core.rng import Rng
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Schedule
 from fedstrata.core.steps import View
 from fedstrata.methods.schedules.epoch import Epoch

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.client_context import ClientContext, Done
-from fedstrata.core.client_parts import Client, Order, Program, Sampler
+from fedstrata.core.client_context import ClientContext, Done, Program
+from fedstrata.core.client_parts import Client, Order
+from fedstrata.core.sampler import Sampler
 
 PASS, NEXT = 0, 1  # rows of a cursor table: which pass over a stratum, and how many samples of it are used
 

@@ -16,8 +16,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedstrata.core.client_context import ClientContext, Done
-from fedstrata.core.client_parts import Program
+from fedstrata.core.client_context import ClientContext, Done, Program
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Report
 from fedstrata.core.options import Fraction, Natural

@@ -19,8 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata.core.client_context import ClientContext, Done
-from fedstrata.core.client_parts import Program
+from fedstrata.core.client_context import ClientContext, Done, Program
 from fedstrata.core.options import Count, Natural, NonNegative
 from fedstrata.core.server_parts import Selector
 from fedstrata.core.steps import Ask, Outcome, Scores, Step, View

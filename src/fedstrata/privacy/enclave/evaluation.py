@@ -14,11 +14,12 @@ from safetensors import SafetensorError
 
 from fedstrata.config.build import DTYPES, make_network_builder
 from fedstrata.config.experiment import ModelChoice
-from fedstrata.core.client_parts import ClientPlan, LearningRate, Optimizer, Sampler
+from fedstrata.core.client_parts import ClientPlan, LearningRate, Optimizer
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
+from fedstrata.core.sampler import Sampler
 from fedstrata.core.steps import Scores
 from fedstrata.core.wire import pack, unpack
 from fedstrata.data.federation import Federation
