@@ -53,6 +53,7 @@ __all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spel
     "Order",
     "Outcome",
     "ParameterSpace",
+    "Part",
     "PartError",
     "Partition",
     "Plan",

@@ -17,6 +17,7 @@ from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
 from fedstrata.core.options import Count, Fraction, NonNegative, Positive
+from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
 from fedstrata.core.sampler import Sampler
@@ -99,6 +100,7 @@ __all__ = [
     "Order",
     "Outcome",
     "ParameterSpace",
+    "Part",
     "PartError",
     "Partition",
     "Plan",

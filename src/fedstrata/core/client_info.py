@@ -101,7 +101,25 @@ class ClientInfo:
         needs: frozenset[str],
         streams: Streams,
     ) -> ClientInfo:
-        """Tell what parts need of the facts, and no more; `sizes` only says who has data."""
+        """Tell what parts need of the facts, and no more.
+
+        Parameters
+        ----------
+        sizes
+            Samples of each client; they only say who has data.
+        classes
+            How many labels there are.
+        facts
+            By name, how to find out.
+        needs
+            Names of what may be told.
+        streams
+            Of the run; the order that breaks ties is drawn from them.
+
+        Returns
+        -------
+        ClientInfo
+        """
         clients = len(sizes)
         known = {name: fact() if name in needs else None for name, fact in facts.items()}
         return cls(clients, classes, np.flatnonzero(sizes), streams("tiebreak").permutation(clients), known)

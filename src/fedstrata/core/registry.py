@@ -119,7 +119,7 @@ def make_part(kind: str, name: str, /, **options: Any) -> Any:
     ...
     fedstrata.core.errors.RequestError: selectors.kind = "ort" is unknown (did you mean "oort"?); allowed: ...
     """
-    parts = [stage for stage in STAGES if stage not in ("engines", "methods")]
+    parts = [stage for stage in STAGES if stage != "methods"]
     if kind not in parts:
         raise unknown_name("kind", kind, parts)
     return build(kind, name, options, kind)
