@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from weakref import WeakSet
@@ -445,6 +446,8 @@ def test_beyond_loopback_the_address_that_is_printed_has_a_token(tmp_path, monke
     from fedstrata.board import serve  # noqa: PLC0415 - it was taken away above
 
     monkeypatch.setattr(serve.uvicorn.Server, "run", lambda self, sockets: None)
+    quiet = partial(serve.uvicorn.Config, log_config=None)  # its own would close the streams that others log to
+    monkeypatch.setattr(serve.uvicorn, "Config", quiet)
     serve.serve(tmp_path, host, 0, None, print)
     said = capsys.readouterr().out
     named = socket.gethostname() if asks else host  # 0.0.0.0 is no address that one can open

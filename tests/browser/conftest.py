@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ expect.set_options(timeout=60_000)  # machines that run tests are busy
 Open = Callable[..., Page]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """The system's browser, or else Playwright's own."""
     with sync_playwright() as playwright:
@@ -36,9 +38,9 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def window(chromium) -> Iterator[Open]:
-    """Opens an address. Whatever is said on the console, or requested from elsewhere, is a failure."""
+@contextmanager
+def opening(chromium: Browser) -> Iterator[Open]:
+    """Open addresses. Whatever is said on the console, or requested from elsewhere, is a failure."""
     said: list[str] = []
     contexts = []
 
@@ -61,7 +63,21 @@ def window(chromium) -> Iterator[Open]:
     assert said == []
 
 
+@pytest.fixture
+def window(chromium) -> Iterator[Open]:
+    """Opens an address, for one test."""
+    with opening(chromium) as show:
+        yield show
+
+
 @pytest.fixture(scope="module")
+def shared_window(chromium) -> Iterator[Open]:
+    """Opens an address, or shows it again as the last test of the module left it: to draw a page takes longest."""
+    with opening(chromium) as show:
+        yield cache(show)
+
+
+@pytest.fixture(scope="session")
 def served(tmp_path_factory) -> Iterator[tuple[str, Path]]:
     """A board, as the command serves it: its address, and the folder of its runs."""
     runs = tmp_path_factory.mktemp("board") / "runs"

@@ -52,7 +52,8 @@ def test_a_run_is_watched_from_its_first_round_to_its_end(window, board):
                 "Plotly.relayout(document.querySelector('[data-figure=accuracy]'), {'xaxis.range': [0, 2.5]})"
             )
 
-    train(overrides={"train.rounds": 3, "data.clients": 5}, out=runs / "live", watch=watch)
+    small = {"data.clients": 5, "model.hidden": (8,), "train.epochs": 1, "train.batch_size": 64}
+    train(overrides={"train.rounds": 3, **small}, out=runs / "live", watch=watch)
     expect(line(page, "live")).to_contain_text("finished")
     expect(page.locator("#outcome")).to_contain_text("after 3 rounds")
     zoomed = page.evaluate("document.querySelector('[data-figure=accuracy]').layout.xaxis.range")
@@ -78,7 +79,7 @@ def test_runs_are_laid_over_each_other_and_the_address_can_be_shared(window, boa
     expect(page.locator("figure")).to_have_count(0)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1440, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), pytest.param(1440, "light", marks=pytest.mark.extended)])
 def test_it_can_be_read(window, board, width, scheme):
     many = "".join(f"&run=rather-long-names/of-folders/{at}" for at in range(6))
     page = window(f"{board[0]}?run=done&run=half{many}", width=width, scheme=scheme)
@@ -121,7 +122,7 @@ def tab_to(page: Page, tag: str, text: str, back: bool = False) -> None:
 
 
 def test_a_board_that_goes_away_is_noticed_and_comes_back(window, board):
-    page = window(f"{board[0]}?run=half", forgiven="ERR_INTERNET_DISCONNECTED")
+    page = window(board[0], forgiven="ERR_INTERNET_DISCONNECTED")
     expect(page.locator("#link")).to_have_text("Live")
     page.context.set_offline(True)
     page.evaluate("source.close(); follow()")

@@ -19,7 +19,7 @@ def address(tmp_path_factory) -> str:
     return f"file://{path}"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1440, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), pytest.param(1440, "light", marks=pytest.mark.extended)])
 def test_it_can_be_read(window, address, width, scheme):
     page = window(address, width=width, scheme=scheme)
     drawn(page)

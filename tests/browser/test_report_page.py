@@ -32,21 +32,23 @@ def address(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark")])
-def test_it_can_be_read(window, address, width, scheme):
-    page = window(address, width=width, scheme=scheme)
+def test_it_can_be_read(shared_window, address, width, scheme):
+    page = shared_window(address, width=width, scheme=scheme)
     drawn(page)
     assert unreadable(page) == []
     assert contrast(page) >= 4.5
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
 
 
-def test_it_works_with_the_keyboard_alone(window, address):
-    page = window(address)
+def test_it_works_with_the_keyboard_alone(shared_window, address):
+    page = shared_window(address, width=1440, scheme="dark")
     drawn(page)
     page.keyboard.press("Tab")
     expect(page.locator(":focus")).to_have_text("Skip to the content")
     expect(page.locator(":focus")).to_be_in_viewport()
     page.locator("#theme").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
     page.keyboard.press("Enter")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.keyboard.press("Shift+Tab")
@@ -60,8 +62,8 @@ def test_it_works_with_the_keyboard_alone(window, address):
     assert {"BUTTON", "SUMMARY", "DIV"} <= reached  # buttons to save, tables that open, tables that scroll
 
 
-def test_figures_can_be_saved(window, address):
-    page = window(address)
+def test_figures_can_be_saved(shared_window, address):
+    page = shared_window(address, width=1440, scheme="dark")
     drawn(page)
     for kind in ("png", "svg"):
         with page.expect_download() as saved:
@@ -81,8 +83,8 @@ def test_all_figures_are_saved_at_once(chromium, tmp_path, monkeypatch, kind, be
     assert all(path.read_bytes().startswith(begins) for path in saved)
 
 
-def test_it_prints_on_light_paper_without_controls(window, address):
-    page = window(address, scheme="dark")
+def test_it_prints_on_light_paper_without_controls(shared_window, address):
+    page = shared_window(address, width=1440, scheme="dark")
     drawn(page)
     paper = page.pdf(format="A4")
     assert paper.startswith(b"%PDF")
@@ -95,7 +97,7 @@ def test_it_prints_on_light_paper_without_controls(window, address):
 def test_the_outcome_of_a_comparison_fits_into_the_window(window, tmp_path):
     methods = ["fedavg", "fedprox", "scaffold", "power-of-choice"]
     asked = {"train.rounds": 2, "train.epochs": 1, "model.hidden": (5,)}
-    compare(methods=methods, seeds=3, overrides=asked, federation=tiny_federation(), out=tmp_path / "c")
+    compare(methods=methods, seeds=3, overrides=asked, federation=tiny_federation(), out=tmp_path / "c", jobs=1)
     (tmp_path / "report.html").write_text(report(gather([tmp_path / "c"])))
     page = window(f"file://{tmp_path}/report.html", width=1280)
     drawn(page)

@@ -422,8 +422,9 @@ def test_a_letter_that_was_sealed_wrongly_is_its_senders_fault():
     job = job_of("run", 0, 1)
     frame = open_frame(a.seal(b"a model", 1, b.hello(), job), key_directory, ENVELOPE, job, 0)
     *kept, sealed_text = frame.fields
+    spoilt = sealed_text[:-1] + bytes([sealed_text[-1] ^ 1])
     with pytest.raises(SpoiltError):
-        b.open(replace(frame, fields=(*kept, sealed_text[:-1] + b"\0")).sign(clients[0]), 0, job)
+        b.open(replace(frame, fields=(*kept, spoilt)).sign(clients[0]), 0, job)
 
 
 # ---- where models cannot be sealed ----------------------------------------------------------------------------------

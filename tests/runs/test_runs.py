@@ -204,6 +204,28 @@ def test_a_full_disk_leaves_the_old_checkpoint_valid(tmp_path, monkeypatch):
     assert equal(whole, resume(tmp_path / "cut"))
 
 
+def test_a_checkpoint_is_named_only_after_all_of_it_is_safe_on_disk(tmp_path, monkeypatch):
+    done, really = [], os.replace
+
+    def replaced(src, dst):
+        done.append(("named", Path(dst).name))
+        really(src, dst)
+
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(("safe", Path(f"/proc/self/fd/{file}").readlink().name)))
+    monkeypatch.setattr(os, "replace", replaced)
+    run = train(overrides=SMALL | {"method.name": FULL, "train.rounds": 2}, out=tmp_path / "run")
+    monkeypatch.undo()
+    current, files = ("named", "CURRENT"), [p.name for p in (run.path / "checkpoint").iterdir()]
+    for name in files:
+        assert done.index(("safe", f"{name}.part")) < done.index(("named", name))
+    last = len(done) - 1 - done[::-1].index(current)
+    before, after = done[:last], done[last + 1 :]
+    for name in {*files} - {"CURRENT"}:
+        assert ("safe", "checkpoint") in before[before.index(("named", name)) :]
+    assert ("safe", "events.jsonl") in before
+    assert ("safe", "checkpoint") in after
+
+
 LIMITED = """
 import resource, signal
 from dataclasses import dataclass
