@@ -16,9 +16,10 @@ from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
-from fedstrata.core.options import Count, Fraction, NonNegative, Positive
+from fedstrata.core.options import BelowOne, Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
+from fedstrata.core.rng import Rng, Streams
 from fedstrata.core.server_parts import Arrived, Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.core.steps import Ask, Choice, Outcome, Scores, Select, Step, Steps, View
 from fedstrata.data.drift import Drift, Stream
@@ -28,6 +29,7 @@ from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.sets.base import Arrays, DataSet
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.schedules.stratified import Stratified
@@ -63,6 +65,7 @@ __all__ = [
     "Arrived",
     "Ask",
     "Batch",
+    "BelowOne",
     "Buffers",
     "Choice",
     "Client",
@@ -91,6 +94,7 @@ __all__ = [
     "Inspection",
     "LRSchedule",
     "Labelled",
+    "LocalEngineOptions",
     "LocalPart",
     "Noise",
     "NonNegative",
@@ -107,6 +111,7 @@ __all__ = [
     "Replay",
     "Report",
     "RequestError",
+    "Rng",
     "Run",
     "RunData",
     "Sampler",
@@ -120,6 +125,7 @@ __all__ = [
     "Steps",
     "Stratified",
     "Stream",
+    "Streams",
     "Sums",
     "Task",
     "Tensors",
