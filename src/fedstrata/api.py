@@ -16,10 +16,11 @@ from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
-from fedstrata.core.options import Count, Fraction, NonNegative, Positive
+from fedstrata.core.options import BelowOne, Count, Fraction, NonNegative, Positive
 from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
+from fedstrata.core.rng import Rng, Streams
 from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Arrived, Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.core.steps import Ask, Choice, Outcome, Scores, Select, Step, Steps, View
@@ -30,6 +31,7 @@ from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.data.sets.base import Arrays, DataSet
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.schedules.stratified import Stratified
@@ -65,6 +67,7 @@ __all__ = [
     "Arrived",
     "Ask",
     "Batch",
+    "BelowOne",
     "Buffers",
     "Choice",
     "Client",
@@ -93,6 +96,7 @@ __all__ = [
     "Inspection",
     "LRSchedule",
     "Labelled",
+    "LocalEngineOptions",
     "LocalPart",
     "Noise",
     "NonNegative",
@@ -110,6 +114,7 @@ __all__ = [
     "Replay",
     "Report",
     "RequestError",
+    "Rng",
     "Run",
     "RunData",
     "Sampler",
@@ -123,6 +128,7 @@ __all__ = [
     "Steps",
     "Stratified",
     "Stream",
+    "Streams",
     "Sums",
     "Task",
     "Tensors",

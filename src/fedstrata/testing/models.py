@@ -19,6 +19,7 @@ from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Task, Tensors
 from fedstrata.core.rng import seed_torch
 from fedstrata.core.sampler import Sampler
+from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.models.architecture import Architecture
 from fedstrata.runs.session import Session
@@ -69,7 +70,11 @@ def check_model(
     >>> fedstrata.check_model(fedstrata.make_part("models", "mlp"), shape=(1, 8, 8))
     """
     check_part(architecture)
-    shape = tuple(shape or architecture.natural)
+    with one_thread():  # cores that others use, too, make several slower than one
+        _check(architecture, tuple(shape or architecture.natural), classes, training)
+
+
+def _check(architecture: Architecture, shape: tuple[int, ...], classes: int, training: bool) -> None:
     name = type(architecture).__name__
     module = _check_build(architecture, shape, classes)
     _check_state(name, module)
@@ -81,7 +86,7 @@ def check_model(
     assert features.ndim == 2, f"{name}: what goes into the head has shape {tuple(features.shape)}; flatten it before"
     assert logits.is_floating_point(), f"{name} gives {logits.dtype}; allowed: floats"
     _check_answers(name, module.double(), x.double(), classes)
-    _check_layout(name, module, x.double())
+    _check_layout(name, module, x[:1].double())
     if training:
         _check_training(architecture, shape, classes)
 
@@ -117,9 +122,10 @@ def _check_state(name: str, module: nn.Module) -> None:
 def _check_answers(name: str, module: nn.Module, x: Tensor, classes: int) -> None:
     module.eval()
     with torch.no_grad(), no_hidden_draws(f"{name} in eval mode", torch_too=True):
-        both, alone = module(x), torch.cat([module(x[:1]), module(x[1:])])
+        both, first = module(x), module(x[:1])
+        alone = torch.cat([first, module(x[1:])])
     assert both.dtype == torch.float64, f"{name} gives {both.dtype} with weights of float64; fix no type inside it"
-    for given, count in ((both, 2), (module(x[:1]), 1)):
+    for given, count in ((both, 2), (first, 1)):
         assert given.shape == (count, classes), f"{name} gives {tuple(given.shape)}, not {(count, classes)}"
     gap = float((both - alone).detach().abs().max())
     assert gap < EXACT, f"{name} in eval mode: a sample's answer depends on the others of its batch, by {gap:.2g}"
