@@ -101,7 +101,25 @@ class ClientInfo:
         needs: frozenset[str],
         streams: Streams,
     ) -> ClientInfo:
-        """Tell what parts need of the facts, and no more; `sizes` only says who has data."""
+        """Tell what parts need of the facts, and no more; `sizes` only says who has data.
+
+        Parameters
+        ----------
+        sizes
+            Training samples of every client.
+        classes
+            How many labels there are.
+        facts
+            What could be told, by name; each is called only where it is needed.
+        needs
+            What parts declared they need.
+        streams
+            Random streams of the run, for the tie-break.
+
+        Returns
+        -------
+        ClientInfo
+        """
         clients = len(sizes)
         known = {name: fact() if name in needs else None for name, fact in facts.items()}
         return cls(clients, classes, np.flatnonzero(sizes), streams("tiebreak").permutation(clients), known)

@@ -31,8 +31,24 @@ CLASSES, EACH, TESTS = 8, 12, 4  # classes, and samples of each, of the small ru
 def check_dataset(dataset: DataSet, overlap: float = 0.1) -> None:
     """Check what a data set loads: shapes, types, labels, groups; the same every time, and never changed.
 
-    Test samples must be others than training samples; `overlap` is the share of them that may occur there all the same,
-    where samples are alike by nature. The samples must be fit to be dealt out and trained on.
+    Test samples must be others than training samples. All must be fit to be dealt out and trained on.
+
+    Parameters
+    ----------
+    dataset
+        An object of a part of your own.
+    overlap
+        The share of test samples that may occur in training all the same, where samples are alike by nature.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_dataset(fedstrata.make_part("datasets", "digits"))
     """
     check_part(dataset)
     name = type(dataset).__name__
@@ -142,7 +158,23 @@ def _check_run(name: str, arrays: Arrays) -> None:
 
 
 def check_noise(noise: Noise) -> None:
-    """Check noise: the same from the same seed, in copies, within the labels, and only where clients hold samples."""
+    """Check noise: the same from the same seed, in copies, within the labels, and only where clients hold samples.
+
+    Parameters
+    ----------
+    noise
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_noise(fedstrata.make_part("noises", "label-noise", rate=0.2))
+    """
     check_part(noise)
     name, tried = type(noise).__name__, 0
     for federation in (tiny_federation(), _pictures(np.float32), _pictures(np.uint8)):

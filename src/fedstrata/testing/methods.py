@@ -19,7 +19,23 @@ from fedstrata.testing.tiny import play, session_of
 
 
 def check_lr_schedule(schedule: LRSchedule) -> None:
-    """Check a learning-rate schedule: finite factors from 0, by time alone, whether rounds have parts or not."""
+    """Check a learning-rate schedule: finite factors from 0, by time alone, whether rounds have parts or not.
+
+    Parameters
+    ----------
+    schedule
+        An object of a part of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_lr_schedule(fedstrata.make_part("lr_schedules", "cosine"))
+    """
     check_part(schedule)
     name = type(schedule).__name__
     for rounds in (1, 2, 7):
@@ -34,7 +50,23 @@ def check_lr_schedule(schedule: LRSchedule) -> None:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check a named method: its parts fit together, and run deterministically, resumably and behind messages."""
+    """Check a named method: its parts fit together, and run deterministically, resumably and behind messages.
+
+    Parameters
+    ----------
+    recipe
+        A named method of your own.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_recipe(fedstrata.Recipe("FedAvg by size.", "ours", {"selector": "size"}))
+    """
     assert isinstance(recipe, Recipe), f"{recipe!r:.60} is no Recipe"
     assert recipe.summary, "a Recipe needs a summary: it is what users see"
     stages = {f"method.{stage}": part for stage, part in recipe.stages.items()}
@@ -54,7 +86,22 @@ CASES: tuple[Mapping[str, Any], ...] = (  # what an engine has to cope with
 def check_engine(engine: Part, tolerance: float = 1e-9) -> None:
     """Check an engine: it gives what the plain local engine gives, in rounds, accounts and client state that is saved.
 
-    `tolerance` is how far models may be apart, for engines that compute in another order.
+    Parameters
+    ----------
+    engine
+        An object of a part of your own: its `start` gives the engine.
+    tolerance
+        How far models may be apart, for engines that compute in another order.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_engine(fedstrata.LocalEngineOptions(device="cpu"))
     """
     check_part(engine)
     name = type(engine).__name__

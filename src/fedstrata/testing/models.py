@@ -45,8 +45,28 @@ def check_model(
     """Check a model: built alike from a seed, one number a class from a layer `head`, state in parameters and buffers.
 
     It must take one sample as well as two, give samples of a batch the same answer as alone when it is evaluated,
-    survive being laid out flat, and train alike with padded batches and many clients at once (`training`: of a large
-    model, that takes a while). Without a shape, it is given samples of the shape it was made for.
+    survive being laid out flat, and train alike with padded batches and many clients at once.
+
+    Parameters
+    ----------
+    architecture
+        An object of a part of your own.
+    shape
+        Of the samples; None: the shape it was made for.
+    classes
+        How many labels there are.
+    training
+        Whether to try local steps too; of a large model, that takes a while.
+
+    Raises
+    ------
+    AssertionError
+        With what is wrong.
+
+    Examples
+    --------
+    >>> import fedstrata
+    >>> fedstrata.check_model(fedstrata.make_part("models", "lenet5"))
     """
     check_part(architecture)
     with one_thread():  # cores that others use, too, make several slower than one
