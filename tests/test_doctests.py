@@ -15,8 +15,8 @@ from fedstrata import api
 from fedstrata.core.part import Part
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-OBJECTS = {name: getattr(api, name) for name in api.__all__ if inspect.getmodule(getattr(api, name)) is not None}
-OBJECTS = {name: found for name, found in OBJECTS.items() if isinstance(found, type | FunctionType)}
+OBJECTS = {name: getattr(api, name) for name in api.__all__ if isinstance(getattr(api, name), type | FunctionType)}
+OBJECTS = {name: found for name, found in OBJECTS.items() if found.__module__.startswith("fedstrata")}  # not numpy's
 FUNCTIONS = sorted(name for name, found in OBJECTS.items() if isinstance(found, FunctionType))
 PARTS = [
     "Architecture",

@@ -133,7 +133,7 @@ def test_every_kind_of_part_has_an_example_and_every_suite_is_shown():
 
 def test_lines_are_short_and_names_are_public():
     text = DOC.read_text()
-    assert not [line for line in text.splitlines() if len(line) > 120]
+    assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
     table = re.findall(r"^\| \[.*?\]\(#([\w-]+)\) \| (?:a )?`(\w+)` \|", text, re.MULTILINE)
     titles = {section.title.lower().replace(" ", "-") for section in SECTIONS}
     assert {anchor for anchor, _ in table} == titles - {"selector-that-probes"}

@@ -10,7 +10,7 @@ import pytest
 from fedstrata.core.errors import PartError, RequestError
 from fedstrata.data.noise import Noise
 from fedstrata.data.sets.base import Arrays, DataSet
-from fedstrata.engines.local.engine import LocalEngineOptions
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.methods.lr_schedules import LRSchedule
 from fedstrata.methods.recipes import Recipe
 from fedstrata.testing import check_dataset, check_engine, check_lr_schedule, check_noise, check_recipe

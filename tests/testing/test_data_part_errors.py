@@ -213,7 +213,7 @@ def test_an_engine_has_options_of_its_own_and_must_be_one(tmp_path):
         Experiment.of({"engine": {"kind": kind, "workers": 2}})
     work = session_of({"engine": OddEngine()})
     with pytest.raises(PartError, match=r"OddEngine: `start` gave .*, without device, joins, .*; allowed: an Engine"):
-        work._engine(lambda *_, **__: None)
+        work.start_engine(lambda *_, **__: None)
 
 
 def test_a_part_inside_a_function_is_refused_by_name():

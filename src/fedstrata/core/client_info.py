@@ -101,20 +101,20 @@ class ClientInfo:
         needs: frozenset[str],
         streams: Streams,
     ) -> ClientInfo:
-        """Tell what parts need of the facts, and no more.
+        """Tell what parts need of the facts, and no more; `sizes` only says who has data.
 
         Parameters
         ----------
         sizes
-            Samples of each client; they only say who has data.
+            Training samples of every client.
         classes
             How many labels there are.
         facts
-            By name, how to find out.
+            What could be told, by name; each is called only where it is needed.
         needs
-            Names of what may be told.
+            What parts declared they need.
         streams
-            Of the run; the order that breaks ties is drawn from them.
+            Random streams of the run, for the tie-break.
 
         Returns
         -------

@@ -21,12 +21,37 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Streams:
-    """All random streams of one run."""
+    """All random streams of one run: calling it gives a fresh numpy generator at the start of a stream.
+
+    Attributes
+    ----------
+    seed
+        Of the run.
+
+    Examples
+    --------
+    >>> from fedstrata import Streams
+    >>> streams = Streams(3)
+    >>> streams("select", round=1).permutation(5).tolist() == streams("select", round=1).permutation(5).tolist()
+    True
+    """
 
     seed: int
 
     def key(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
-        """Return the 128-bit key of a stream, the same on every machine."""
+        """Return the 128-bit key of a stream, the same on every machine.
+
+        Parameters
+        ----------
+        purpose
+            What is drawn: other purposes draw other numbers.
+        round, step, client
+            For what, where that matters.
+
+        Returns
+        -------
+        int
+        """
         text = f"{self.seed}|{purpose}|{round}|{step}|{client}"
         return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
 
@@ -35,7 +60,17 @@ class Streams:
         return np.random.Generator(np.random.Philox(key=self.key(purpose, round, step, client)))
 
     def torch_seed(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
-        """Return 63 bits of the key, for torch generators and counter-based dropout."""
+        """Return 63 bits of the key, for torch generators and counter-based dropout.
+
+        Parameters
+        ----------
+        purpose, round, step, client
+            As in `key`.
+
+        Returns
+        -------
+        int
+        """
         return self.key(purpose, round, step, client) & (2**63 - 1)
 
 

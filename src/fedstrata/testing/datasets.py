@@ -31,15 +31,14 @@ CLASSES, EACH, TESTS = 8, 12, 4  # classes, and samples of each, of the small ru
 def check_dataset(dataset: DataSet, overlap: float = 0.1) -> None:
     """Check what a data set loads: shapes, types, labels, groups; the same every time, and never changed.
 
-    Test samples must be others than training samples, and all must be fit to be dealt out and trained on.
+    Test samples must be others than training samples. All must be fit to be dealt out and trained on.
 
     Parameters
     ----------
     dataset
         An object of a part of your own.
     overlap
-        Share of the test samples that may occur among the training samples all the same, where samples are alike by
-        nature.
+        The share of test samples that may occur in training all the same, where samples are alike by nature.
 
     Raises
     ------
@@ -174,7 +173,7 @@ def check_noise(noise: Noise) -> None:
     Examples
     --------
     >>> import fedstrata
-    >>> fedstrata.check_noise(fedstrata.make_part("noises", "label-noise", rate=0.4))
+    >>> fedstrata.check_noise(fedstrata.make_part("noises", "label-noise", rate=0.2))
     """
     check_part(noise)
     name, tried = type(noise).__name__, 0

@@ -34,7 +34,7 @@ def check_lr_schedule(schedule: LRSchedule) -> None:
     Examples
     --------
     >>> import fedstrata
-    >>> fedstrata.check_lr_schedule(fedstrata.make_part("lr_schedules", "cosine", floor=0.1))
+    >>> fedstrata.check_lr_schedule(fedstrata.make_part("lr_schedules", "cosine"))
     """
     check_part(schedule)
     name = type(schedule).__name__
@@ -55,7 +55,7 @@ def check_recipe(recipe: Recipe) -> None:
     Parameters
     ----------
     recipe
-        A method of your own.
+        A named method of your own.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def check_recipe(recipe: Recipe) -> None:
     Examples
     --------
     >>> import fedstrata
-    >>> fedstrata.check_recipe(fedstrata.Recipe("FedAvg with Yogi.", "", {"server_step": {"kind": "yogi"}}))
+    >>> fedstrata.check_recipe(fedstrata.Recipe("FedAvg by size.", "ours", {"selector": "size"}))
     """
     assert isinstance(recipe, Recipe), f"{recipe!r:.60} is no Recipe"
     assert recipe.summary, "a Recipe needs a summary: it is what users see"
@@ -89,7 +89,7 @@ def check_engine(engine: Part, tolerance: float = 1e-9) -> None:
     Parameters
     ----------
     engine
-        The options of an engine: a part whose `start(local, federation, expected, log)` gives an `Engine`.
+        An object of a part of your own: its `start` gives the engine.
     tolerance
         How far models may be apart, for engines that compute in another order.
 

@@ -57,7 +57,7 @@ def check_model(
     classes
         How many labels there are.
     training
-        False: its training is not checked, which takes a while for a large model.
+        Whether to try local steps too; of a large model, that takes a while.
 
     Raises
     ------

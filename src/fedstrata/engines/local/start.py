@@ -36,7 +36,28 @@ class LocalEngineOptions(Part):
     cuda_graphs: bool = True  # whether a GPU replays recorded steps
 
     def start(self, local: ClientPlan, federation: Federation, client_updates: int, log: Log) -> LocalEngine:
-        """Start the workers for a run of about so many client updates."""
+        """Start the workers of a run.
+
+        Parameters
+        ----------
+        local
+            The client side of the plan.
+        federation
+            The clients.
+        client_updates
+            How many there will be, roughly.
+        log
+            Makes events: how many workers there are, and where.
+
+        Returns
+        -------
+        Engine
+
+        Raises
+        ------
+        RequestError
+            If a GPU is asked for and there is none.
+        """
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
