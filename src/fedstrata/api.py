@@ -19,7 +19,7 @@ from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
 from fedstrata.core.options import BelowOne, Count, Fraction, NonNegative, Positive
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
-from fedstrata.core.rng import Rng, Streams
+from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Arrived, Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.core.steps import Ask, Choice, Outcome, Scores, Select, Step, Steps, View
 from fedstrata.data.drift import Drift, Stream
@@ -111,7 +111,6 @@ __all__ = [
     "Replay",
     "Report",
     "RequestError",
-    "Rng",
     "Run",
     "RunData",
     "Sampler",

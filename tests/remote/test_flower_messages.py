@@ -18,8 +18,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.remote.flower import client_app, messages, records, server_app
+from fedstrata.remote.flower.app_config import RunConfig
+from fedstrata.remote.flower.failure import write_failure
 from fedstrata.remote.flower.messages import Messages
-from fedstrata.remote.flower.server_app import Asked, registered, wait_for, write_failure
+from fedstrata.remote.flower.server_app import registered, wait_for
 from fedstrata.remote.site_socket import Door
 from fedstrata.remote.transport import Failure
 
@@ -247,7 +249,7 @@ def test_what_flower_does_not_take_is_a_failure():
 
 def test_the_run_config_is_checked(tmp_path):
     good = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path / "run"), "sites": 3, "deadline": 10}
-    assert Asked.of(good).deadline == 10.0
+    assert RunConfig.of(good).deadline == 10.0
     for key, value in {
         "experiment": "e.toml",
         "sites": 0,
@@ -257,9 +259,9 @@ def test_the_run_config_is_checked(tmp_path):
         "wait": True,
     }.items():
         with pytest.raises(RequestError, match=f"run config {key} = .* is not valid; allowed: "):
-            Asked.of(good | {key: value})
+            RunConfig.of(good | {key: value})
     with pytest.raises(RequestError, match="run config out = None"):
-        Asked.of({k: v for k, v in good.items() if k != "out"})
+        RunConfig.of({k: v for k, v in good.items() if k != "out"})
 
 
 def test_waiting_for_sites_ends(tmp_path):
