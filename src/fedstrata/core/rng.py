@@ -21,12 +21,30 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Streams:
-    """All random streams of one run."""
+    """All random streams of one run, each keyed (seed, purpose, round, step, client).
+
+    Attributes
+    ----------
+    seed
+        Of the run.
+    """
 
     seed: int
 
     def key(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
-        """Return the 128-bit key of a stream, the same on every machine."""
+        """Return the 128-bit key of a stream, the same on every machine.
+
+        Parameters
+        ----------
+        purpose
+            What is drawn: streams of different purposes never touch.
+        round, step, client
+            Where in the run.
+
+        Returns
+        -------
+        int
+        """
         text = f"{self.seed}|{purpose}|{round}|{step}|{client}"
         return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
 
@@ -35,7 +53,19 @@ class Streams:
         return np.random.Generator(np.random.Philox(key=self.key(purpose, round, step, client)))
 
     def torch_seed(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
-        """Return 63 bits of the key, for torch generators and counter-based dropout."""
+        """Return 63 bits of the key, for torch generators and counter-based dropout.
+
+        Parameters
+        ----------
+        purpose
+            What is drawn: streams of different purposes never touch.
+        round, step, client
+            Where in the run.
+
+        Returns
+        -------
+        int
+        """
         return self.key(purpose, round, step, client) & (2**63 - 1)
 
 

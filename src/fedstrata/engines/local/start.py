@@ -36,7 +36,28 @@ class LocalEngineOptions(Part):
     cuda_graphs: bool = True  # whether a GPU replays recorded steps
 
     def start(self, local: ClientPlan, federation: Federation, client_updates: int, log: Log) -> LocalEngine:
-        """Start the workers for a run of about so many client updates."""
+        """Start the workers.
+
+        Parameters
+        ----------
+        local
+            The client side of the plan.
+        federation
+            The clients' samples.
+        client_updates
+            About how many there will be: whether processes pay depends on it.
+        log
+            Where events go.
+
+        Returns
+        -------
+        LocalEngine
+
+        Raises
+        ------
+        RequestError
+            Where what was asked for cannot be had: a GPU, or worker processes.
+        """
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
