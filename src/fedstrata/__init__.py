@@ -65,7 +65,6 @@ __all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spel
     "Replay",
     "Report",
     "RequestError",
-    "Rng",
     "Run",
     "RunData",
     "Sampler",

@@ -20,7 +20,7 @@ from fedstrata.core.options import BelowOne, Count, Fraction, NonNegative, Posit
 from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
-from fedstrata.core.rng import Rng, Streams
+from fedstrata.core.rng import Streams
 from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Arrived, Combiner, Driver, Schedule, Selector, ServerStep
 from fedstrata.core.steps import Ask, Choice, Outcome, Scores, Select, Step, Steps, View
@@ -114,7 +114,6 @@ __all__ = [
     "Replay",
     "Report",
     "RequestError",
-    "Rng",
     "Run",
     "RunData",
     "Sampler",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from light import LIGHT
 from PIL import Image
 
 import fedstrata
@@ -346,5 +347,6 @@ def test_what_cannot_be_read_is_not_imported():
 def test_a_run_on_a_table_where_every_client_is_itself():
     table(rows=120)
     asked = {"data.name": "own", "data.path": "t.csv", "data.client": "site", "data.partition": {"kind": "natural"}}
-    done = fedstrata.train(overrides=asked | {"train.rounds": 2, "train.clients_per_round": "all"}, out="run")
+    asked |= LIGHT | {"train.rounds": 2, "train.clients_per_round": "all"}
+    done = fedstrata.train(overrides=asked, out="run")
     assert done.summary["client_updates"] == 8

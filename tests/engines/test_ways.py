@@ -244,8 +244,8 @@ def test_processes_give_the_same_bits(method):
     asked = {**asked_for(method), "system.stragglers.rate": 0.3}
     engines = []
     try:
-        here, outcomes = play(session_of(asked), engine=together())
-        there, others = play(session_of(asked), engine=in_processes(2, True, engines))
+        here, outcomes = play(session_of(asked), rounds=3, engine=together())
+        there, others = play(session_of(asked), rounds=3, engine=in_processes(2, True, engines))
     finally:
         for engine in engines:
             engine.close()

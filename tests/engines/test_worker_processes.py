@@ -138,10 +138,11 @@ def test_a_script_with_its_own_part_needs_no_main_guard(tmp_path):
                 '''Does nothing.'''
 
             local.WORTH_A_PROCESS = 0.0
+            quickly = {"train.rounds": 1, "engine.device": "cpu", "engine.vmap": "never"}
             for part in ([], [Mine()]):
                 run = fedstrata.train(
                     federation=tiny_federation(),
-                    overrides={"train.rounds": 1, "method.corrections": part, "engine.device": "cpu"},
+                    overrides={**quickly, "method.corrections": part},
                 )
                 engine = next(e["wall"] for e in run.events() if e["event"] == "engine")
                 print(engine["workers"], engine["remark"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from combining import close, moving_work, normed_work, played
+from light import LIGHT
 from quadratic import f64
 
 from fedstrata import Experiment, train
@@ -78,7 +79,7 @@ def test_fedexp_evaluates_the_mean_of_the_last_two_iterates():
 
 
 def test_fedexp_scores_that_mean_in_a_run(tmp_path):
-    asked = {"method.name": "fedexp", "train.rounds": 3, "train.epochs": 1, "data.clients": 6}
+    asked = {**LIGHT, "method.name": "fedexp", "train.rounds": 3, "data.clients": 6}
     run = train(overrides=asked, out=tmp_path / "run")
     assert run.summary["rounds"] == 3
     manifest = run.checkpoints.manifest()

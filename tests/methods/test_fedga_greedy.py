@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from combining import Told, model_of, played, view_of
+from light import LIGHT
 from quadratic import f64
 from torch.nn.functional import cross_entropy
 
@@ -183,7 +184,7 @@ def test_clients_need_samples_too(proxy):
 
 
 def test_the_servers_samples_in_an_experiment(tmp_path):
-    asked = {"method.name": "fedga-greedy", "data.proxy": 100, "data.clients": 5, "train.rounds": 1, "train.epochs": 1}
+    asked = {**LIGHT, "method.name": "fedga-greedy", "data.proxy": 100, "data.clients": 5, "train.rounds": 1}
     run = train(overrides=asked, out=tmp_path / "run")
     begun = next(e for e in run.events() if e["event"] == "start")
     plain = build_federation(Experiment.of(None, **{**asked, "data.proxy": 0}))

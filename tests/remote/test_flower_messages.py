@@ -18,8 +18,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.remote.flower import client_app, messages, records, server_app
+from fedstrata.remote.flower.app_config import RunConfig
+from fedstrata.remote.flower.failure import write_failure
 from fedstrata.remote.flower.messages import Messages
-from fedstrata.remote.flower.server_app import Asked, registered, wait_for, write_failure
+from fedstrata.remote.flower.server_app import registered, wait_for
 from fedstrata.remote.site_socket import Door
 from fedstrata.remote.transport import Failure
 
@@ -71,12 +73,12 @@ def node(name, reply=lambda data: data):
     def answered(message):
         if message.metadata.message_type == "query.site":
             return Message(RecordDict({"site": ConfigRecord({"name": name})}), reply_to=message)
-        told = reply(records.unwrapped(message.content))
+        told = reply(records.unwrap(message.content))
         if isinstance(told, tuple):
-            return told[0], Message(records.wrapped(told[1]), reply_to=message)
+            return told[0], Message(records.wrap(told[1]), reply_to=message)
         if isinstance(told, RecordDict | Error):
             return Message(told, reply_to=message)
-        return Message(records.wrapped(told), reply_to=message) if isinstance(told, bytes) else told
+        return Message(records.wrap(told), reply_to=message) if isinstance(told, bytes) else told
 
     return answered
 
@@ -154,7 +156,7 @@ def test_a_node_that_cannot_say_its_name_is_asked_again(monkeypatch):
 def test_long_requests_travel_in_parts(monkeypatch):
     monkeypatch.setattr(records, "PART", 1000)
     data = random.Random(0).randbytes(10_500)
-    assert len(records.wrapped(data)) == 11
+    assert len(records.wrap(data)) == 11
     transport = known(Nodes({1: node("bonn", lambda data: data[::-1])}), 1)
     assert transport.exchange({"bonn": data}) == {"bonn": data[::-1]}
     assert transport.exchange({"bonn": b""}) == {"bonn": b""}
@@ -247,7 +249,7 @@ def test_what_flower_does_not_take_is_a_failure():
 
 def test_the_run_config_is_checked(tmp_path):
     good = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path / "run"), "sites": 3, "deadline": 10}
-    assert Asked.of(good).deadline == 10.0
+    assert RunConfig.of(good).deadline == 10.0
     for key, value in {
         "experiment": "e.toml",
         "sites": 0,
@@ -257,9 +259,9 @@ def test_the_run_config_is_checked(tmp_path):
         "wait": True,
     }.items():
         with pytest.raises(RequestError, match=f"run config {key} = .* is not valid; allowed: "):
-            Asked.of(good | {key: value})
+            RunConfig.of(good | {key: value})
     with pytest.raises(RequestError, match="run config out = None"):
-        Asked.of({k: v for k, v in good.items() if k != "out"})
+        RunConfig.of({k: v for k, v in good.items() if k != "out"})
 
 
 def test_waiting_for_sites_ends(tmp_path):
@@ -275,14 +277,14 @@ def test_a_failure_is_left_in_the_run_folder(tmp_path):
 
 
 def handed(kind, data, **config):
-    message = stamp(Message(records.wrapped(data), 5, kind), message_id="m")
+    message = stamp(Message(records.wrap(data), 5, kind), message_id="m")
     return client_app.app(message, Context(1, 5, config, RecordDict(), {}))
 
 
 def test_the_thin_app_hands_requests_to_the_sites_process(path):
     with Door(lambda request: request[::-1], path):
         reply = handed("train", b"abc", site="bonn", socket=str(path))
-        assert records.unwrapped(reply.content) == b"cba"
+        assert records.unwrap(reply.content) == b"cba"
         assert handed("query.site", b"", site="bonn", socket=str(path)).content["site"]["name"] == "bonn"
     for kind in ("train", "query.site"):
         assert "the site's process is not there" in handed(kind, b"", site="bonn", socket=str(path)).error.reason

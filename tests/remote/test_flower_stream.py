@@ -24,11 +24,12 @@ from streams import ECHO, PATIENCE, Loopback, everybody, refused, streaming, wai
 from fedstrata.core.errors import FedstrataError, RequestError  # noqa: E402
 from fedstrata.privacy.frames import RefusedError  # noqa: E402
 from fedstrata.remote.flower import stream  # noqa: E402
+from fedstrata.remote.flower.app_config import RunConfig  # noqa: E402
 from fedstrata.remote.flower.certificate import make_certificate  # noqa: E402
 from fedstrata.remote.flower.framing import FROM_SITE, HEAD, METHOD, PIECE, Kind, Parcel, parcels  # noqa: E402
 from fedstrata.remote.flower.invitation import Invitation  # noqa: E402
 from fedstrata.remote.flower.joining import with_stream  # noqa: E402
-from fedstrata.remote.flower.server_app import Asked, way  # noqa: E402
+from fedstrata.remote.flower.server_app import way  # noqa: E402
 from fedstrata.remote.flower.stream import open_stream  # noqa: E402
 from fedstrata.remote.introduction import Introduction  # noqa: E402
 from fedstrata.remote.transport import Failure  # noqa: E402
@@ -216,7 +217,7 @@ def test_where_a_site_does_not_reach_the_stream_messages_carry_everything(tmp_pa
             return {name: Failure("no route to host")} if name == "bonn" else super().exchange(requests)
 
     paths = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path / "run")}
-    asked = Asked.of(paths | {"sites": 3, "stream": "127.0.0.1:0"})
+    asked = RunConfig.of(paths | {"sites": 3, "stream": "127.0.0.1:0"})
     messages = Walled(ECHO)
     assert way(messages, asked, "run-1") == (messages, "bonn: no route to host")
     assert messages.answers == {"aachen": b"0", "cologne": b"0"}  # whoever came was let go
@@ -236,7 +237,7 @@ def test_a_site_that_comes_after_its_run_went_on_is_invited_to_the_stream(tmp_pa
     (tmp_path / "sites.json").write_text(json.dumps({"run": "r", "sites": dict.fromkeys(ECHO, facts)}))
     told = {"experiment": str(tmp_path / "e.toml"), "out": str(tmp_path), "sites": 2, "resume": True}
     messages = Loopback({name: bytes for name in ECHO if name != "bonn"} | {"dortmund": bytes})
-    opened, _ = way(messages, Asked.of(told | {"stream": "127.0.0.1:0"}), "run-1")
+    opened, _ = way(messages, RunConfig.of(told | {"stream": "127.0.0.1:0"}), "run-1")
     try:
         assert opened.names() == ["aachen", "cologne"]
         messages.sites["bonn"] = with_stream(bytes)

@@ -21,19 +21,12 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Streams:
-    """All random streams of one run: calling it gives a fresh numpy generator at the start of a stream.
+    """All random streams of one run, each keyed (seed, purpose, round, step, client).
 
     Attributes
     ----------
     seed
         Of the run.
-
-    Examples
-    --------
-    >>> from fedstrata import Streams
-    >>> streams = Streams(3)
-    >>> streams("select", round=1).permutation(5).tolist() == streams("select", round=1).permutation(5).tolist()
-    True
     """
 
     seed: int
@@ -44,9 +37,9 @@ class Streams:
         Parameters
         ----------
         purpose
-            What is drawn: other purposes draw other numbers.
+            What is drawn: streams of different purposes never touch.
         round, step, client
-            For what, where that matters.
+            Where in the run.
 
         Returns
         -------
@@ -64,8 +57,10 @@ class Streams:
 
         Parameters
         ----------
-        purpose, round, step, client
-            As in `key`.
+        purpose
+            What is drawn: streams of different purposes never touch.
+        round, step, client
+            Where in the run.
 
         Returns
         -------

@@ -36,27 +36,27 @@ class LocalEngineOptions(Part):
     cuda_graphs: bool = True  # whether a GPU replays recorded steps
 
     def start(self, local: ClientPlan, federation: Federation, client_updates: int, log: Log) -> LocalEngine:
-        """Start the workers of a run.
+        """Start the workers.
 
         Parameters
         ----------
         local
             The client side of the plan.
         federation
-            The clients.
+            The clients' samples.
         client_updates
-            How many there will be, roughly.
+            About how many there will be: whether processes pay depends on it.
         log
-            Makes events: how many workers there are, and where.
+            Where events go.
 
         Returns
         -------
-        Engine
+        LocalEngine
 
         Raises
         ------
         RequestError
-            If a GPU is asked for and there is none.
+            Where what was asked for cannot be had: a GPU, or worker processes.
         """
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
