@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from fedstrata.client.trainer import Trainer
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.threads import one_thread
@@ -101,22 +102,27 @@ def test_flagged_clients_of_fedpbs_drift_less_and_the_others_are_fedavgs(mu):
 
 def drift_by_epoch(work, model, round):
     """Return how far every client is from the received model at the end of each of its epochs."""
-    engine, lengths, ends = in_process(work), [], []
-    trainer = engine._pool._workers[0].trainer
-    step, cut = trainer.step, trainer._cut
+    sampler, lengths, ends = type(work.plan.local.sampler), [], []
+    step, plan = Trainer.step, sampler.plan
 
-    def planned(order):
+    def planned(self, context):
+        order = plan(self, context)
         steps = [-(-len(epoch) // order.batch_size) for epoch in order.epochs]
         ends.append(len(lengths) + np.cumsum(steps) - 1)
-        return cut(order)
+        return order
 
-    trainer._cut = planned
-    trainer.step = lambda width: (step(width), lengths.append((trainer.buf.w - trainer.buf.w0).norm().item()))
-    client_updates(work, at(work, model), round, engine)
+    def take_step(self, width):
+        step(self, width)
+        lengths.append((self.buf.w - self.buf.w0).norm().item())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "plan", planned)
+        patch.setattr(Trainer, "step", take_step)
+        client_updates(work, at(work, model), round)
     return np.array(lengths)[np.array(ends)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (1, 2))])
 def test_fedbss_drifts_less_in_its_first_epochs_and_catches_up(seed):
     """On skewed data without noise, as in the paper's figure 3; where labels are wrong, those left out cancel out."""
     federation, beside = digits(seed), {"train.epochs": 5, "train.lr": 0.02}
@@ -187,6 +193,11 @@ def test_scaffolds_directions_lie_nearer_the_global_gradient(gradients):
 # ---- soft weights ----------------------------------------------------------------------------------------------------
 
 
+@cache
+def trained_on_equal_shares():
+    return trained(digits(2, "iid"), 2, 6)
+
+
 @pytest.mark.parametrize("by", ["gradient", "head-gradient", "loss"])
 def test_soft_weights_lower_the_weight_of_a_client_with_wrong_labels(by):
     """The same client, before and after half of its labels were replaced, among nine others that stay as they are."""
@@ -196,8 +207,7 @@ def test_soft_weights_lower_the_weight_of_a_client_with_wrong_labels(by):
     spoilt = rng.choice(rows, len(rows) // 2, replace=False)
     labels[spoilt] = (labels[spoilt] + torch.from_numpy(rng.integers(1, 10, len(spoilt)))) % 10
     noisy = replace(clean, train=replace(clean.train, y=labels))
-    received = trained(clean, 2, 6)
-    weights = []
+    received, weights = trained_on_equal_shares(), []
     for federation in (clean, noisy):
         soft = work_on(federation, 2, {"method.combiner": {"kind": "soft", "by": by}, "train.batch_size": 64})
         weights.append(client_updates(soft, at(soft, received), 6)[1])

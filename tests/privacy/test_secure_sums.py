@@ -82,7 +82,9 @@ def test_wide_numbers_need_wide_words():
     assert play(world(3, 2, encoding=WIDE), values).total.tolist() == [6e5, -9.0]
 
 
-@pytest.mark.parametrize(("n", "needed", "patterns"), [(3, None, 1), (4, None, 6), (5, 2, 21)])
+@pytest.mark.parametrize(
+    ("n", "needed", "patterns"), [(3, None, 1), (4, None, 6), pytest.param(5, 2, 21, marks=pytest.mark.extended)]
+)
 def test_every_pattern_of_drop_outs(n, needed, patterns):
     """All mask with all, so members are alike and patterns that differ by names only need no second look."""
     values, weights = numbers(n, 3), dict.fromkeys(range(n), 0.5)

@@ -6,6 +6,7 @@ which kind of step: "hold gradient". There the site also notes what cannot be se
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -14,46 +15,19 @@ from pathlib import Path
 import torch
 
 from fedstrata.cli import main
+from fedstrata.client.site_client import Site
 from fedstrata.core.messages import Report
 from fedstrata.core.wire import pack_report, unpack_report, unpack_task
 from fedstrata.deploy import client
 from fedstrata.remote import site_process
+from fedstrata.remote.flower import stream_site
 from fedstrata.remote.flower.framing import Kind
-from fedstrata.remote.flower.stream_site import StreamSite
-from fedstrata.remote.site_server import REPORT
 
 LIES = {
     "nan": lambda tensor: tensor * torch.nan,
     "shapes": lambda tensor: tensor[:-1],
     "huge": lambda tensor: tensor * 1e12,
 }
-
-
-class Odd(site_process.Host):
-    """Does tasks as it is wished to."""
-
-    def _task(self, data: bytes, *more: bytes) -> tuple[bytes, bytes]:
-        task = unpack_task(data)
-        wish = place() / f"{self.name}-{task.round + 1}"
-        word, _, kind = wish.read_text().partition(" ") if wish.exists() else ("", "", "")
-        word = word if kind in ("", task.kind) else ""
-        if word == "hold":  # until the wish is taken back
-            wish.with_suffix(".held").touch()
-            while wish.exists():
-                time.sleep(0.02)
-        what, said = super()._task(data, *more)
-        if word == "note":
-            wish.with_suffix(".done").touch()
-        return what, lied(said, word) if word in LIES and what == REPORT else said
-
-
-class Noted(StreamSite):
-    """Notes when it is on the stream."""
-
-    def _take(self, parcel, outbox):
-        if parcel.kind is Kind.WELCOME:
-            (place() / f"{self._invitation.site}.joined").touch()
-        super()._take(parcel, outbox)
 
 
 def place() -> Path:
@@ -66,11 +40,37 @@ def lied(data: bytes, how: str) -> bytes:
     return pack_report(Report(**{**vars(report), "summed": aggregated}))
 
 
+def misbehave(name: str) -> None:
+    """Do tasks as it is wished to, and note when the site is on the stream."""
+    answer, parcels = Site.answer, stream_site.parcels
+
+    def answered(self, data: bytes, *more):
+        task = unpack_task(data)
+        wish = place() / f"{name}-{task.round + 1}"
+        word, _, kind = wish.read_text().partition(" ") if wish.exists() else ("", "", "")
+        word = word if kind in ("", task.kind) else ""
+        if word == "hold":  # until the wish is taken back
+            wish.with_suffix(".held").touch()
+            while wish.exists():
+                time.sleep(0.02)
+        said = answer(self, data, *more)
+        if word == "note":
+            wish.with_suffix(".done").touch()
+        return lied(said, word) if word in LIES else said
+
+    def heard(*frames):
+        for parcel in parcels(*frames):
+            if parcel.kind is Kind.WELCOME:
+                (place() / f"{name}.joined").touch()
+            yield parcel
+
+    Site.answer, stream_site.parcels = answered, heard
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "deploy":
         client.PROCESS = [sys.executable, str(Path(__file__).resolve())]
         main()
     else:
-        site_process.Host = Odd
-        sys.modules[StreamSite.__module__].StreamSite = Noted
+        misbehave(json.loads(Path(sys.argv[1]).read_text())["site"])
         site_process.main(*sys.argv[1:])

@@ -23,7 +23,14 @@ from fedstrata.runs.folder import Run
 
 SITES = ("a", "b", "c")
 FEDSTRATA = ("-m", "fedstrata")
-WHILE = 180.0  # seconds that anything may take, also on a machine that has much else to do
+WHILE = 600.0  # seconds that anything may take, also on a machine that has much else to do
+# Begins as a command in a terminal does: background jobs ignore Ctrl-C, and those of nohup that the terminal is closed.
+HEARING = """
+import os, signal, sys
+for sign in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(sign, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 ODD = (str(Path(__file__).with_name("odd.py")),)
 
 
@@ -42,7 +49,7 @@ class Started:
         with self._log.open("ab") as file:
             self._begin = file.tell()
             self.process = subprocess.Popen(
-                [sys.executable, *program, "deploy", *args],
+                [sys.executable, "-c", HEARING, *program, "deploy", *args],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 cwd=folder,
                 stdout=file,
@@ -75,7 +82,7 @@ class Started:
         """End everything at once, as a power cut does."""
         self.signal(signal.SIGSTOP)
         self.signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(WHILE)
 
     def kill_site(self) -> None:
         """Kill the process that holds the data; the command notices, and ends."""

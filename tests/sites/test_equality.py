@@ -12,7 +12,15 @@ from fedstrata.runs.folder import Run
 
 pytestmark = pytest.mark.sites
 
-SMALL = {"data.clients": 3, "train.rounds": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
+SMALL = {
+    "data.clients": 3,
+    "model.hidden": [8],
+    "train.rounds": 3,
+    "train.epochs": 1,
+    "train.batch_size": 64,
+    "train.clients_per_round": "all",
+    "engine.precision": "fp64",
+}
 
 METHODS = {  # and fedavg by messages, below; scaffold where sites and servers die (test_faults)
     "flips and fedyogi": {"method.name": "flips", "method.server_step": "yogi", "train.clients_per_round": 2},

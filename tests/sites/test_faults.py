@@ -14,7 +14,14 @@ from fedstrata.runs.folder import Run
 
 pytestmark = pytest.mark.sites
 
-SMALL = {"data.clients": 3, "train.clients_per_round": "all", "engine.precision": "fp64"}
+SMALL = {
+    "data.clients": 3,
+    "model.hidden": (8,),
+    "train.epochs": 1,
+    "train.batch_size": 64,
+    "train.clients_per_round": "all",
+    "engine.precision": "fp64",
+}
 A, B, C = range(3)  # the sites, as clients
 
 
@@ -40,7 +47,7 @@ def test_a_site_that_lies_is_refused_and_one_that_is_late_is_used_again(sites, t
         sites.wish("b", number, word)
     pause = sites.wish("c", 5, "hold")
     asked = SMALL | {"train.rounds": 9, "train.evaluate.every": 9}
-    with sites.playing(tmp_path / "run", asked, stream=True, deadline=8.0) as run:
+    with sites.playing(tmp_path / "run", asked, stream=True, deadline=30.0) as run:
         run.holds("c", 5)
         sites.commands["a"].signal(signal.SIGSTOP)
         pause.unlink()
@@ -150,7 +157,7 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(sites, tmp_path):
 def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(sites, tmp_path):
     """The last test: for a minute after a power cut, Flower does not let a site come back."""
     sites.wish("c", 2, "hold")
-    with sites.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=5.0) as run:
+    with sites.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=30.0) as run:
         run.holds("c", 2)
         sites.commands["c"].kill()
         done = run.ends()
