@@ -37,7 +37,9 @@ def passed_files(monkeypatch, out: Path) -> set[str]:
             sys.setprofile(before)
 
     monkeypatch.setattr(loop, "play_round", play_noted)
-    fedstrata.train(overrides={"train.rounds": 2, "engine.workers": 1, "engine.vmap": "never"}, out=out)
+    fedstrata.train(
+        overrides={"train.rounds": 2, "engine.workers": 1, "engine.vmap": "never", "engine.device": "cpu"}, out=out
+    )
     assert rounds == 2
     return files
 

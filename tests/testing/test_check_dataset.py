@@ -312,13 +312,13 @@ def test_learning_rate_schedules():
 
 
 def test_recipes():
-    check_recipe(Recipe("Largest first.", "", {"select": "size", "correct": [{"kind": "prox"}]}, {"lr": 0.05}))
+    check_recipe(Recipe("Largest first.", "", {"selector": "size", "corrections": [{"kind": "prox"}]}, {"lr": 0.05}))
     with pytest.raises(AssertionError, match="is no Recipe"):
-        check_recipe({"select": "size"})
+        check_recipe({"selector": "size"})
     with pytest.raises(AssertionError, match="needs a summary"):
         check_recipe(Recipe("", "", {}))
     with pytest.raises(RequestError, match=r'method.selector.kind = "sise" is unknown'):
-        check_recipe(Recipe("Misspelt.", "", {"select": "sise"}))
+        check_recipe(Recipe("Misspelt.", "", {"selector": "sise"}))
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,9 @@ def test_an_engine_has_options_of_its_own_and_must_be_one(tmp_path):
     with pytest.raises(RequestError, match=r"engine.workers = 2: engine.kind = .*OddEngine\" has no such option"):
         Experiment.of({"engine": {"kind": kind, "workers": 2}})
     work = session_of({"engine": OddEngine()})
-    with pytest.raises(PartError, match=r"OddEngine: `start` gave .*, without device, joins, .*; allowed: an Engine"):
+    with pytest.raises(
+        PartError, match=r"OddEngine: `start` gave .*, without device, can_fuse, .*; allowed: an Engine"
+    ):
         work.start_engine(lambda *_, **__: None)
 
 
