@@ -151,7 +151,8 @@ def _check_layout(name: str, module: nn.Module, x: Tensor) -> None:
     with torch.no_grad():
         before = module(x)
         space.bind(module, model.params, model.buffers)
-        assert torch.equal(module(x), before), f"{name} answers otherwise when its weights lie in a flat vector"
+        gap = float((module(x) - before).abs().max())  # other addresses may take other kernels
+        assert gap < EXACT, f"{name}: its answer is off by {gap:.2g} when its weights lie in a flat vector"
         model.params.zero_()
         assert not torch.equal(module(x), before), f"{name} does not follow its parameters: it keeps copies of them"
 
