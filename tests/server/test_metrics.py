@@ -146,7 +146,7 @@ OWNERS = [[0, 1], [2], [], [3, 4, 5]]  # accuracies 1/2, 1, none, 1/3
 
 
 def judged(answers=ANSWERS, labels=LABELS, groups=None, owners=None, seed=0, **options):
-    """Return a evaluator, an identity model whose answer is the larger of two features.
+    """Return an evaluator, an identity model whose answer is the larger of two features.
 
     And the plan's view by round.
     """

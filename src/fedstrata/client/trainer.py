@@ -1,4 +1,4 @@
-"""A trainer: one resident model replica that client updates one client after another.
+"""A trainer: one resident model replica that serves one client after another.
 
 `Trainer.step` is the whole local step of a composed method, over static buffers: eager engines call it, a capturing
 engine records it once and replays it. Its only argument is the batch width, which the host knows beforehand.
@@ -190,7 +190,7 @@ class Trainer:
         )
 
     def fused_keys(self, step: Step, tasks: Sequence[Task]) -> np.ndarray | None:
-        """Return every sample of a fused step the key it would have in its own client update."""
+        """Give every sample of a fused step the key it would have in its own client update."""
         fused = step.fused
         assert fused is not None
         runs = fused.runs

@@ -403,7 +403,7 @@ class Optimizer(LocalPart):
         self.step(own, buf.w, buf.g, rate)
 
     def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
-        """Return the memory to whom it belongs."""
+        """Give the memory to whom it belongs."""
         return Done(
             aggregated={name: slot for name, slot in own.items() if name in context.down or self.state == "carried"},
             client_state=own if self.state == "kept" else {},

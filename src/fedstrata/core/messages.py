@@ -317,7 +317,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def add_prefix(tensors: Tensors, part: str) -> dict[str, Tensor]:
-    """Undo `scoped` for what a part gives back."""
+    """Undo `scope` for what a part gives back."""
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
 
 

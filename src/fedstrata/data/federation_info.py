@@ -77,7 +77,7 @@ class FederationInfo(Protocol):
         """Return two stored samples, or what looks like them, to try a network with."""
 
     def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> Self:
-        """Return clients other devices."""
+        """Return the same clients with other devices."""
 
     def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
         """Tell the server what its parts declared they need, and no more."""

@@ -62,7 +62,7 @@ def check_report(
     _check_shapes(report, plan, task, masked)
     local = noise is not None and noise.local
     if not local:
-        _check_meta(report, task, plan, finite=noise is None)
+        _check_metrics(report, task, plan, finite=noise is None)
     finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
     # Of what stays at its site, only the site can say whether it is finite.
     finite = finite and (noise is not None or (isfinite(report.loss) and bool(report.finite)))
@@ -103,7 +103,7 @@ def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
             raise RefusedError(f"shown:{name} comes as {tensor.dtype}, and the run is in {dtype}")
 
 
-def _check_meta(report: Report, task: Task, plan: Plan, finite: bool) -> None:
+def _check_metrics(report: Report, task: Task, plan: Plan, finite: bool) -> None:
     """Refuse what is no plain value, or lacks a number that somebody reads.
 
     Of the labels that a task names, a client can refuse those and no others.

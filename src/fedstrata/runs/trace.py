@@ -2,8 +2,8 @@
 
 With `method.sampler = { kind = "bias-aware", follow = true }` the events name the biased samples of every client
 update, as positions inside what the client held in that round. Here they become rows of the training data again,
-wherever data drift or stream. What is drawn over rounds (cut, share of biased samples, drift) needs no `follow`: see
-`client_updates`.
+wherever data drift or stream. What is drawn over rounds (cut, share of biased samples, length of the update) needs no
+`follow`: see `client_updates`.
 """
 
 from __future__ import annotations

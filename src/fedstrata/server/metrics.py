@@ -1,4 +1,4 @@
-"""What a run reports: accuracy seen from several sides, fairness, drift."""
+"""What a run reports: accuracy seen from several sides, fairness, lengths of updates."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class ProcessPool:
     def _send(
         self, worker: int, tasks: Sequence[Task], client_states: Mapping[int, Tensors], down: Mapping[str, Place]
     ) -> None:
-        """Return a worker its next group: tasks by message, what clients keep by mail."""
+        """Give a worker its next group: tasks by message, what clients keep by mail."""
         child = self._children[worker]
         group, work, end = child.queue[0], [], 0
         for i in group:

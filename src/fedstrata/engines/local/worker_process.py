@@ -1,4 +1,4 @@
-"""A worker's own process: reads groups of tasks from a socket, client updates clients, answers."""
+"""A worker's own process: reads groups of tasks from a socket, runs them, answers."""
 
 from __future__ import annotations
 

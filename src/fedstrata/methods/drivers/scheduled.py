@@ -193,13 +193,13 @@ class FusedUpdates:
         codes, whose, when = codes[by_client], clients[by_client], turns[by_client]
         client_updates = np.flatnonzero(np.diff(whose, prepend=-1) | np.diff(when, prepend=-1))
         runs, first = np.diff(client_updates, append=len(whose)), by_client[client_updates]
-        sum_in_order = np.argsort(first)
+        in_order = np.argsort(first)
         fused_updates = cls(
             epoch,
             {},
-            clients[first][sum_in_order].tolist(),
-            runs[sum_in_order].tolist(),
-            turns[first][sum_in_order].tolist(),
+            clients[first][in_order].tolist(),
+            runs[in_order].tolist(),
+            turns[first][in_order].tolist(),
         )
         for client in dict.fromkeys(fused_updates.who):
             start, end = np.searchsorted(whose, (client, client + 1))

@@ -130,8 +130,8 @@ class Shelves:
 def _nth(codes: np.ndarray) -> np.ndarray:
     """Say of each code how often it came before."""
     by_code = np.argsort(codes, kind="stable")
-    sum_in_order, nth = codes[by_code], np.empty_like(codes)
-    nth[by_code] = np.arange(len(codes)) - np.searchsorted(sum_in_order, sum_in_order)
+    in_order, nth = codes[by_code], np.empty_like(codes)
+    nth[by_code] = np.arange(len(codes)) - np.searchsorted(in_order, in_order)
     return nth
 
 

@@ -46,8 +46,8 @@ class Tree:
         for j in np.flatnonzero(accepted).tolist():
             a, b = self.merges[j].tolist()
             groups[len(self.leaves) + j] = groups.pop(a) + groups.pop(b)
-        sum_in_order = sorted((sorted(group) for group in groups.values()), key=lambda group: group[0])
-        return [np.concatenate([self.leaves[i] for i in group]) for group in sum_in_order]
+        in_order = sorted((sorted(group) for group in groups.values()), key=lambda group: group[0])
+        return [np.concatenate([self.leaves[i] for i in group]) for group in in_order]
 
 
 def ward(count: int, between: Between, on: On, limit: int, rng: Rng) -> Tree:

@@ -146,7 +146,7 @@ def tell(relay: Relay, party: Party, message: bytes) -> None:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Stands where a evaluator does: the test set is inside."""
+    """Stands where an evaluator does: the test set is inside."""
 
     enclave: Enclave
     every: int = 1

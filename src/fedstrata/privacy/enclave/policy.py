@@ -17,7 +17,7 @@ from fedstrata.methods.selectors.flips import Flips
 
 @dataclass(frozen=True)
 class Scoring:
-    """How models are scored: all that a evaluator needs beside the test set. None of it is secret."""
+    """How models are scored: all that an evaluator needs beside the test set. None of it is secret."""
 
     model: Mapping[str, Any]  # the table [model]
     head: str  # name of the last layer

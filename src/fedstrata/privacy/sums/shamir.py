@@ -22,7 +22,7 @@ class UnrecoverableError(UnsummableError):
 
 
 def share_secret(secret: bytes, threshold: int, parties: Iterable[int], entropy: Entropy) -> dict[int, bytes]:
-    """Return every party its share."""
+    """Give every party its share."""
     if len(secret) != SECRET:
         raise ValueError(f"a secret has {SECRET} bytes, not {len(secret)}")
     drawn = entropy(DRAWN * (threshold - 1))

@@ -64,7 +64,7 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
     (
         "clients",
         "update_norm",
-        "Drift",
+        "Length of updates",
         "How far a client moves the model that it received, as the length of its update.",
         clients.update_norm,
     ),
@@ -147,7 +147,7 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
         said = "Each client's accuracy on its own test data at the end. The worst tenth is shaded."
         yield Shown("clients", "ranked", "Clients, worst first", said, drawn)
     if several and (drawn := curves.curves(runs_data, "update_norm")):
-        yield Shown("clients", "update-norm", "Mean drift", band + "The length of the clients' updates.", drawn)
+        yield Shown("clients", "update-norm", "Mean length of updates", band + "The length of the clients' updates.", drawn)
 
 
 def of_one(run_data: RunData) -> Iterator[Shown]:

@@ -128,7 +128,7 @@ def update_norm(run_data: RunData) -> go.Figure | None:
     if not told.any():
         return None
     rounds, low, middle, high = bands.spread(client_updates.round[told], client_updates.update_norm[told])
-    drawn = figure(title=f"{run_data.name}: drift", hovermode="x unified")
+    drawn = figure(title=f"{run_data.name}: length of updates", hovermode="x unified")
     add_band(drawn, rounds, low, high, LINES[2], name="eight in ten clients")
     drawn.add_scatter(x=rounds, y=middle, name="median client", mode="lines", line={"color": LINES[2], "width": 2})
     drawn.update_xaxes(title_text="round")

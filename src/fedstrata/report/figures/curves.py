@@ -26,7 +26,7 @@ METRICS = {
     "worst10": "worst tenth of clients",
     "loss_test": "loss on test data",
     "label_divergence": "divergence of a round's labels",
-    "update_norm": "mean drift of clients",
+    "update_norm": "mean length of updates",
     "jain": "fairness of participation (Jain)",
 }
 ALL_POINTS = 2400  # of all curves of a figure together
