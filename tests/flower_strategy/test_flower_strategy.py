@@ -90,10 +90,10 @@ def test_yogi_is_that_of_flower_but_starts_from_tau_squared_and_leaves_statistic
     theirs = FedYogi(eta=0.02, beta_1=0.8, beta_2=0.95, tau=1e-2)
     theirs.v_t = {name: np.full(shape, 1e-4) for name, shape in SHAPES.items()}  # Flower starts from 0, the paper not
     ours = {"kind": "yogi", "lr": 0.02, "beta1": 0.8, "beta2": 0.95, "tau": 1e-2}
-    model, plain = result(Strategy(server=ours), grid), result(FedAvg(), grid, rounds=1)
+    model, plain = result(Strategy(server_step=ours), grid), result(FedAvg(), grid, rounds=1)
     assert close(model, result(theirs, grid), trained)
-    assert close(model, result(Strategy(server=ServerYogi(0.02, 0.8, 0.95, 1e-2)), grid))
-    assert close(result(Strategy(server="yogi"), grid, rounds=1), plain, ["norm.running_mean"])
+    assert close(model, result(Strategy(server_step=ServerYogi(0.02, 0.8, 0.95, 1e-2)), grid))
+    assert close(result(Strategy(server_step="yogi"), grid, rounds=1), plain, ["norm.running_mean"])
 
 
 def test_flips_picks_whom_our_own_loop_picks(tmp_path):
@@ -170,7 +170,7 @@ def test_what_needs_our_own_clients_is_refused_by_name():
         "combiners": {"soft", "fednova", "fedga-greedy"},
         "server_steps": set(),
     }
-    for stage, key in (("selectors", "select"), ("combiners", "combine"), ("server_steps", "server")):
+    for stage, key in (("selectors", "selector"), ("combiners", "combiner"), ("server_steps", "server_step")):
         for name in set(registry.names(stage)) - refused[stage]:
             Strategy(**{key: name})
         for name in refused[stage]:
@@ -184,7 +184,7 @@ def test_wishes_that_cannot_be_fulfilled_are_refused():
         result(Strategy("flips"), grid)
     with pytest.raises(RequestError, match="how long clients take"):
         result(Strategy("tifl"), InMemory(client(0), client(1)))
-    with pytest.raises(RequestError, match="combine = inverse-probability does not fit"):
+    with pytest.raises(RequestError, match="combiner = inverse-probability does not fit"):
         result(Strategy("flips", "inverse-probability"), InMemory(client(0), client(1)))
     with pytest.raises(RequestError, match="otherwise than"):
         result(Strategy("size"), InMemory(*[lambda message: RecordDict()] * 2))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from enclave_parties import flipped
+from packs import PACKS
 
 from fedstrata import RequestError
 from fedstrata.core.rng import Streams
@@ -22,7 +21,6 @@ from fedstrata.privacy.enclave.sev_snp import SevSnp
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.testing import tiny_federation
 
-PACKS = Path(os.environ.get("FEDSTRATA_PACKS", Path(__file__).parents[3] / "shared" / "data"))
 SNP = PACKS / "snp"
 samples = pytest.mark.skipif(not SNP.is_dir(), reason=f"no attestation samples at {SNP}; see FEDSTRATA_PACKS")
 THEN = datetime(2026, 1, 1, tzinfo=UTC)  # the samples' certificates are valid until 2029 and 2030
@@ -45,7 +43,7 @@ def debugged():
 
 def said(report):
     """Return report data and a policy that are just what a report says of itself."""
-    read = sev_snp.Report(report)
+    read = sev_snp.AttestationReport(report)
     return read.report_data, Policy(read.measurement, debug=True, vmpl=read.vmpl)
 
 
@@ -63,7 +61,7 @@ def test_real_reports_are_believed(parts):
 
 @samples
 def test_what_is_read_of_a_report():
-    read = sev_snp.Report(milan()[0])
+    read = sev_snp.AttestationReport(milan()[0])
     assert read.policy == 0x30000
     assert read.tcbs["reported"] == Tcb(boot_loader=3, tee=0, snp=8, microcode=0x73)
     assert set(read.tcbs.values()) == {Tcb(3, 0, 8, 0x73)}
@@ -133,15 +131,15 @@ def test_what_a_signed_report_may_not_say(at, byte, why):
     report, *certificates = milan()
     changed = report[:at] + bytes([byte]) + report[at + 1 :]
     chip, policy = sev_snp.chain(*certificates, at=THEN), replace(said(report)[1], minimum=Tcb(3, 0, 8, 0x73))
-    sev_snp.check_claims(sev_snp.Report(report), chip, policy)
+    sev_snp.check_claims(sev_snp.AttestationReport(report), chip, policy)
     with pytest.raises(RefusedError, match=why):
-        sev_snp.check_claims(sev_snp.Report(changed), chip, policy)
+        sev_snp.check_claims(sev_snp.AttestationReport(changed), chip, policy)
 
 
 @samples
 def test_a_policy_that_is_just_kept_is_kept():
     parts = milan()
-    verify(parts, minimum=Tcb(3, 0, 8, 0x73), chips=frozenset({sev_snp.Report(parts[0]).chip}), debug=False)
+    verify(parts, minimum=Tcb(3, 0, 8, 0x73), chips=frozenset({sev_snp.AttestationReport(parts[0]).chip}), debug=False)
 
 
 @samples
