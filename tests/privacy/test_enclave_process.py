@@ -190,7 +190,7 @@ warnings.simplefilter("ignore")
 from fedstrata.privacy.enclave.launch import Setting, start
 from fedstrata.core.rng import Streams
 from fedstrata.methods.selectors.flips import Flips
-from fedstrata.server.evaluator import Judge
+from fedstrata.server.evaluator import Evaluator
 from fedstrata.testing import tiny_federation
 started = start(Flips(clusters=2), tiny_federation(), Streams(0), Setting("dev-insecure", allow_insecure=True), 9)
 print(started.enclave.process.pid, flush=True)
