@@ -283,6 +283,7 @@ def test_a_stop_that_a_library_swallowed_is_asked_for_again(monkeypatch, capsys)
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("fedstrata.runs.training.train", swallowed)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in background jobs
     try:
         with pytest.raises(typer.Exit) as stopped:
             run.run(quiet=True)
