@@ -14,6 +14,7 @@ import pytest
 import torch
 from meeting import NUMBER, build_federation, close, conv, dense, near, session_of, tensor
 from torch import nn
+from waiting import PATIENCE
 
 from fedstrata.client.all_reduce import run_in_lockstep
 from fedstrata.client.trainer import Trainer
@@ -225,7 +226,7 @@ def in_time(client_updates, by="samples"):
 
     thread = Thread(target=run, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert ends, "the members wait for each other"
     return ends[0]
 
