@@ -37,7 +37,7 @@ def place() -> Path:
 def lied(data: bytes, how: str) -> bytes:
     report = unpack_report(data)
     aggregated = {name: LIES[how](tensor) for name, tensor in report.aggregated.items()}
-    return pack_report(Report(**{**vars(report), "summed": aggregated}))
+    return pack_report(Report(**{**vars(report), "aggregated": aggregated}))
 
 
 def misbehave(name: str) -> None:
