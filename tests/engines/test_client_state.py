@@ -10,8 +10,8 @@ import pytest
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.optimizers.sgd import Sgd
+from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.execution import run_session
-from fedstrata.runs.folder import Checkpoints
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
@@ -58,16 +58,16 @@ def outcome(run):
 @pytest.fixture
 def written(monkeypatch):
     """Look at the files of every checkpoint: {client: (name, inode)}, round by round."""
-    write, seen = Checkpoints.write, []
+    put, seen = Checkpoints.put, []
 
-    def watched(self, round, *rest):
-        write(self, round, *rest)
+    def watched(self, snapshot):
+        put(self, snapshot)
         files = {client: file["file"] for client, _, file in self.manifest()["clients"]}
         on_disk = {path.name: path.stat().st_ino for path in self.path.glob("client-*")}
         assert sorted(on_disk) == sorted(files.values())  # one file a client that was ever visited
         seen.append({client: (name, on_disk[name]) for client, name in files.items()})
 
-    monkeypatch.setattr(Checkpoints, "write", watched)
+    monkeypatch.setattr(Checkpoints, "put", watched)
     return seen
 
 
@@ -84,18 +84,18 @@ def test_where_state_is_kept_does_not_change_a_bit(case, tmp_path):
 @pytest.mark.parametrize(("policy", "held"), [("memory", True), ("disk", False)])
 @pytest.mark.parametrize("case", ["feddyn", "moon", "several client updates a round"])
 def test_on_disk_no_client_state_stays_in_memory_after_a_round(case, policy, held, tmp_path, monkeypatch):
-    write, kept, alive = Checkpoints.write, [], []
+    take, kept, alive = Checkpoints.take, [], []
 
     def watched(self, round, state, client_states, about):
         kept.append([weakref.ref(t) for _, tensors in client_states.values() for t in tensors.values()])
-        write(self, round, state, client_states, about)
+        return take(self, round, state, client_states, about)
 
     def watch(event):
         if event["event"] == "round":
             gc.collect()  # of what came since the test began
             alive.append(sum(ref() is not None for ref in kept[-1]))  # of what the checkpoint before has written
 
-    monkeypatch.setattr(Checkpoints, "write", watched)
+    monkeypatch.setattr(Checkpoints, "take", watched)
     gc.freeze()
     trained(tmp_path / "run", policy, STATEFUL[case], watch=watch)
     gc.unfreeze()

@@ -119,11 +119,11 @@ def test_out_of_memory_costs_lanes_and_no_rounds(tmp_path, monkeypatch):
     expected = train(overrides=asked, out=tmp_path / "calm")
     step, left = Trainer.step, [30]
 
-    def hungry(self, width):
+    def hungry(self, *size):
         left[0] -= 1
         if left[0] == 0:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        step(self, width)
+        step(self, *size)
 
     monkeypatch.setattr(Trainer, "step", hungry)
     run = train(overrides=asked | {"engine.cuda_graphs": False}, out=tmp_path / "tight")

@@ -25,7 +25,7 @@ from fedstrata.methods.corrections.feddyn import FedDyn
 from fedstrata.methods.corrections.fedrs import FedRs
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.corrections.scaffold import Scaffold
-from fedstrata.runs.folder import Checkpoints
+from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round

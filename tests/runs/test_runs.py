@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fedstrata import Federation, RequestError, Run, resume, train
-from fedstrata.runs import folder as runs
+from fedstrata.runs import checkpoints
 from fedstrata.testing import tiny_federation
 
 SMALL = {"train.rounds": 5, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
@@ -188,15 +188,15 @@ def test_other_data_than_the_run_was_trained_on_is_refused(tmp_path):
 
 def test_a_full_disk_leaves_the_old_checkpoint_valid(tmp_path, monkeypatch):
     whole = train(overrides=SMALL, out=tmp_path / "whole")
-    really = runs.write_atomically
+    really = checkpoints.write_atomically
 
-    def full(path, content, **how):
+    def full(path, *content, **how):
         if path.name == "000003.safetensors":
-            path.with_name(path.name + ".part").write_bytes(content[:10])
+            path.with_name(path.name + ".part").write_bytes(content[0])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        really(path, content, **how)
+        really(path, *content, **how)
 
-    monkeypatch.setattr(runs, "write_atomically", full)
+    monkeypatch.setattr(checkpoints, "write_atomically", full)
     with pytest.raises(RequestError, match=r"the disk is full\. What was saved before is still valid"):
         train(overrides=SMALL, out=tmp_path / "cut")
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
-from fedstrata.runs.folder import Checkpoints
+from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.server.accounting import ParticipationLog
 from fedstrata.server.metrics import jain
 from fedstrata.testing.tiny import alike, play, session_of

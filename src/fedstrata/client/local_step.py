@@ -115,14 +115,16 @@ def scope_context(context: ClientContext, part: str) -> ClientContext:
 
 def fill(local: ClientPlan, space: ParameterSpace, own: Slots, buf: Buffers, batch_plan: BatchPlan) -> BatchPlan:
     """Let every part write this client update's values into its slots."""
+    known = batch_plan.context.client_state
     client_state = {
         f"{name}/{slot}": torch.zeros(s.shape, dtype=s.dtype or local.dtype, device=buf.w.device)
         for name, part in local.chain.items()
         for slot, s in part.declare_client_state(space).items()
+        if f"{name}/{slot}" not in known
     }
     context = fast_replace(
         batch_plan.context,
-        client_state={**client_state, **batch_plan.context.client_state},
+        client_state={**client_state, **known},
         planned=int(batch_plan.batches.sizes.max(initial=0)),
         steps=len(batch_plan.batches),
         rate_sum=float(batch_plan.batches.rates.sum()),

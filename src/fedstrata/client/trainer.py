@@ -1,7 +1,8 @@
 """A trainer: one resident model replica that serves one client after another.
 
 `Trainer.step` is the whole local step of a composed method, over static buffers: eager engines call it, a capturing
-engine records it once and replays it. Its only argument is the batch width, which the host knows beforehand.
+engine records it once and replays it. Its arguments are the batch's width and whether it is full, which the host knows
+beforehand.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from fedstrata.core.steps import Step
 class Trainer:
     """The client side of a plan, built once and reused for every client.
 
-    `pad` fills every batch up to the ring's width with samples of weight 0, as capture needs, and lets batch norms
-    leave them out; eager trainers take each batch at its own width.
+    `pad` fills batches up with samples of weight 0, so that few widths are recorded, and lets batch norms leave them
+    out; eager trainers take each batch at its own width.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Trainer:
         self.norms, self.tally = Norms.of(module), Tally()
         self._normed = bool(self.norms)
         self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
-        self.recorder: Callable[[int], None] | None = None  # an engine may replay steps instead of taking them
+        self.recorder: Callable[[int, bool], None] | None = None  # an engine may replay steps instead of taking them
 
     # ---- a client update, on the host -------------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ class Trainer:
         self.norms.all_reduce = all_reduce
         if self._normed:
             self.norms.train(all_reduce is not None or len(positions) > 1)
-        self.backward(self.width(len(positions)))
+        self.backward(len(positions))
         self.norms.all_reduce = None
         work.samples += len(positions)
         return Gradient(self.buf.g.clone(), self.buf.loss / max(len(positions), 1))
@@ -285,7 +286,6 @@ class Trainer:
             counter.copy_(start)
 
     def _start(self) -> None:
-        self.buf.t.zero_()
         self.buf.loss.zero_()
         if self._normed or not self.network.training:
             self.network.train()
@@ -293,21 +293,26 @@ class Trainer:
     def _run(self, batch_plan: BatchPlan, all_reduce: AllReduce | None) -> None:
         self._start()
         self.norms.all_reduce = all_reduce
-        for start in range(0, len(batch_plan.batches), RING):
+        sizes = batch_plan.batches.sizes.tolist()
+        padded = self._padded(max(sizes, default=0)) if self.pad else None
+        for start in range(0, len(sizes), RING):
             self._fill_ring(batch_plan.batches, start)
-            for size in batch_plan.batches.sizes[start : start + RING].tolist():
+            for size in sizes[start : start + RING]:
+                width = padded or size
                 normal = size > 1 or not self._normed  # a batch norm does something else with one sample
                 if self._normed:
                     self.norms.train(normal or self.norms.all_reduce is not None)
                 alone = normal and self.norms.all_reduce is None
                 step = self.recorder if alone and self.recorder is not None else self.step
-                step(self.width(size))
+                step(width, size == width or not self._normed)  # others do not ask
                 self.norms.all_reduce = None  # local models go separate ways after their first step
         self.norms.all_reduce = None
 
-    def width(self, size: int) -> int:
-        """Return the width of a batch: padded, it is one of a few."""
-        return min(1 << (size - 1).bit_length(), self.buf.index.shape[1]) if self.pad else size
+    def _padded(self, largest: int) -> int:
+        """Return the width of all batches of a client update: one of very few, because each of them is recorded."""
+        widest = self.buf.index.shape[1]
+        usual = min(self.local.batch_size, widest)
+        return 1 if largest == 1 else usual if largest <= usual else widest
 
     @property
     def state(self) -> list[Tensor]:
@@ -324,6 +329,7 @@ class Trainer:
         ]
 
     def _fill_ring(self, batches: Batches, start: int = 0) -> None:
+        self.buf.t.zero_()
         ring = Ring.of([batches], start, self.buf.index.shape[1])
         for name in ("index", "weight", "rate", *(("keys",) if self.draws else ())):
             values = getattr(ring, name)[0]
@@ -336,24 +342,22 @@ class Trainer:
 
     # ---- the local step: captured once, replayed for every batch of every client -----------------------------
 
-    def step(self, width: int) -> None:
-        """Take one step on the next batch of the ring."""
+    def step(self, width: int, full: bool = True) -> None:
+        """Take one step on the next batch of the ring; one that is not full is padded."""
         buf = self.buf
-        self.backward(width)
+        self.backward(width, full)
         with torch.no_grad():
-            update_weights(self.local.chain, self.own, buf, buf.rate.index_select(0, buf.t % RING))
+            update_weights(self.local.chain, self.own, buf, buf.rate.index_select(0, buf.t))
             buf.t.add_(1)
 
-    def backward(self, width: int) -> None:
+    def backward(self, width: int, full: bool = True) -> None:
         """Compute the gradient of the next batch of the ring."""
         buf, parts = self.buf, self.local.chain
-        slot = buf.t % RING
-        rows = buf.index.index_select(0, slot)[0, :width]
-        weight = buf.weight.index_select(0, slot)[0, :width]
+        rows = buf.index.index_select(0, buf.t)[0, :width]
+        weight = buf.weight.index_select(0, buf.t)[0, :width]
         if self.draws:
-            self.clock.keys, self.clock.uses = buf.keys.index_select(0, slot)[0, :width], 0
-        if self.pad and self._normed:
-            self.norms.mask = (weight > 0).to(weight.dtype)
+            self.clock.keys, self.clock.uses = buf.keys.index_select(0, buf.t)[0, :width], 0
+        self.norms.mask = None if full else (weight > 0).to(weight.dtype)
         x = buf.x.index_select(0, rows)
         if not self._ready:
             x = self.local.inputs(x, buf.w.dtype)

@@ -106,9 +106,9 @@ class VmappedTrainer:
 
     def take_step(self, state: Tensors, own: Slots, rings: Tensors, t: Tensor) -> None:
         """Take a step; everything that changes from step to step is an argument, so that it can be traced."""
-        trainer, active, slot = self.trainer, len(state["w"]), t % RING
-        ring = {name: values.index_select(1, slot)[:, 0] for name, values in rings.items() if name != "rate"}
-        rate = rings["rate"].index_select(1, slot)
+        trainer, active = self.trainer, len(state["w"])
+        ring = {name: values.index_select(1, t)[:, 0] for name, values in rings.items() if name != "rate"}
+        rate = rings["rate"].index_select(1, t)
         rows, keys = ring["index"].reshape(-1), ring["keys"].reshape(-1)
         trainer.clock.keys, trainer.clock.uses = keys, 0
         x = trainer.local.inputs(trainer.buf.x.index_select(0, rows), trainer.buf.w.dtype)
@@ -141,11 +141,11 @@ class VmappedTrainer:
         for name, received in (("w", "w0"), ("w0", "w0"), ("b", "b0"), ("b0", "b0")):
             state[name][: len(batch_plans)] = getattr(trainer.buf, received)
         state["loss"].zero_()
-        self._t.zero_()
         pairs = zip(self._replicas, batch_plans, strict=False)
         return [fill(trainer.local, trainer.space, own, buf, batch_plan) for (own, buf), batch_plan in pairs]
 
     def _fill_ring(self, batch_plans: Sequence[BatchPlan], start: int) -> None:
+        self._t.zero_()
         ring = Ring.of([batch_plan.batches for batch_plan in batch_plans], start, self._width)
         for name, to in self._ring.items():
             if name != "keys" or self.trainer.draws:

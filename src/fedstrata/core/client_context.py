@@ -206,7 +206,7 @@ class Buffers:
     rate
         [ring] step sizes.
     t
-        [1] local step.
+        [1] place of the next batch in the ring.
     loss
         [] sum of cross-entropies so far.
     head

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedstrata.core.errors import RequestError
 
-def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
+
+def write_atomically(path: Path, *content: bytes | memoryview, sync: bool = True) -> None:
     """Write a file so that it is either whole or as it was before, also after the machine lost its power.
 
-    Without `sync`, only the content is safe on disk: who writes many files calls `sync_folder` once for all of them.
+    Its content may come in pieces, none of which is copied. Without `sync`, only the content is safe on disk: who
+    writes many files calls `sync_folder` once for all of them.
     """
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
-            file.write(content)
+            for piece in content:
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -37,3 +43,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Say what to do when the disk refuses; what was written before stays valid."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        why = "the disk is full" if full else str(error)
+        raise RequestError(f"cannot write to {path}: {why}. What was saved before is still valid") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -52,9 +53,7 @@ class Inputs:
             x = x / self.scale
         if self.mean is None or self.std is None:
             return x
-        by_channel = (1, -1, *(1,) * (x.ndim - 2))
-        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(by_channel)
-        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(by_channel)
+        mean, std = (_by_channel(values, x.ndim, dtype, x.device) for values in (self.mean, self.std))
         return (x - mean) / std
 
     def keeps(self, x: Tensor) -> bool:
@@ -103,3 +102,9 @@ class Inputs:
 
     def _offsets(self, count: int, clock: Clock) -> Tensor:
         return (clock.uniform(count) * (2 * self.crop + 1)).long()
+
+
+@cache
+def _by_channel(values: tuple[float, ...], ndim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one number a channel, made once: a step that copies from the host cannot be recorded."""
+    return torch.tensor(values, dtype=dtype, device=device).view(1, -1, *(1,) * (ndim - 2))

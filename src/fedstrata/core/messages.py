@@ -316,6 +316,21 @@ def to_host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
+def to_host_aside(tensors: Tensors) -> Tensors:
+    """Bring finished tensors to the host beside whatever a GPU is doing, which does not wait and is not waited for."""
+    away = [t.device for t in tensors.values() if t.is_cuda]
+    if not away:
+        return tensors
+    stream = torch.cuda.Stream(away[0])  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        here = {
+            name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) if t.is_cuda else t
+            for name, t in tensors.items()
+        }
+    stream.synchronize()
+    return here
+
+
 def add_prefix(tensors: Tensors, part: str) -> dict[str, Tensor]:
     """Undo `scope` for what a part gives back."""
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedstrata.core.engine import ClientStates
 from fedstrata.core.threads import one_thread
+from fedstrata.runs.checkpoints import BackgroundWriter
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import Session
 from fedstrata.runs.summary import log_start, write_result
@@ -31,7 +32,10 @@ def run_session(
     client_states: ClientStates | None = None,
 ) -> Run:
     """Play the rounds that are left, and write the result. `client_states` come from a checkpoint."""
-    experiment, began, identity = session.experiment, time.perf_counter() - seconds, session.identity
+    experiment, began = session.experiment, time.perf_counter() - seconds
+    fixed = {"experiment": experiment.dump(), "identity": session.identity}
+    checkpoints = BackgroundWriter(folder.checkpoints)
+    on_disk = experiment.engine.client_state == "disk"
 
     def tell(event: Mapping[str, Any]) -> None:
         if watch is not None:
@@ -47,15 +51,12 @@ def run_session(
 
     def save(state: State) -> None:
         state.participation_log.secure()
-        about = {
-            "experiment": experiment.dump(),
-            "identity": identity,
-            "events": folder.sync_events(),
-            "seconds": time.perf_counter() - began,
-        }
+        about = {**fixed, "events": folder.sync_events(), "seconds": time.perf_counter() - began}
         with session.plan.naming_states():
-            folder.checkpoints.write(state.round, state, engine.client_states(), about)
-        if experiment.engine.client_state == "disk":
+            checkpoints.write(state.round, state, engine.client_states(), about)
+        if on_disk or session.remote is not None:  # sites forget what a checkpoint does not need any more
+            checkpoints.wait()
+        if on_disk:
             engine.restore(folder.checkpoints.client_states())  # from here on it lies in the checkpoint's files
 
     name, rounds, at = experiment.method.name, experiment.train.rounds, str(folder.path)
@@ -75,5 +76,6 @@ def run_session(
     finally:
         engine.close()
         session.private.close()
+        checkpoints.close()
     write_result(session, folder, state, time.perf_counter() - began)
     return folder

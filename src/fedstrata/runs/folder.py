@@ -2,7 +2,7 @@
 
 experiment.toml     the experiment, resolved
 events.jsonl        one JSON object a line; `wall` holds what a clock said and is never compared
-checkpoint/         CURRENT names the manifest that counts; see `Checkpoints`
+checkpoint/         CURRENT names the manifest that counts; see `checkpoints.py`
 model.safetensors   the final model, tensors by name
 summary.json        the outcome
 lock                empty; locked while a process runs here
@@ -10,28 +10,24 @@ lock                empty; locked while a process runs here
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedstrata.core import tree
-from fedstrata.core.engine import ClientStates
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
-from fedstrata.core.files import sync_folder, write_atomically
-from fedstrata.core.messages import Tag, Tensors
+from fedstrata.core.files import write_atomically, writing_to
+from fedstrata.core.messages import Tensors
+from fedstrata.runs.checkpoints import Checkpoints
 
 LOCK = "lock"
 
@@ -106,7 +102,7 @@ class Run:
             raise RequestError(
                 f"{path} already holds a run: continue it with --resume {path}, or choose another folder"
             )
-        with _storage(path):
+        with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
             write_atomically(path / "experiment.toml", experiment.encode())
             (path / "events.jsonl").touch()
@@ -151,7 +147,7 @@ class Run:
         Path
             Such as "runs/fedavg-3".
         """
-        with _storage(root):
+        with writing_to(root):
             root.mkdir(parents=True, exist_ok=True)
             for number in count(1):
                 with suppress(FileExistsError):
@@ -173,7 +169,7 @@ class Run:
         RequestError
             If another process is running here.
         """
-        with _storage(self.path):
+        with writing_to(self.path):
             handle = take_lock(self.path / LOCK)
             if handle is None:
                 time.sleep(0.05)  # somebody may only have looked whether a run goes on
@@ -205,7 +201,7 @@ class Run:
             What can be written as JSON; a number that is not finite becomes null.
         """
         event = {"event": kind, **fields} | ({"wall": dict(wall)} if wall else {})
-        with _storage(self.path), (self.path / "events.jsonl").open("a", newline="\n") as file:
+        with writing_to(self.path), (self.path / "events.jsonl").open("a", newline="\n") as file:
             file.write(json.dumps(finite(event)) + "\n")
 
     def events(self, wall: bool = True) -> list[dict[str, Any]]:
@@ -281,7 +277,7 @@ class Run:
         summary
             The outcome.
         """
-        with _storage(self.path):
+        with writing_to(self.path):
             write_atomically(
                 self.path / "model.safetensors",
                 save(dict(model), {"about": json.dumps(dict(sorted(metadata.items())))}),
@@ -333,110 +329,6 @@ class Run:
         return load((self.path / "model.safetensors").read_bytes())
 
 
-class Checkpoints:
-    """Checkpoints that survive a kill at any moment.
-
-    A checkpoint is a manifest `NNNNNN.json` and files it names with their checksums: the server's arrays, and one
-    file for each client whose state changed since the last time. Everything is written and synced first; then
-    CURRENT is replaced in one rename; then files that the new manifest does not name are removed.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._clients: dict[int, tuple[Tag, dict[str, str]]] = {}
-
-    def write(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> None:
-        """Write a checkpoint; the old one stays valid until this one is safe."""
-        arrays: dict[str, Tensor] = {}
-        server_tree = tree.flatten(state, arrays)
-        with _storage(self.path):
-            self.path.mkdir(exist_ok=True)
-            server = self._put(f"{round:06d}.safetensors", save({k: v.clone() for k, v in arrays.items()}))
-            clients = dict(self._clients)
-            for client, (tag, tensors) in client_states.items():
-                if client not in clients or clients[client][0] != tag:
-                    name = f"client-{client}-{tag[0]}-{tag[1]}.safetensors"
-                    clients[client] = (
-                        tag,
-                        self._put(name, save({k: v.contiguous() for k, v in tensors.items()})),
-                    )
-            manifest = {
-                "round": round,
-                "state": server_tree,
-                "server": server,
-                "clients": [[client, tag, file] for client, (tag, file) in clients.items()],
-                **about,
-            }
-            entry = self._put(f"{round:06d}.json", json.dumps(manifest).encode())
-            sync_folder(self.path)
-            write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
-        self._clients = clients
-        used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
-        for path in self.path.iterdir():
-            if path.name not in used:
-                with suppress(FileNotFoundError):
-                    path.unlink()
-
-    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, ClientStates]:
-        """Read a checkpoint into a state shaped like `like`."""
-        state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
-        self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
-        return state, self.client_states()
-
-    def client_states(self) -> ClientStates:
-        """Return the clients' state as the newest checkpoint holds it; each client's is read when it is asked for."""
-        return _Stored(self, self._clients)
-
-    def client(self, entry: Mapping[str, str]) -> Tensors:
-        """Read one client's state."""
-        return load(self._get(entry))
-
-    def manifest(self) -> dict[str, Any] | None:
-        """Read what the newest checkpoint says about itself."""
-        current = self.path / "CURRENT"
-        if not current.exists():
-            return None
-        try:
-            entry = json.loads(current.read_text())
-            manifest: dict[str, Any] = json.loads(self._get(entry))
-            return manifest
-        except (KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
-
-    def _put(self, name: str, content: bytes) -> dict[str, str]:
-        write_atomically(self.path / name, content, sync=False)
-        return {"file": name, "sha256": sha256(content).hexdigest()}
-
-    def _get(self, entry: Mapping[str, str]) -> bytes:
-        path = self.path / Path(entry["file"]).name
-        if not path.exists():
-            raise RequestError(f"{path} is missing; the checkpoint cannot be used")
-        content = path.read_bytes()
-        if sha256(content).hexdigest() != entry["sha256"]:
-            raise RequestError(f"{path} is damaged: its checksum does not match")
-        return content
-
-
-class _Stored(Mapping[int, tuple[Tag, Tensors]]):
-    """Client state in files."""
-
-    def __init__(self, checkpoints: Checkpoints, clients: Mapping[int, tuple[Tag, dict[str, str]]]):
-        self._checkpoints, self._clients = checkpoints, clients
-
-    def __getitem__(self, client: int) -> tuple[Tag, Tensors]:
-        tag, entry = self._clients[client]
-        return tag, self._checkpoints.client(entry)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._clients
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-
 def finite(value: Any) -> Any:
     """JSON has no NaN: a number that is not finite becomes null."""
     if isinstance(value, float):
@@ -444,14 +336,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: finite(v) for k, v in value.items()}
     return [finite(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-@contextmanager
-def _storage(path: Path) -> Iterator[None]:
-    """Say what to do when the disk refuses; what was written before stays valid."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        why = "the disk is full" if full else str(error)
-        raise RequestError(f"cannot write to {path}: {why}. What was saved before is still valid") from error

@@ -100,17 +100,17 @@ def _name(part: LocalPart) -> str:
 
 
 def _check_trace(work: Session, local: ClientPlan, part: LocalPart) -> None:
-    trainer, traces = _trainer(work, local, pad=True), dict[int, list[Any]]()
+    trainer, traces = _trainer(work, local, pad=True), dict[tuple[int, bool], list[Any]]()
     step, places = trainer.step, set()
 
-    def traced(width: int) -> None:
+    def traced(width: int, full: bool = True) -> None:
         with Trace() as trace:
-            step(width)
+            step(width, full)
         assert not trace.reads, (
             f"the local step reads the device from the host: {', '.join(sorted(set(trace.reads)))}; no float(), "
             ".item(), `if` on a tensor or boolean mask there: use torch.where, or a slot that `fill` writes"
         )
-        traces.setdefault(width, []).append(trace.operations)
+        traces.setdefault((width, full), []).append(trace.operations)
         places.add(
             (
                 trainer.buf.w.data_ptr(),
@@ -122,7 +122,7 @@ def _check_trace(work: Session, local: ClientPlan, part: LocalPart) -> None:
     trainer.step = traced  # type: ignore[method-assign]
     for client in (1, 0, 5):  # of different sizes: full batches and tails
         _run_task(trainer, work, client)
-    for width, same in traces.items():
+    for (width, _), same in traces.items():
         different = sum(operations != same[0] for operations in same)
         said = f"{different} of {len(same)} of width {width} differ"
         assert not different, f"{_name(part)}: the local step is not the same for every batch: {said}"

@@ -17,7 +17,7 @@ from fedstrata.core.steps import Outcome, Scores
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
-from fedstrata.runs.folder import Checkpoints
+from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.session import Session, build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round

@@ -14,56 +14,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WARM_UP = 3  # steps before recording, in which libraries choose their kernels and get their workspaces
+WARM_UP = 2  # steps before recording, in which libraries choose their kernels and get their workspaces
 
 
 class Recorder:
-    """Replays a step whose only argument is a width; records it where that width is new.
+    """Replays a step whose arguments say how large it is; records it where such a step is new.
 
     A step that cannot be recorded is taken as it is, from then on; `give_up` hears the reason.
     """
 
     def __init__(
         self,
-        step: Callable[[int], None],
+        step: Callable[..., None],
         state: Iterable[Tensor],
         stream: torch.cuda.Stream,
         give_up: Callable[[str], None],
     ):
         self._step, self._state, self._stream, self._give_up = step, list(state), stream, give_up
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._able = True
 
-    def __call__(self, width: int) -> None:
+    def __call__(self, *size: int) -> None:
         """Take a step."""
-        if self._able and width not in self._graphs:
-            self._record(width)
-        if width in self._graphs:
-            self._graphs[width].replay()
+        if self._able and size not in self._graphs:
+            self._record(size)
+        if size in self._graphs:
+            self._graphs[size].replay()
         else:
-            self._step(width)
+            self._step(*size)
 
-    def _record(self, width: int) -> None:
+    def _record(self, size: tuple[int, ...]) -> None:
         """Record in the middle of a client update: what the trial steps change is put back."""
         before = [t.clone() for t in self._state]
-        graph = torch.cuda.CUDAGraph()
         try:
             for _ in range(WARM_UP):
-                self._step(width)
+                self._step(*size)
             self._stream.synchronize()
-            recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-            with _nothing_thrown_away(), recording:
-                self._step(width)
-            self._graphs[width], self._pool = graph, graph.pool()
+            graph = torch.cuda.CUDAGraph()
+            with _nothing_thrown_away():
+                self._capture(graph, size)
+            self._graphs[size], self._pool = graph, graph.pool()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self._able = False
             torch.cuda.synchronize()
-            self._give_up(str(error).strip().splitlines()[0])
+            why = str(error).strip().splitlines()[0]
+            self._give_up(f"local steps are not recorded, and take several times as long on a GPU: {why}")
         for now, old in zip(self._state, before, strict=True):
             now.copy_(old)
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, size: tuple[int, ...]) -> None:
+        """Do what `torch.cuda.graph` does, without tidying up first, which takes longer than all the rest."""
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                self._step(*size)
+            finally:
+                graph.capture_end()
 
 
 @contextmanager

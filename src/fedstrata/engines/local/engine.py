@@ -1,7 +1,7 @@
 """The local engine: no server, no serialisation with one worker; a breakpoint in a part stops there.
 
-Client state lives here, one dictionary a client, for clients that have any: in memory, or, once a checkpoint holds it,
-in the checkpoint's files. New state is pending until the server accepts the report it came with.
+Client state lives here, one dictionary a client, for clients that have any: in memory (`client_states.py`), or, once a
+checkpoint holds it, in the checkpoint's files. New state is pending until the server accepts the report it came with.
 
 Workers in this process are plain PyTorch: client updates follow one after another on one worker, or those of many tiny
 clients at once. Clients that all-reduce while they compute have a worker each, in lockstep. Steps that may be fused are
@@ -27,12 +27,13 @@ from fedstrata.client.trainer import Trainer, plan_order
 from fedstrata.client.vmapped import MOST_REPLICAS, VmappedTrainer
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.client_parts import Client, ClientPlan
-from fedstrata.core.engine import AllReduceSum, SumTensors
+from fedstrata.core.engine import AllReduceSum, ClientStates, SumTensors
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, to_host, weighted_sum
 from fedstrata.core.rng import seed_torch
 from fedstrata.core.steps import Step
 from fedstrata.core.threads import cores, one_thread, spare, threads
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.client_states import ClientStateStore
 from fedstrata.engines.local.cost import products_a_sample
 from fedstrata.engines.local.traced_step import Tracer
 
@@ -43,7 +44,9 @@ Answer = tuple[Report, Tensors | None]  # new state: None where it did not chang
 
 
 class WorkerPool(Protocol):
-    """Workers that work side by side."""
+    """Workers that work side by side; `room` is what their device spares for client state, in bytes."""
+
+    room: int
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Make all client updates; reports and new client state, None where that did not change, in task order."""
@@ -69,8 +72,8 @@ class LocalEngine:
     ):
         self._pool, self.device, self._on_disk = pool, device, client_state == "disk"
         self._make_here, self._here = here, pool if isinstance(pool, InProcessPool) else None
-        self._client_states: dict[int, tuple[Tag, Tensors]] = {}
-        self._stored: Mapping[int, tuple[Tag, Tensors]] = {}  # read when it is needed
+        self._store = ClientStateStore(pool.room)
+        self._on_file: ClientStates = {}  # read when it is needed
         self._pending: dict[int, Tensors] = {}
         self._reports: dict[int, Report] = {}
         self._outcome: Tensors | None = None  # of a fused step
@@ -79,7 +82,8 @@ class LocalEngine:
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report."""
-        places = [(t.client, self._client_states if t.client in self._client_states else self._stored) for t in tasks]
+        known = self._store.states
+        places = [(t.client, known if t.client in known else self._on_file) for t in tasks]
         client_states = {client: place[client][1] for client, place in places if client in place}
         self._outcome = self._statistics = None
         if step.fused is not None:
@@ -115,16 +119,17 @@ class LocalEngine:
         """Commit the state of the clients whose report counted."""
         for client in accepted:
             if client in self._pending:
-                self._client_states[client] = (tag, self._pending[client])
+                self._store.put(client, tag, self._pending[client])
         self._pending, self._reports = {}, {}
 
-    def client_states(self) -> Mapping[int, tuple[Tag, Tensors]]:
+    def client_states(self) -> ClientStates:
         """Return the state of every client that has any, but for what a checkpoint holds already."""
-        return self._client_states
+        return self._store.states
 
-    def restore(self, client_states: Mapping[int, tuple[Tag, Tensors]]) -> None:
+    def restore(self, client_states: ClientStates) -> None:
         """Take client state back from a checkpoint."""
-        self._client_states, self._stored = ({}, client_states) if self._on_disk else (dict(client_states), {})
+        self._store.replace_all({} if self._on_disk else client_states)
+        self._on_file = client_states if self._on_disk else {}
 
     def close(self) -> None:
         """End the workers."""
@@ -139,6 +144,8 @@ class LocalEngine:
 
 class InProcessPool:
     """Runs tasks here; `together` trains many clients at once, `give_up` hears where that is not possible."""
+
+    room = 0
 
     def __init__(
         self,
@@ -177,7 +184,7 @@ class InProcessPool:
                 partial(_meet, worker, self._assignment(task, client_states)) for worker, task in pairs
             ]
             answers, place = run_in_lockstep(client_updates, by, add)
-        return self._to_host(answers), place.statistics(self._workers[0].trainer.space)
+        return answers, place.statistics(self._workers[0].trainer.space)
 
     def run_fused(
         self, step: Step, tasks: Sequence[Task], client_states: Mapping[int, Tensors]
@@ -210,10 +217,6 @@ class InProcessPool:
     def _use_stream(self) -> AbstractContextManager[None]:
         """Do what the first worker does where it works."""
         return threads(1)
-
-    def _to_host(self, answers: Sequence[Answer]) -> list[Answer]:
-        """Return client state as it is kept."""
-        return list(answers)
 
     @cached_property
     def _products(self) -> int:

@@ -1,8 +1,9 @@
 """Workers on GPUs: each replays its own recorded step on its own stream, several side by side on every device.
 
-Samples lie on the device and batches are gathered there. The host only submits work, to one worker after another, and
-reads nothing until all of a step is submitted. Clients are dealt longest first. A worker that runs out of memory is
-given up, and the step is done again by those that are left: a client update leaves nothing behind.
+Samples lie on the device as the network takes them, and batches are gathered there; what clients keep between client
+updates stays there too, as far as it fits. The host only submits work, to one worker after another, and reads nothing
+until all of a step is submitted. Clients are dealt longest first. A worker that runs out of memory is given up, and the
+step is done again by those that are left: a client update leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from fedstrata.core.batch_norm import By
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.engine import SumTensors
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.messages import Task, Tensors, to_host
+from fedstrata.core.inputs import Inputs
+from fedstrata.core.messages import Task, Tensors
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cuda_graph import Recorder
 from fedstrata.engines.local.engine import Answer, Assignment, InProcessPool, Worker, group_tasks
 
 LARGE = 1e9  # multiplications of a batch that keep a GPU busy by themselves
+FOR_SAMPLES, FOR_STATE = 0.25, 0.25  # of the memory that is free, for normalised samples and for client state
+CHUNK = 8192  # samples that are normalised at a time
 
 
 def workers_on_gpu(products: float) -> int:
@@ -45,18 +49,20 @@ class GpuPool(InProcessPool):
     ):
         self._record, self._streams = record, list[torch.cuda.Stream]()
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-        self._data = {d: (federation.train.x.to(d), federation.train.y.to(d)) for d in devices[:workers]}
+        local, x = prepare_samples(local, federation.train.x, devices[:workers])
+        self._data = {d: (x[d], federation.train.y.to(d)) for d in devices[:workers]}
         self._wanted = [devices[i % len(devices)] for i in range(workers)]
         super().__init__(local, federation, together, give_up)
-        while len(self._workers) < workers and self._room():
+        while len(self._workers) < workers and self._has_room():
             self._workers.append(self._make_worker(*self._data[self._wanted[len(self._workers)]]))
+        self.room = int(FOR_STATE * sum(torch.cuda.mem_get_info(d)[0] for d in self._data))
 
     @property
     def workers(self) -> int:
         """How many there are."""
         return len(self._workers)
 
-    def _room(self) -> bool:
+    def _has_room(self) -> bool:
         """Say whether the next worker fits; each needs about as much as the last, and some for what it computes."""
         device = self._wanted[len(self._workers)]
         free, _ = torch.cuda.mem_get_info(device)
@@ -117,7 +123,7 @@ class GpuPool(InProcessPool):
                     answers |= dict(zip(group, collect(), strict=True))
         for stream in self._streams:
             torch.cuda.default_stream(stream.device).wait_stream(stream)
-        return self._to_host([answers[i] for i in range(len(tasks))])
+        return [answers[i] for i in range(len(tasks))]
 
     def lockstep(
         self, tasks: Sequence[Task], client_states: Mapping[int, Tensors], by: By, add: SumTensors | None = None
@@ -142,10 +148,6 @@ class GpuPool(InProcessPool):
         moved = {k: to_device(t, device) if "/" in k else t for k, t in client_state.items()}
         return client, replace(task, down=down[f"cuda:{device.index}"]), moved
 
-    def _to_host(self, answers: Sequence[Answer]) -> list[Answer]:
-        """Keep client state in the host's memory; read only when all work is submitted."""
-        return [(r, None if new is None else {k: to_host(t) for k, t in new.items()}) for r, new in answers]
-
     def _use_stream(self) -> AbstractContextManager[None]:
         return self._on_stream() if self._streams else nullcontext()
 
@@ -161,3 +163,17 @@ class GpuPool(InProcessPool):
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Bring a tensor to a device; the host goes on at once."""
     return tensor.pin_memory().to(device, non_blocking=True) if not tensor.is_cuda else tensor.to(device)
+
+
+def prepare_samples(local: ClientPlan, x: Tensor, devices: Sequence[str]) -> tuple[ClientPlan, dict[str, Tensor]]:
+    """Put samples on devices as the network takes them, once for all steps, if there is room for so many numbers.
+
+    Returns the plan for such samples, in which only augmentation is left to be done.
+    """
+    there = {device: x.to(device) for device in devices}
+    wide = x.numel() * torch.empty((), dtype=local.dtype).element_size()
+    if local.inputs.keeps(x) or any(wide > FOR_SAMPLES * torch.cuda.mem_get_info(device)[0] for device in devices):
+        return local, there
+    for device, stored in there.items():
+        there[device] = torch.cat([local.inputs(part, local.dtype) for part in torch.split(stored, CHUNK)])
+    return replace(local, inputs=Inputs(crop=local.inputs.crop, flip=local.inputs.flip)), there

@@ -52,6 +52,8 @@ class WorkerProcess:
 class ProcessPool:
     """A pool of workers, each in its own process."""
 
+    room = 0
+
     def __init__(
         self,
         local: ClientPlan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -21,6 +22,7 @@ from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPoo
 from fedstrata.engines.local.gpu import GpuPool, workers_on_gpu
 from fedstrata.engines.local.processes import ProcessPool, why_not
 
+WORTH_A_SEARCH = 5e4  # seconds of work on one core, a minute on a GPU, above which it looks for its quickest kernels
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
 
@@ -58,6 +60,7 @@ class LocalEngineOptions(Part):
         RequestError
             Where what was asked for cannot be had: a GPU, or worker processes.
         """
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for every worker: 8 would be shared
         cuda = torch.cuda.is_available()
         if self.device == "cuda" and not cuda:
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
@@ -65,14 +68,19 @@ class LocalEngineOptions(Part):
         guess = Guess.of(local, federation, client_updates)
         together = self._vmap(local, guess, device)
 
+        told = set[str]()
+
         def remark(text: str) -> None:  # what may differ between equal runs stands under `wall`
-            log("engine", wall={"remark": text})
+            if text not in told:  # every worker says the same
+                told.add(text)
+                log("engine", wall={"remark": text})
 
         here = partial(InProcessPool, local, federation, together, remark)
         if device == "cuda":
             fast = self.precision in ("tf32", "bf16")
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
-            torch.backends.cudnn.benchmark = fast  # the quickest kernels, which need not be the same in every run
+            # The quickest kernels, which need not be the same in every run, are worth a search only in a long one.
+            torch.backends.cudnn.benchmark = fast and guess.seconds > WORTH_A_SEARCH
             workers, why = (
                 workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
                 None,

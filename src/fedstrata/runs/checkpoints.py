@@ -1,0 +1,188 @@
+"""Checkpoints that survive a kill at any moment.
+
+A checkpoint is a manifest `NNNNNN.json` and files it names with their checksums: the server's arrays, and one file for
+each client whose state changed since the last time. Everything is written and synced first; then CURRENT is replaced in
+one rename; then files that the new manifest does not name are removed.
+
+A run does not wait for the disk: what a checkpoint holds is put aside between two rounds, and written while the next
+round is played (`BackgroundWriter`). One is written at a time, so a kill costs at most the round that was being played
+and the one before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from fedstrata.core import tree
+from fedstrata.core.engine import ClientStates
+from fedstrata.core.errors import RequestError
+from fedstrata.core.files import sync_folder, write_atomically, writing_to
+from fedstrata.core.messages import Tag, Tensors, to_host_aside
+from fedstrata.core.tensor_file import tensor_pieces
+
+WRITERS = 4  # files that are hashed and written at a time
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint will hold, as it was between two rounds: nothing in it changes any more."""
+
+    round: int
+    state: Any  # in JSON form, without its arrays
+    arrays: Tensors
+    changed: ClientStates  # a client's new state is a new tensor, so these are not copied
+    about: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of a run folder."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._clients: dict[int, tuple[Tag, dict[str, str]]] = {}
+
+    def take(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> Snapshot:
+        """Put aside what a checkpoint holds; `state` may change from here on."""
+        arrays: dict[str, Tensor] = {}
+        server_tree = tree.flatten(state, arrays)
+        changed = {
+            client: client_states[client]
+            for client in client_states
+            if client not in self._clients or self._clients[client][0] != client_states[client][0]
+        }
+        return Snapshot(round, server_tree, {k: v.clone() for k, v in arrays.items()}, changed, about)
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint; the old one stays valid until this one is safe."""
+        with writing_to(self.path), ThreadPoolExecutor(WRITERS) as writers:
+            self.path.mkdir(exist_ok=True)
+            stem = f"{snapshot.round:06d}"
+            names = {c: f"client-{c}-{tag[0]}-{tag[1]}.safetensors" for c, (tag, _) in snapshot.changed.items()}
+            written = writers.map(lambda c: self._put_tensors(names[c], snapshot.changed[c][1]), names)
+            server = self._put_tensors(f"{stem}.safetensors", snapshot.arrays)
+            new = {c: (snapshot.changed[c][0], file) for c, file in zip(names, written, strict=True)}
+            clients = {**self._clients, **new}
+            manifest = {
+                "round": snapshot.round,
+                "state": snapshot.state,
+                "server": server,
+                "clients": [[client, tag, file] for client, (tag, file) in clients.items()],
+                **snapshot.about,
+            }
+            entry = self._put(f"{stem}.json", json.dumps(manifest).encode())
+            sync_folder(self.path)
+            write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
+        self._clients = clients
+        used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
+        for path in self.path.iterdir():
+            if path.name not in used:
+                with suppress(FileNotFoundError):
+                    path.unlink()
+
+    def write(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> None:
+        """Take a snapshot and write it, at once."""
+        self.put(self.take(round, state, client_states, about))
+
+    def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, ClientStates]:
+        """Read a checkpoint into a state shaped like `like`."""
+        state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
+        self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
+        return state, self.client_states()
+
+    def client_states(self) -> ClientStates:
+        """Return the clients' state as the newest checkpoint holds it; each client's is read when it is asked for."""
+        return _Stored(self, self._clients)
+
+    def client(self, entry: Mapping[str, str]) -> Tensors:
+        """Read one client's state."""
+        return load(self._get(entry))
+
+    def manifest(self) -> dict[str, Any] | None:
+        """Read what the newest checkpoint says about itself."""
+        current = self.path / "CURRENT"
+        if not current.exists():
+            return None
+        try:
+            entry = json.loads(current.read_text())
+            manifest: dict[str, Any] = json.loads(self._get(entry))
+            return manifest
+        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+            raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
+
+    def _put_tensors(self, name: str, tensors: Tensors) -> dict[str, str]:
+        return self._put(name, *tensor_pieces(to_host_aside(tensors)))
+
+    def _put(self, name: str, *content: bytes | memoryview) -> dict[str, str]:
+        digest = sha256()
+        for piece in content:
+            digest.update(piece)
+        write_atomically(self.path / name, *content, sync=False)
+        return {"file": name, "sha256": digest.hexdigest()}
+
+    def _get(self, entry: Mapping[str, str]) -> bytes:
+        path = self.path / Path(entry["file"]).name
+        if not path.exists():
+            raise RequestError(f"{path} is missing; the checkpoint cannot be used")
+        content = path.read_bytes()
+        if sha256(content).hexdigest() != entry["sha256"]:
+            raise RequestError(f"{path} is damaged: its checksum does not match")
+        return content
+
+
+class BackgroundWriter:
+    """Writes checkpoints one after another while the run goes on. What goes wrong is raised by the next call."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
+
+    def write(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> None:
+        """Put aside what a checkpoint holds, and have it written once the one before is safe."""
+        self.wait()
+        snapshot = self._checkpoints.take(round, state, client_states, about)
+        self._under_way = self._thread.submit(self._checkpoints.put, snapshot)
+
+    def wait(self) -> None:
+        """Wait until everything that was put aside is safe on disk."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, and end."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+
+class _Stored(Mapping[int, tuple[Tag, Tensors]]):
+    """Client state in files."""
+
+    def __init__(self, checkpoints: Checkpoints, clients: Mapping[int, tuple[Tag, dict[str, str]]]):
+        self._checkpoints, self._clients = checkpoints, clients
+
+    def __getitem__(self, client: int) -> tuple[Tag, Tensors]:
+        tag, entry = self._clients[client]
+        return tag, self._checkpoints.client(entry)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
