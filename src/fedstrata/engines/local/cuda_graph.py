@@ -35,6 +35,11 @@ class Recorder:
         self._pool: Any = None
         self._able = True
 
+    @property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """What was recorded."""
+        return list(self._graphs)
+
     def __call__(self, *size: int) -> None:
         """Take a step."""
         if self._able and size not in self._graphs:
