@@ -26,9 +26,12 @@ def main() -> None:
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="print one JSON list and nothing else")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/NAME.json")
+    parser.add_argument("--quick", action="store_true", help="a small size of it, to see that it runs: never saved")
     asked = parser.parse_args()
+    if asked.quick and asked.save:
+        parser.error("--quick measures too little to be saved")
     benchmark = import_module(f"benchmarks.{asked.name}")
-    rows = benchmark.measure()
+    rows = benchmark.measure(quick=asked.quick)
     print(json.dumps(rows) if asked.json else table(rows))
     if asked.save:
         (HERE / "results").mkdir(exist_ok=True)

@@ -86,9 +86,9 @@ def test_where_state_is_kept_does_not_change_a_bit(case, tmp_path):
 def test_on_disk_no_client_state_stays_in_memory_after_a_round(case, policy, held, tmp_path, monkeypatch):
     take, kept, alive = Checkpoints.take, [], []
 
-    def watched(self, round, state, client_states, about):
+    def watched(self, round, state, client_states, *rest):
         kept.append([weakref.ref(t) for _, tensors in client_states.values() for t in tensors.values()])
-        return take(self, round, state, client_states, about)
+        return take(self, round, state, client_states, *rest)
 
     def watch(event):
         if event["event"] == "round":

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from fedstrata.client.local_step import (
     RING,
@@ -32,7 +32,7 @@ from fedstrata.client.local_step import (
     update_weights,
 )
 from fedstrata.client.trainer import Trainer
-from fedstrata.core.client_context import Buffers
+from fedstrata.core.client_context import Batch, Buffers
 from fedstrata.core.client_parts import Client
 from fedstrata.core.messages import Report, Task, Tensors
 
@@ -116,24 +116,36 @@ class VmappedTrainer:
         drawn = trainer.clock.uses
         x, y = x.view(active, self._width, *x.shape[1:]), trainer.buf.y.index_select(0, rows).view(active, self._width)
 
-        def one(state: Tensors, own: Slots, x: Tensor, y: Tensor, weight: Tensor, keys: Tensor, rate: Tensor) -> Tensor:
+        parts = trainer.local.chain
+
+        def loss(
+            params: Tensors, state: Tensors, own: Slots, x: Tensor, y: Tensor, weight: Tensor, keys: Tensor
+        ) -> tuple[Tensor, Batch]:
             trainer.clock.keys, trainer.clock.uses = keys, drawn
-            parts, buf = trainer.local.chain, self._buffers(state)
+            buf = self._buffers(state)
+            out = functional_call(trainer.network, {**params, **trainer.named(buffers=buf.b)}, (x,))
+            return objective(parts, own, buf, x, y, weight, *out)
 
-            def loss(params: Tensors) -> tuple[Tensor, tuple[Tensor, ...]]:
-                out = functional_call(trainer.network, {**params, **trainer.named(buffers=buf.b)}, (x,))
-                return objective(parts, own, buf, x, y, weight, *out)
-
-            gradients, batch = grad(loss, has_aux=True)(trainer.named(params=buf.w))
-            for name, to in trainer.named(params=buf.g).items():
-                to.copy_(gradients[name])
-            with torch.no_grad():
-                observe(parts, own, buf, batch)
-                update_weights(parts, own, buf, rate)
+        def move(state: Tensors, own: Slots, batch: Batch, rate: Tensor) -> Tensor:
+            buf = self._buffers(state)
+            observe(parts, own, buf, batch)
+            update_weights(parts, own, buf, rate)
             return buf.loss  # vmap wants something back
 
-        vmap(one)(state, own, x, y, ring["weight"], ring["keys"], rate)
+        # Replicas do not touch each other: the gradient of the sum of their losses holds the gradient of each. (With
+        # `torch.func.grad` inside, a process would first import the compiler, which takes a second and more.)
+        params = {name: w.detach().requires_grad_() for name, w in self._stacked(state["w"]).items()}
+        losses, batch = vmap(loss)(params, state, own, x, y, ring["weight"], ring["keys"])
+        gradients = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._stacked(state["g"]).values()), gradients)
+            vmap(move)(state, own, Batch(*(part.detach() for part in batch)), rate)
         t.add_(1)
+
+    def _stacked(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the network's tensors of all replicas by name."""
+        places = self.trainer.space.params
+        return {f"module.{p.name}": flat[:, p.start : p.stop].view(len(flat), *p.shape) for p in places}
 
     def _fill(self, batch_plans: Sequence[BatchPlan]) -> list[BatchPlan]:
         trainer, state = self.trainer, self._state

@@ -133,7 +133,7 @@ class _Forward:
             return
         layer.num_batches_tracked.add_(1)
         momentum = layer.momentum
-        factor = 1 / layer.num_batches_tracked.to(mean.dtype) if momentum is None else mean.new_tensor(momentum)
+        factor: Any = 1 / layer.num_batches_tracked.to(mean.dtype) if momentum is None else momentum
         layer.running_mean.lerp_(mean, factor)
         layer.running_var.lerp_(variance * (count / (count - 1).clamp(min=1)), factor)
 

@@ -12,7 +12,7 @@ and the one before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,8 +52,15 @@ class Checkpoints:
         self.path = path
         self._clients: dict[int, tuple[Tag, dict[str, str]]] = {}
 
-    def take(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> Snapshot:
-        """Put aside what a checkpoint holds; `state` may change from here on."""
+    def take(
+        self,
+        round: int,
+        state: Any,
+        client_states: ClientStates,
+        about: Mapping[str, Any],
+        unchanging: Collection[Tensor] = (),
+    ) -> Snapshot:
+        """Put aside what a checkpoint holds; `state` may change from here on, but for some tensors in it."""
         arrays: dict[str, Tensor] = {}
         server_tree = tree.flatten(state, arrays)
         changed = {
@@ -61,7 +68,9 @@ class Checkpoints:
             for client in client_states
             if client not in self._clients or self._clients[client][0] != client_states[client][0]
         }
-        return Snapshot(round, server_tree, {k: v.clone() for k, v in arrays.items()}, changed, about)
+        kept = {id(tensor) for tensor in unchanging}
+        arrays = {name: tensor if id(tensor) in kept else tensor.clone() for name, tensor in arrays.items()}
+        return Snapshot(round, server_tree, arrays, changed, about)
 
     def put(self, snapshot: Snapshot) -> None:
         """Write a checkpoint; the old one stays valid until this one is safe."""
@@ -83,12 +92,9 @@ class Checkpoints:
             entry = self._put(f"{stem}.json", json.dumps(manifest).encode())
             sync_folder(self.path)
             write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
-        self._clients = clients
-        used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
-        for path in self.path.iterdir():
-            if path.name not in used:
-                with suppress(FileNotFoundError):
-                    path.unlink()
+            self._clients = clients
+            used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
+            list(writers.map(_remove, [path for path in self.path.iterdir() if path.name not in used]))
 
     def write(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> None:
         """Take a snapshot and write it, at once."""
@@ -148,10 +154,17 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
 
-    def write(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        round: int,
+        state: Any,
+        client_states: ClientStates,
+        about: Mapping[str, Any],
+        unchanging: Collection[Tensor] = (),
+    ) -> None:
         """Put aside what a checkpoint holds, and have it written once the one before is safe."""
         self.wait()
-        snapshot = self._checkpoints.take(round, state, client_states, about)
+        snapshot = self._checkpoints.take(round, state, client_states, about, unchanging)
         self._under_way = self._thread.submit(self._checkpoints.put, snapshot)
 
     def wait(self) -> None:
@@ -166,6 +179,11 @@ class BackgroundWriter:
             self.wait()
         finally:
             self._thread.shutdown()
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        path.unlink()
 
 
 class _Stored(Mapping[int, tuple[Tag, Tensors]]):

@@ -53,7 +53,8 @@ def run_session(
         state.participation_log.secure()
         about = {**fixed, "events": folder.sync_events(), "seconds": time.perf_counter() - began}
         with session.plan.naming_states():
-            checkpoints.write(state.round, state, engine.client_states(), about)
+            model = state.model  # a new model is a new object
+            checkpoints.write(state.round, state, engine.client_states(), about, (model.params, model.buffers))
         if on_disk or session.remote is not None:  # sites forget what a checkpoint does not need any more
             checkpoints.wait()
         if on_disk:

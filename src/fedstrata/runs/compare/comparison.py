@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedstrata.config.build import build_federation
@@ -30,13 +29,15 @@ from fedstrata.engines.local.cost import Guess
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, Entry, first_weights, identity, listed
-from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
+from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, uses_gpu, why_not
 from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
 from fedstrata.runs.folder import LOCK, Run, finite
 from fedstrata.runs.session import check_experiment, with_devices
 from fedstrata.runs.training import describe_experiment, differences, fixed
 
 KEYS = ("version", "experiment", "methods", "seeds", "cells", "notes")  # of comparison.json; others come from the runs
+ON_A_GPU = 3  # cells at a time: while one evaluates or plans, others compute
+CORES_OF_A_GPU = 500  # as which it works, roughly
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
 
@@ -211,11 +212,12 @@ class Comparison:
             raise RequestError(f"jobs = {asked}: {reason}; use 1")
         if asked is not None:
             return min(asked, len(left))
-        engine = left[0].experiment.engine
-        on_gpu = engine.device != "cpu" and torch.cuda.is_available()  # which one cell fills
-        if on_gpu or sum(cell.guess for cell in left) < WORTH_PROCESSES:
+        engine, guess = left[0].experiment.engine, sum(cell.guess for cell in left)
+        on_gpu = uses_gpu(engine)
+        if guess < WORTH_PROCESSES * (CORES_OF_A_GPU if on_gpu else 1):
             return 1
-        jobs = min(cores() // (1 if engine.workers == "auto" else engine.workers), len(left))
+        workers = 1 if on_gpu or engine.workers == "auto" else engine.workers
+        jobs = min(cores() // workers, ON_A_GPU if on_gpu else len(left), len(left))
         if reason is not None and jobs > 1:
             self.notes = [*dict.fromkeys([*self.notes, f"cells were played one after another: {reason}"])]
         return jobs if jobs > 1 and reason is None else 1
