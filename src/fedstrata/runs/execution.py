@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedstrata.core.engine import ClientStates
-from fedstrata.core.threads import one_thread
+from fedstrata.core.threads import cores, keeping_to, one_thread
 from fedstrata.runs.checkpoints import BackgroundWriter
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import Session
@@ -72,7 +72,7 @@ def run_session(
             engine.restore(client_states)
         client_info = session.client_info if engine.can_fuse else session.client_info.without_ground_truth()
         evaluate = session.make_evaluator(engine.device)
-        with one_thread():
+        with keeping_to(cores() if experiment.engine.workers == "auto" else experiment.engine.workers), one_thread():
             run(session.plan, client_info, engine, state, evaluate, session.stopping, log, save)
     finally:
         engine.close()

@@ -203,7 +203,9 @@ class InProcessPool:
         parts, where = np.unique(fused.parts, return_inverse=True)
         rates = np.array([local.rate.at(first.round, (p, step.part[1])) for p in parts.tolist()])
         batches = Batches(flat, fused.sizes, rates[where], trainer.fused_keys(step, tasks))
-        with self._use_stream(), threads(spare() if self._products * fused.sizes.max(initial=0) > WORTH_THREADS else 1):
+        largest = int(fused.sizes.max(initial=0))
+        shared = largest > 1 and self._products * largest > WORTH_THREADS  # threads only wait on single samples
+        with self._use_stream(), threads(spare() if shared else 1):
             report = trainer.train_fused(first, batches).read()
         answers: list[Answer] = [
             (

@@ -1,0 +1,107 @@
+"""Threads are the user's: what torch was told, what a container is given and what the engine is asked for all hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from fedstrata import Federation, Optimizer, train
+from fedstrata.core import threads as of_threads
+from fedstrata.core.threads import container_cores, cores, keeping_to, one_thread, spare, threads
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (("200000 100000\n",), 2),
+        (("150000 100000\n",), 2),
+        (("50000 100000\n",), 1),
+        (("max 100000\n",), None),
+        (("300000\n", "100000\n"), 3),
+        (("-1\n", "100000\n"), None),
+        (("nonsense\n",), None),
+    ],
+)
+def test_a_container_says_how_many_cores_it_is_given(content, expected, tmp_path):
+    names = [tmp_path / str(i) for i in range(len(content))]
+    for name, text in zip(names, content, strict=True):
+        name.write_text(text)
+    assert container_cores((tuple(map(str, names)),)) == expected
+
+
+def test_where_nothing_is_said_there_is_no_limit(tmp_path):
+    assert container_cores(((str(tmp_path / "none"),),)) is None
+
+
+def test_a_container_bounds_the_cores(monkeypatch):
+    monkeypatch.setattr(of_threads, "container_cores", lambda: 1)
+    assert cores() == 1
+
+
+def test_torch_is_never_given_more_threads_than_the_user_gave_it(monkeypatch):
+    monkeypatch.setattr(of_threads, "cores", lambda: 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with one_thread():  # as in every run
+            assert spare() == 3
+            with threads(spare()):
+                assert torch.get_num_threads() == 3
+            with keeping_to(2), keeping_to(5):
+                assert spare() == 2
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_environment_is_respected():
+    code = "from fedstrata.core.threads import one_thread, spare\nwith one_thread(): print(spare())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "1"
+
+
+SEEN: list[int] = []
+
+
+@dataclass(frozen=True)
+class Counts(Optimizer):
+    """Notes how many threads its step has."""
+
+    def step(self, own, w, g, rate):
+        SEEN.append(torch.get_num_threads())
+        w.sub_(g.mul_(rate))
+
+
+def images():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 1, 28, 28)).astype(np.float32), np.arange(48) % 3
+    return Federation.from_arrays(x, y, np.array_split(np.arange(48), 3), test=0.2)
+
+
+@pytest.mark.parametrize(
+    ("method", "workers", "expected"),
+    [("stratify-batch", "auto", 2), ("stratify-batch", 1, 1), ("stratify-single", "auto", 1)],
+)
+def test_large_batches_share_the_cores_and_single_samples_do_not(method, workers, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(of_threads, "cores", lambda: 2)
+    SEEN.clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    asked = {"train.rounds": 1, "train.batch_size": 16, "model.name": "cnn-mcmahan", "engine.workers": workers}
+    try:
+        train(method=method, overrides=asked | {"train.optimizer": Counts()}, federation=images(), out=tmp_path / "r")
+    finally:
+        torch.set_num_threads(before)
+    assert set(SEEN) == {expected}
