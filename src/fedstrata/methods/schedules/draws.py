@@ -15,13 +15,14 @@ class Draws:
     def __init__(self, rng: Rng):
         self._rng = rng
         self._uniform: list[float] = []
+        self._block = np.zeros(0)  # where they come from, in the order of use
         self._exponential = np.zeros(0)
         self._used = 0
 
     def uniform(self) -> float:
         """Return a number from [0, 1)."""
         if not self._uniform:
-            self._uniform = self._rng.random(BLOCK).tolist()
+            self._draw()
         return self._uniform.pop()
 
     def uniforms(self, count: int) -> list[float]:
@@ -31,6 +32,21 @@ class Draws:
         numbers = self._uniform[len(self._uniform) - count :]
         del self._uniform[len(self._uniform) - count :]
         return numbers[::-1]
+
+    def ahead(self, most: int) -> np.ndarray:
+        """Look at the numbers that come next, without using them; fewer where a block ends."""
+        if not self._uniform:
+            self._draw()
+        used = len(self._block) - len(self._uniform)
+        return self._block[used : used + most]
+
+    def skip(self, count: int) -> None:
+        """Use numbers that were looked at."""
+        del self._uniform[len(self._uniform) - count :]
+
+    def _draw(self) -> None:
+        block = self._rng.random(BLOCK)
+        self._uniform, self._block = block.tolist(), block[::-1]
 
     def exponentials(self, count: int) -> np.ndarray:
         """Return waiting times of mean 1."""

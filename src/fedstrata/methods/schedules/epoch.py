@@ -51,6 +51,11 @@ class Epoch:
             taken.append(stratum)
         return taken
 
+    def skip(self, entries: int) -> None:
+        """Take the next entries, of which none came back."""
+        self.at += entries
+        self.now = float(self.places[self.at - 1])
+
     def put_back(self, stratum: int, draws: Draws) -> None:
         """Queue an entry again, at a random position among those still to come."""
         heappush(self.again, (self.now + (1.0 - self.now) * draws.uniform(), stratum))

@@ -1,6 +1,7 @@
 """Stratify's global batches, filled on behalf of clients that live here.
 
-What `batches.py` finds by asking, a loop over the entries finds by looking; nobody is ever missing.
+What `batches.py` finds by asking, a loop over the entries finds by looking; nobody is ever missing. As long as nobody
+refuses either, many batches are filled at once (`stretch.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fedstrata.methods.schedules.epoch import Epoch
+from fedstrata.methods.schedules.stretch import MOST, Stretch, take_stretch
 from fedstrata.methods.schedules.supply import Pools
 
 
@@ -30,9 +34,15 @@ def fill(
     epoch: Epoch, pools: Pools, stock: Sequence[dict[int, int]], until: int, size: int, least: int, replacement: bool
 ) -> Filled:
     """Play an epoch until so many entries are over; `stock` says by stratum what clients hold."""
-    filled = Filled()
+    filled, ahead = Filled(), MOST
     clients, codes = filled.clients, filled.codes
     while epoch.over < until and epoch.left:
+        stretch = take_stretch(epoch, pools, stock, min(ahead, (until - epoch.over) // size), size, replacement)
+        if stretch is not None:
+            _add(filled, epoch, pools, stretch)
+            ahead = max(len(stretch.strata) // size, 1) if stretch.refused else min(2 * ahead, MOST)
+            if not stretch.refused:
+                continue
         entries, start = epoch.take(min(size, until - epoch.over)), len(clients)
         epoch.batches += 1
         epoch.over += len(entries)  # trained on, given up, or left out
@@ -46,6 +56,17 @@ def fill(
             pools.give_back(clients.pop(), [codes.pop()])
             pools.note("batch_left_out", samples=count, why="batch norm has nothing to normalise over")
     return filled
+
+
+def _add(filled: Filled, epoch: Epoch, pools: Pools, stretch: Stretch) -> None:
+    """Take over batches that nobody refused."""
+    batches, code = len(stretch.strata) // stretch.size, np.array([pools.code(s) for s in range(len(pools.trained))])
+    filled.clients += stretch.clients.tolist()
+    filled.codes += code[stretch.strata].tolist()
+    filled.sizes += [stretch.size] * batches
+    filled.asked, filled.requests = filled.asked + len(stretch.strata), filled.requests + stretch.requests
+    epoch.batches += batches
+    epoch.over += len(stretch.strata)
 
 
 def _asked(
