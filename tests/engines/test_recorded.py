@@ -13,6 +13,7 @@ from packs import PACKS
 
 from fedstrata import Federation, Inputs, train
 from fedstrata.core import registry
+from fedstrata.engines.local import gpu as of_gpu
 from fedstrata.engines.local.cuda_graph import Recorder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -158,6 +159,20 @@ def test_tokens_and_a_module_of_ones_own(recorders, tmp_path):
 def test_tiny_clients_many_at_once(method, tmp_path):
     run = train(overrides={**QUICK, "method.name": method, "engine.device": "cuda"}, out=tmp_path / "run")
     assert remarks_of(run) == []
+
+
+@pytest.mark.parametrize("share", ["FOR_STATE", "FOR_SAMPLES"])
+def test_a_device_without_room_gives_the_same_model(share, recorders, tmp_path, monkeypatch):
+    del (asked := QUICK | ALONE)["data.clients"]
+    asked |= {"engine.device": "cuda", "method.name": "scaffold", "model.name": "lenet5", "engine.precision": "fp64"}
+    asked |= {"train.augment": {"crop": 2, "flip": True}, "train.rounds": 4}
+    roomy = train(overrides=asked, federation=images(1, 28), out=tmp_path / "roomy")
+    monkeypatch.setattr(of_gpu, share, 0.0)
+    tight = train(overrides=asked, federation=images(1, 28), out=tmp_path / "tight")
+    assert remarks_of(tight) == []
+    gap = max(float((t - tight.model()[name]).abs().max()) for name, t in roomy.model().items())
+    assert gap < 1e-9
+    assert max(len(recorder.sizes) for recorder in recorders) == 1
 
 
 def test_what_cannot_be_recorded_is_said_once(tmp_path):
