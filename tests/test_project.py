@@ -40,7 +40,7 @@ def test_the_workflow_tests_every_python_that_is_promised():
 def test_every_dependency_is_used_and_every_extra_has_code():
     used = grimp.build_graph("fedstrata", include_external_packages=True, cache_dir=None).modules
     code = "".join(path.read_text() for path in (PROJECT / "src").rglob("*.py"))
-    used |= set(re.findall(r'import_module\("(\w+)', code))
+    used |= set(re.findall(r'(?:import_module|find_spec)\("(\w+)', code))
     extras = {name: needs for name, needs in TABLE["project"]["optional-dependencies"].items() if name != "dev"}
     for name, needs in {"": TABLE["project"]["dependencies"], **extras}.items():
         assert [need for need in needs if "win32" not in need and requirement(need) not in used] == [], name
