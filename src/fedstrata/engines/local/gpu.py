@@ -8,9 +8,13 @@ step is done again by those that are left: a client update leaves nothing behind
 
 from __future__ import annotations
 
+import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -28,6 +32,24 @@ from fedstrata.engines.local.engine import Answer, Assignment, InProcessPool, Wo
 LARGE = 1e9  # multiplications of a batch that keep a GPU busy by themselves
 FOR_SAMPLES, FOR_STATE = 0.25, 0.25  # of the memory that is free, for normalised samples and for client state
 CHUNK = 8192  # samples that are normalised at a time
+
+
+def uses_gpu(device: str) -> bool:
+    """Say whether `engine.device` means a GPU on this machine."""
+    return device != "cpu" and torch.cuda.is_available()
+
+
+def wake_gpu() -> None:
+    """Let a GPU get ready in the background, while data are read: its context and libraries take a second."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for every worker: 8 would be shared
+    Thread(target=_wake, daemon=True).start()
+
+
+def _wake() -> None:
+    with suppress(RuntimeError):  # what is wrong with it will be said where it is needed
+        x = torch.ones(1, 1, 8, 8, device="cuda", requires_grad=True)
+        (torch.conv2d(x, x[..., :3, :3]).flatten() @ x.flatten()[:36]).backward()
+        torch.cuda.synchronize()
 
 
 def workers_on_gpu(products: float) -> int:
@@ -50,6 +72,7 @@ class GpuPool(InProcessPool):
         self._record, self._streams = record, list[torch.cuda.Stream]()
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         local, x = prepare_samples(local, federation.train.x, devices[:workers])
+        local = replace(local, build=partial(copy.deepcopy, local.build()))  # first weights are drawn once, not by all
         self._data = {d: (x[d], federation.train.y.to(d)) for d in devices[:workers]}
         self._wanted = [devices[i % len(devices)] for i in range(workers)]
         super().__init__(local, federation, together, give_up)

@@ -26,10 +26,11 @@ from fedstrata.core.plan import per_round
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
+from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, Entry, first_weights, identity, listed
-from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, uses_gpu, why_not
+from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
 from fedstrata.runs.folder import LOCK, Run, finite
 from fedstrata.runs.session import check_experiment, with_devices
@@ -213,7 +214,7 @@ class Comparison:
         if asked is not None:
             return min(asked, len(left))
         engine, guess = left[0].experiment.engine, sum(cell.guess for cell in left)
-        on_gpu = uses_gpu(engine)
+        on_gpu = uses_gpu(engine.device)
         if guess < WORTH_PROCESSES * (CORES_OF_A_GPU if on_gpu else 1):
             return 1
         workers = 1 if on_gpu or engine.workers == "auto" else engine.workers

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedstrata.config.build import build_federation
@@ -29,6 +28,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.platforms import why_no_workers
 from fedstrata.core.threads import keeping_to
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.execution import Watch
 from fedstrata.runs.training import begin, resume
@@ -125,14 +125,9 @@ def why_not(cells: Sequence[Cell], federation: Federation | None, model: nn.Modu
     return why_unsendable(sent, "the data or the model", "a part or the model")
 
 
-def uses_gpu(engine: Any) -> bool:
-    """Say whether a cell will be played on a GPU."""
-    return engine.device != "cpu" and torch.cuda.is_available()
-
-
 def _on_one_worker(experiment: Experiment) -> Experiment:
     """Let a cell that has neighbours use one core, unless the experiment says how many workers it wants."""
-    if uses_gpu(experiment.engine):  # whose workers are no processes
+    if uses_gpu(experiment.engine.device):  # whose workers are no processes
         return experiment
     workers = 1 if experiment.engine.workers == "auto" else experiment.engine.workers
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": workers})})
