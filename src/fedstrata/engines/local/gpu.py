@@ -48,7 +48,7 @@ def wake_gpu() -> None:
 def _wake() -> None:
     with suppress(RuntimeError):  # what is wrong with it will be said where it is needed
         x = torch.ones(1, 1, 8, 8, device="cuda", requires_grad=True)
-        (torch.conv2d(x, x[..., :3, :3]).flatten() @ x.flatten()[:36]).backward()
+        (torch.conv2d(x, x[..., :3, :3]).flatten() @ x.flatten()[:36]).backward()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
