@@ -326,6 +326,7 @@ def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
         {"method.selector": "power-of-choice"},
         {"method.combiner": "soft"},
         {"method.name": "fednova"},
+        {"method.name": "fedpbs"},
     ],
     ids=lambda wish: next(iter(wish.values())),
 )

@@ -48,6 +48,7 @@ def test_every_stage_is_checked():
     ("stage", "name", "options"),
     [
         ("corrections", "prox", {"mu": 0.0}),
+        ("corrections", "prox", {"when": "unstable"}),
         ("corrections", "scaffold", {"frozen": True}),
         ("optimizers", "sgd", {"momentum": 0.9, "weight_decay": 0.01}),
         ("optimizers", "adam", {"weight_decay": 0.01}),

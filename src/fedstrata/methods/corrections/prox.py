@@ -96,6 +96,10 @@ class Prox(Correction, ServerStep):
         """Clients tell their variance."""
         return (Variance(self.gate),) if self.looks else ()
 
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
+        """Read them."""
+        return (Variance(self.gate).name,) if self.looks and kind == "train" else ()
+
     @property
     def reads(self) -> str | None:
         """Read variances where they are asked for."""
