@@ -41,7 +41,7 @@ from fedstrata.server.loop import ArrivedReports, model_to_evaluate, server_step
 from fedstrata.server.state import State
 
 KNOWN = frozenset({"sizes", "labels", "totals", "counts"})  # what clients' answers tell of them
-TOLD = {"oort": ("seconds",), "fedcda": ("loss",)}  # what a part reads beside the number of samples and its metrics
+TOLD = {"oort": ("seconds",), "fedcda": ()}  # what a part reads beside the number of samples and its metrics
 PROFILE = "profile"  # the one probe that the answers stand for: how long a round takes
 
 
