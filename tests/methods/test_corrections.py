@@ -96,7 +96,7 @@ def test_plain_controls_are_those_of_a_plain_mean():
 
 
 def test_plain_controls_need_weights_by_size():
-    with pytest.raises(RequestError, match='takes back weights by size'):
+    with pytest.raises(RequestError, match="takes back weights by size"):
         session_of({"method.name": "scaffold", "method.corrections.0.controls": "plain"})
 
 
