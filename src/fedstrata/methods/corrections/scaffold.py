@@ -25,7 +25,6 @@ from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import ServerStep
 from fedstrata.core.steps import View
-from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.optimizers.sgd import Sgd
 
 
@@ -51,7 +50,7 @@ class Scaffold(Correction, ServerStep):
         plain = isinstance(plan.local.optimizer, Sgd) and plan.local.optimizer.momentum == 0
         if self.gradients == "update" and not plain:
             return 'its controls read the mean gradient off the update; use sgd without momentum, or gradients = "raw"'
-        if self.controls == "plain" and plan.combiner != SizeWeighted():
+        if self.controls == "plain" and not getattr(plan.combiner, "only_by_size", False):
             return 'controls = "plain" takes back weights by size; use method.combiner = "size", or leave it out'
         return None
 
