@@ -209,6 +209,7 @@ HICS = _selecting(
     "Chen and Vikalo, NeurIPS 2024",
 )
 DIVFL = _selecting("divfl", "A diverse subset whose updates stand for those of all.", "Balakrishnan et al., ICLR 2022")
+BALANCED = _selecting("balanced", "Clients whose labels together are near to those of all, in fair turns.", "ours")
 POWER_OF_CHOICE = _selecting(
     "power-of-choice", "Of some candidates, those with the highest loss train.", "Cho et al., AISTATS 2022"
 )
@@ -239,6 +240,7 @@ PARTS = {
     "inco": "fedstrata.methods.recipes:INCO",
     "fedga-greedy": "fedstrata.methods.recipes:FEDGA_GREEDY",
     "terraform": "fedstrata.methods.recipes:TERRAFORM",
+    "balanced": "fedstrata.methods.recipes:BALANCED",
     "power-of-choice": "fedstrata.methods.recipes:POWER_OF_CHOICE",
     "oort": "fedstrata.methods.recipes:OORT",
     "tifl": "fedstrata.methods.recipes:TIFL",
