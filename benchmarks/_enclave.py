@@ -20,6 +20,7 @@ import numpy as np
 from sklearn.cluster import AgglomerativeClustering, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
+from benchmarks._rows import row
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.rng import Streams
@@ -50,10 +51,6 @@ def rows() -> list[dict[str, Any]]:
         return [*_overhead(), *_watching()]
 
 
-def _row(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": None, "met": None}
-
-
 # ---- cost
 
 
@@ -80,12 +77,12 @@ def _overhead() -> list[dict[str, Any]]:
     whole = [a + b for a, b in zip(submitted, inside, strict=True)]
     name = f"enclave, {PARTIES} parties"
     return [
-        _row(f"{name}: clustering and selecting in the open", 1000 * median(plain), "CPU ms"),
-        _row(f"{name}: the same inside", 1000 * median(inside), "CPU ms"),
-        _row(f"{name}: inside over in the open (the paper: {PAPER:.2f})", _ratio(inside, plain), "times"),
-        _row(f"{name}: all attested submissions, both ends", 1000 * median(submitted), "CPU ms"),
-        _row(f"{name}: submissions and inside over in the open", _ratio(whole, plain), "times"),
-        _row("enclave: start of the process", median(began), "s"),
+        row(f"{name}: clustering and selecting in the open", 1000 * median(plain), "CPU ms"),
+        row(f"{name}: the same inside", 1000 * median(inside), "CPU ms"),
+        row(f"{name}: inside over in the open (the paper: {PAPER:.2f})", _ratio(inside, plain), "times"),
+        row(f"{name}: all attested submissions, both ends", 1000 * median(submitted), "CPU ms"),
+        row(f"{name}: submissions and inside over in the open", _ratio(whole, plain), "times"),
+        row("enclave: start of the process", median(began), "s"),
     ]
 
 
@@ -138,10 +135,10 @@ def _watching() -> list[dict[str, Any]]:
     for noise in (0.0, 0.1, 0.3):
         found, divergence = np.mean([_watched(noise, seed) for seed in range(SEEDS)], axis=0)
         name = f"enclave, noise {noise:g}"
-        told.append(_row(f"{name}: clusters found by who is selected together", found, "ARI"))
-        told.append(_row(f"{name}: label divergence of a round", divergence, "nats"))
+        told.append(row(f"{name}: clusters found by who is selected together", found, "ARI"))
+        told.append(row(f"{name}: label divergence of a round", divergence, "nats"))
     known = float(np.mean([_any_member(seed) for seed in range(SEEDS)]))
-    return [*told, _row("the same attack where clusters send any of their least picked members", known, "ARI")]
+    return [*told, row("the same attack where clusters send any of their least picked members", known, "ARI")]
 
 
 def _watched(noise: float, seed: int) -> tuple[float, float]:

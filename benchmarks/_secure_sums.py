@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
@@ -49,12 +50,12 @@ def _beside_a_round() -> list[dict[str, Any]]:
     error = np.abs(told.total - sum(values[i].astype(np.float64) for i in values)).max()
     name = f"masked sum of {CLIENTS} updates of LeNet-5"
     return [
-        _row(f"{name}, share of a round of {CLIENTS} x {SAMPLES} samples, at most", narrow / round, "", 0.10),
-        _row("that round", round, "s"),
-        _row(name, narrow, "s"),
-        _row(f"{name}, words of 64 bits", wide, "s"),
-        _row(f"{name}, sent by a client", told.up[0] / 1e6, "MB"),
-        _row(f"{name}, largest error", error / NARROW.unit, "units"),
+        row(f"{name}, share of a round of {CLIENTS} x {SAMPLES} samples, at most", narrow / round, "", at_most=0.10),
+        row("that round", round, "s"),
+        row(name, narrow, "s"),
+        row(f"{name}, words of 64 bits", wide, "s"),
+        row(f"{name}, sent by a client", told.up[0] / 1e6, "MB"),
+        row(f"{name}, largest error", error / NARROW.unit, "units"),
     ]
 
 
@@ -65,7 +66,7 @@ def _large() -> dict[str, Any]:
     start = process_time()
     secure_sum(values, weights, range(MANY), parties, bytes(16))
     name = f"masked sum of {LARGE:,} numbers, {MANY} clients, {MISSING} drop-outs, CPU of all, at most"
-    return _row(name, process_time() - start, "s", 15.0)
+    return row(name, process_time() - start, "s", at_most=15.0)
 
 
 @contextmanager
@@ -111,10 +112,6 @@ def _parties(clients: int) -> Parties:
 def _entropy(party: int) -> Entropy:
     calls = count()
     return lambda size: shake_256(b"%d|%d" % (party, next(calls))).digest(size)
-
-
-def _row(name: str, value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
-    return {"name": name, "value": float(value), "unit": unit, "goal": goal, "met": goal is None or value <= goal}
 
 
 def _ignore(*_: Any, **__: Any) -> None:

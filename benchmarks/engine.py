@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from benchmarks.peers import PINS, last_line, python_of, say
 from benchmarks.peers.job import CLASSES, Job
 from fedstrata.core.threads import cores
@@ -123,14 +124,14 @@ def _played(python: str, module: str, job: Job) -> list[float]:
 def _rows(workload: Workload, turns: list[Turn]) -> Iterator[dict[str, Any]]:
     name = workload.name
     ours = [median(turn["ours"][WARM:]) for turn in turns]
-    yield _row(f"{name}, a round of ours", median(ours), "s")
+    yield row(f"{name}, a round of ours", median(ours), "s")
     for peer, goal in workload.goals.items():
-        yield _row(f"{name}, {SAID[peer]}", _ratio(turns, peer, steady=True), "x ours", goal)
+        yield row(f"{name}, {SAID[peer]}", _ratio(turns, peer, steady=True), "x ours", at_least=goal)
     for other in workload.others:
         said = SAID[_module(other)] + other.removeprefix(_module(other))
-        yield _row(f"{name}, {said}", _ratio(turns, other, steady=True), "x ours")
-    yield _row(f"{name}, our first round after start", median(turn["ours"][0] for turn in turns), "s")
-    yield _row(f"{name}, Flower's first round", _ratio(turns, "flower", steady=False), "x ours", SOONER)
+        yield row(f"{name}, {said}", _ratio(turns, other, steady=True), "x ours")
+    yield row(f"{name}, our first round after start", median(turn["ours"][0] for turn in turns), "s")
+    yield row(f"{name}, Flower's first round", _ratio(turns, "flower", steady=False), "x ours", at_least=SOONER)
 
 
 def _ratio(turns: list[Turn], player: str, steady: bool) -> float | None:
@@ -139,8 +140,3 @@ def _ratio(turns: list[Turn], player: str, steady: bool) -> float | None:
         return None
     times = [[median(turn[who][WARM:]) if steady else turn[who][0] for who in (player, "ours")] for turn in turns]
     return median(theirs / ours for theirs, ours in times)
-
-
-def _row(name: str, value: float | None, unit: str, goal: float | None = None) -> dict[str, Any]:
-    met = None if value is None else goal is None or value >= goal
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": met}

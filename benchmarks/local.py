@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._rows import row
 from fedstrata.client.probe import CHUNK
 from fedstrata.client.trainer import RING, Trainer
 from fedstrata.core import registry
@@ -54,10 +55,6 @@ def measure() -> list[dict[str, Any]]:
     rows = _robust()  # first: a child's peak of memory is at least its parent's present size
     with one_thread():
         return [*_steps(), *_looks(), *rows]
-
-
-def _row(name: str, value: float, unit: str, goal: float | None) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": goal is None or value <= goal}
 
 
 def _ratios(plain: Callable[[], None], ways: Mapping[str, Callable[[], None]]) -> dict[str, float]:
@@ -104,7 +101,7 @@ def _steps() -> list[dict[str, Any]]:
         asked = {"method.combiner": name} if name == "fednova" else {"method.corrections": [{"kind": name}]}
         ways[name] = partial(_take_steps, _trainer(**asked)[0])
     ratios = _ratios(partial(_take_steps, _trainer()[0]), ways)
-    return [_row(f"local step, {name}", ratios[name], "x plain", goal) for name, goal in STEP_GOALS.items()]
+    return [row(f"local step, {name}", ratios[name], "x plain", at_most=goal) for name, goal in STEP_GOALS.items()]
 
 
 def _take_steps(trainer: Trainer, steps: int = STEPS) -> None:
@@ -126,8 +123,8 @@ def _looks() -> list[dict[str, Any]]:
     kinds = {"gradient": "all layers", "head-gradient": "last layer"}
     probes = _ratios(partial(_take_steps, trainer, 1), {of: lambda of=of: look().spread(of, batch) for of in kinds})
     return [
-        _row("ranking all samples by loss", ranking, "x forward", 1.1),
-        *(_row(f"gradient variance of a batch, {kinds[of]}", value, "x step", None) for of, value in probes.items()),
+        row("ranking all samples by loss", ranking, "x forward", at_most=1.1),
+        *(row(f"gradient variance of a batch, {kinds[of]}", value, "x step") for of, value in probes.items()),
     ]
 
 
@@ -139,8 +136,8 @@ def _robust() -> list[dict[str, Any]]:
     for name in ("median", "trimmed-mean", "norm-clip"):
         with ProcessPoolExecutor(1, get_context("spawn")) as child:
             seconds, memory = child.submit(_combine, name).result()
-        rows.append(_row(f"{name} of {CLIENTS} updates", seconds, "s", 2.0))
-        rows.append(_row(f"{name}, memory beside the updates", memory, "MB", ALL / 4))
+        rows.append(row(f"{name} of {CLIENTS} updates", seconds, "s", at_most=2.0))
+        rows.append(row(f"{name}, memory beside the updates", memory, "MB", at_most=ALL / 4))
     return rows
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from fedstrata.core import registry
 from fedstrata.core.rng import Streams
 from fedstrata.data.partitions.base import Labelled
@@ -38,5 +39,5 @@ def measure() -> list[dict[str, Any]]:
         partition.deal(*(many if partition.counts_clients else few), clients, Streams(0)("partition"))
         seconds = perf_counter() - start
         said = "".join(f" {key}={value}" for key, value in options.items())
-        rows.append({"name": name + said, "value": seconds, "unit": "s", "goal": GOAL, "met": seconds < GOAL})
+        rows.append(row(name + said, seconds, "s", at_most=GOAL))
     return rows

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import _enclave, _secure_sums
+from benchmarks._rows import row
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy.labels.ckks_paper import PrivacyWarning
 from fedstrata.privacy.labels.masking import MaskedLabels, mask_labels
@@ -59,18 +60,13 @@ def _labels() -> list[dict[str, Any]]:
             known = runs[0][1]
             seconds[mode, size] = None if known is None else median(run[0] for run in runs)
             moved = None if known is None else float(known.bytes_up.sum() + known.bytes_down.sum()) / 1e6
-            rows.append(_row(f"{name}, {mode}", seconds[mode, size], "CPU s"))
-            rows.append(_row(f"{name}, {mode}, traffic", moved, "MB"))
-        rows.append(_row(f"{name}, the paper's Table IV", sum(paper), "s"))
+            rows.append(row(f"{name}, {mode}", seconds[mode, size], "CPU s"))
+            rows.append(row(f"{name}, {mode}, traffic", moved, "MB"))
+        rows.append(row(f"{name}, the paper's Table IV", sum(paper), "s"))
     slow, fast = seconds["ckks-paper", SLOW], seconds["prf", FAST]
     ratio = None if slow is None or fast is None else slow / fast
     name = f"prf at {FAST[0]} x {FAST[1]} against ckks-paper at {SLOW[0]} x {SLOW[1]}, CPU"
-    return [*rows, _row(name, ratio, "x less", TIMES)]
-
-
-def _row(name: str, value: float | None, unit: str, goal: float | None = None) -> dict[str, Any]:
-    met = True if goal is None else None if value is None else value >= goal
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": met}
+    return [*rows, row(name, ratio, "x less", at_least=TIMES)]
 
 
 def _masked(mode: str, classes: int, clients: int) -> tuple[float, MaskedLabels | None]:

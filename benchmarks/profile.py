@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._rows import row
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
@@ -43,22 +44,18 @@ print(steps)
 
 def measure() -> list[dict[str, Any]]:
     """Return shares, ratios and seconds; none of them has a goal."""
-    rows = [_row(f"{name}: inside PyTorch's operators", _inside(model), "of a worker") for name, model in WORK.items()]
+    rows = [row(f"{name}: inside PyTorch's operators", _inside(model), "of a worker") for name, model in WORK.items()]
     alone, together = _steps(1), _steps(2)
-    rows.append(_row("convolutions in two processes against one", together / alone, "x"))
+    rows.append(row("convolutions in two processes against one", together / alone, "x"))
     for what, code in {
         "torch": "import torch",
         "a worker's process": "import fedstrata.engines.local.worker_process",
     }.items():
-        rows.append(_row(f"importing {what}", _seconds(code), "s"))
+        rows.append(row(f"importing {what}", _seconds(code), "s"))
     return rows
 
 
 WORK = {"W1L LeNet-5": "lenet5", "W1 CNN": "cnn"}
-
-
-def _row(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": None, "met": True}
 
 
 def _inside(model: str) -> float:

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks._rows import row
 from fedstrata import Federation, inspect, train
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
 from fedstrata.report.gather import gather
@@ -41,7 +42,7 @@ def inspect_rows() -> list[dict[str, Any]]:
     federation = Federation.from_arrays(x, y, HOLDERS, partition=DirichletClient(alpha=1.0), test=(x[:1000], y[:1000]))
     began = perf_counter()
     inspect(overrides={"train.clients_per_round": 100}, federation=federation)
-    return [_row(f"inspect {SAMPLES:,} samples over {HOLDERS:,} clients", perf_counter() - began, "s", 10.0)]
+    return [row(f"inspect {SAMPLES:,} samples over {HOLDERS:,} clients", perf_counter() - began, "s", at_most=10.0)]
 
 
 def report_rows() -> list[dict[str, Any]]:
@@ -54,7 +55,7 @@ def report_rows() -> list[dict[str, Any]]:
             size = len(page(gather([path])).encode())
             seconds.append(perf_counter() - began)
     name = f"report of {ROUNDS} rounds, {CLIENTS} clients"
-    return [_row(name, median(seconds), "s", 5.0), _row(f"{name}, size", size / 1e6, "MB", 6.0)]
+    return [row(name, median(seconds), "s", at_most=5.0), row(f"{name}, size", size / 1e6, "MB", at_most=6.0)]
 
 
 def logging_rows() -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ def logging_rows() -> list[dict[str, Any]]:
                 began = perf_counter()
                 train(overrides={"train.rounds": 30}, out=Path(folder) / str(turn))
                 shares.append(100 * sum(spent) / (perf_counter() - began))
-    return [_row("events, share of a run of digits", median(shares), "%", 2.0)]
+    return [row("events, share of a run of digits", median(shares), "%", at_most=2.0)]
 
 
 def write_long_run(path: Path, rounds: int = ROUNDS, clients: int = CLIENTS, seed: int = 0) -> Path:
@@ -142,7 +143,3 @@ def _timed(owner: Any, name: str, spent: list[float]) -> Iterator[None]:
 
     with patch.object(owner, name, timed):
         yield
-
-
-def _row(name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": value <= goal}

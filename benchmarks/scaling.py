@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 import fedstrata
+from benchmarks._rows import row
 from fedstrata.core.threads import cores, one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
@@ -54,10 +55,10 @@ def measure() -> list[dict[str, Any]]:
         name, largest = f"{K} selected of {clients:,}", clients == max(POPULATION)
         rows += _two(name, runs, 4_000.0 if largest else None)
         seconds = median(told.registered for told in runs)
-        rows.append(_row(f"{name}, registration", seconds, "s", 30.0 if largest else None))
+        rows.append(row(f"{name}, registration", seconds, "s", at_most=30.0 if largest else None))
     few, many = by_population[min(POPULATION), K], by_population[max(POPULATION), K]
     grown = median(b.round / a.round for a, b in zip(few, many, strict=True))
-    rows.append(_row(f"a round, {max(POPULATION):,} against {min(POPULATION):,}", grown, "x", 1.3))
+    rows.append(row(f"a round, {max(POPULATION):,} against {min(POPULATION):,}", grown, "x", at_most=1.3))
     for (workers,), runs in _in_turn(
         _workers, [(workers,) for workers in sorted({1, min(2, cores()), cores()})]
     ).items():
@@ -77,11 +78,7 @@ def _in_turn(way: Callable[..., Told], sizes: list[tuple[int, ...]]) -> dict[tup
 
 def _two(name: str, runs: list[Told], goal: float | None = None) -> list[dict[str, Any]]:
     seconds, memory = median(told.round for told in runs), max(told.memory for told in runs)
-    return [_row(f"{name}, a round", seconds, "s"), _row(f"{name}, memory", memory, "MB", goal)]
-
-
-def _row(name: str, value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": goal is None or value <= goal}
+    return [row(f"{name}, a round", seconds, "s"), row(f"{name}, memory", memory, "MB", at_most=goal)]
 
 
 def _run(clients: int, selected: int) -> Told:

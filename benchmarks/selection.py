@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from fedstrata.core import registry
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.flat_model import ParameterSpace
@@ -30,20 +31,17 @@ def measure() -> list[dict[str, Any]]:
     ):
         seconds, each = _selector(name, options, counts)
         said = "k fixed" if options else "k searched in a sample"
-        rows += [_row(f"{name}, set-up, {said}", seconds, goal), _row(f"{name}, a round, {said}", each, 0.05)]
+        rows.append(row(f"{name}, set-up, {said}", seconds, "s", at_most=goal))
+        rows.append(row(f"{name}, a round, {said}", each, "s", at_most=0.05))
     for name in ("random", "size", "oort"):
-        rows.append(_row(f"{name}, a round", _selector(name, {}, counts)[1], 1.0))
+        rows.append(row(f"{name}, a round", _selector(name, {}, counts)[1], "s", at_most=1.0))
     rng = np.random.default_rng(0)
     magnitudes, sizes = rng.lognormal(size=CLIENTS), rng.integers(1, 500, CLIENTS)
     start = perf_counter()
     split(magnitudes, sizes)
-    rows.append(_row("terraform, split of a million", perf_counter() - start, 1.0))
+    rows.append(row("terraform, split of a million", perf_counter() - start, "s", at_most=1.0))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    return [*rows, {"name": "memory of all of this", "value": memory, "unit": "GB", "goal": 4.0, "met": memory < 4}]
-
-
-def _row(name: str, seconds: float, goal: float) -> dict[str, Any]:
-    return {"name": name, "value": seconds, "unit": "s", "goal": goal, "met": seconds < goal}
+    return [*rows, row("memory of all of this", memory, "GB", at_most=4.0)]
 
 
 def _counts() -> np.ndarray:

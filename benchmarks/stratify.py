@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks._rows import row
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.index import Split
@@ -42,19 +43,17 @@ def measure() -> list[dict[str, Any]]:
     """Return two ratios a model, and seconds and memory of schedules at scale."""
     rows = []
     for model in ("cnn-mcmahan", "lenet5"):
-        rows.append(_row(f"batch epoch, fused, {model}", _ratio(model, "stratify-batch", 64), "x plain", 1.15))
+        rows.append(row(f"batch epoch, fused, {model}", _ratio(model, "stratify-batch", 64), "x plain", at_most=1.15))
     for model in ("cnn-mcmahan", "lenet5"):
-        rows.append(_row(f"single-sample epoch, {model}", _ratio(model, "stratify-single", 1, 256), "x plain", 1.25))
+        rows.append(
+            row(f"single-sample epoch, {model}", _ratio(model, "stratify-single", 1, 256), "x plain", at_most=1.25)
+        )
     for mode in ("batch", "single"):
-        rows.append(_row(f"schedule and selection, {mode}", _schedule(mode, answers=False), "s", 10.0))
+        rows.append(row(f"schedule and selection, {mode}", _schedule(mode, answers=False), "s", at_most=10.0))
     for mode in ("batch", "single"):
-        rows.append(_row(f"the same with clients running out, {mode}", _schedule(mode, answers=True), "s", 20.0))
-    rows.append(_row("memory of all of this", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, "GB", 1.0))
-    return rows
-
-
-def _row(name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": value <= goal}
+        rows.append(row(f"the same with clients running out, {mode}", _schedule(mode, answers=True), "s", at_most=20.0))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    return [*rows, row("memory of all of this", memory, "GB", at_most=1.0)]
 
 
 def _ratio(model: str, method: str, batch: int, samples: int = SAMPLES) -> float:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _readme
+from benchmarks.__main__ import table
+from benchmarks._rows import row
 
 RESULTS = sorted((Path(_readme.__file__).parent / "results").glob("*.json"))
 
@@ -26,3 +28,21 @@ def test_results_say_when_where_and_with_what(path):
     assert {"cpu", "cores"} <= set(kept["machine"])
     assert {"python", "torch", "fedstrata"} <= set(kept["versions"])
     assert all({"name", "value", "unit", "goal", "met"} <= set(row) for row in kept["rows"])
+
+
+@pytest.mark.parametrize(
+    ("value", "goal", "met", "said"),
+    [
+        (1.0, {"at_most": 2.0}, True, "goal 2: met"),
+        (3.0, {"at_most": 2.0}, False, "goal 2: missed"),
+        (3.0, {"at_least": 2.0}, True, "goal 2: met"),
+        (1.0, {"at_least": 2.0}, False, "goal 2: missed"),
+        (None, {"at_least": 2.0}, None, "goal 2: not measured"),
+        (1.0, {}, True, ""),
+        (None, {}, True, ""),
+    ],
+)
+def test_a_row_says_whether_its_goal_was_met_and_without_a_goal_nothing_is_missed(value, goal, met, said):
+    told = row("rounds", value, "x", **goal)
+    assert told["met"] is met
+    assert table([told]).partition(" x ")[2].strip() == said
