@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks import _readme
+from benchmarks import _readme, peers
 from benchmarks.__main__ import table
 from benchmarks._rows import row
 
@@ -46,3 +47,34 @@ def test_a_row_says_whether_its_goal_was_met_and_without_a_goal_nothing_is_misse
     told = row("rounds", value, "x", **goal)
     assert told["met"] is met
     assert table([told]).partition(" x ")[2].strip() == said
+
+
+@pytest.mark.parametrize(
+    ("version", "tried"),
+    [
+        ("2.13.0+cpu", [("torch==2.13.0", False), ("torch==2.13.0+cpu", True)]),
+        ("2.13.0+cu130", [("torch==2.13.0", False)]),
+        ("2.13.0", [("torch==2.13.0", False)]),
+    ],
+)
+def test_a_peer_comes_from_the_default_index_first_and_without_any_it_is_left_out(
+    version, tried, monkeypatch, tmp_path, capsys
+):
+    installed = []
+
+    def run(command, timeout, **_):
+        assert timeout is not None
+        if "pip" in command:
+            assert {"--timeout", "--retries"} <= set(command)
+            pins = [word for word in command if word.startswith("torch==")]
+            installed.append((*pins, "--extra-index-url" in command))
+            raise subprocess.CalledProcessError(1, command, stderr="Looking...\nERROR: no such index\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("torch.__version__", version)
+    monkeypatch.setenv("FEDSTRATA_PEERS", str(tmp_path))
+    assert peers.python_of.__wrapped__("pfl") is None
+    assert installed == tried
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "pfl is left out, because it cannot be installed: ERROR: no such index"
+    )
