@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import tomli_w
 
@@ -64,13 +65,12 @@ class Loopback:
 @contextmanager
 def loopback(sites: Collection[str]) -> Iterator[Loopback]:
     """Start everything; end it afterwards."""
-    with tempfile.TemporaryDirectory(prefix="sites-") as name:
+    with tempfile.TemporaryDirectory(prefix="sites-") as name, importable():
         folder = Path(name)
         port = free_port()
         server = FederationServer(flower.LOOPBACK, port, port + 1, flower.LOOPBACK, None)
         flower.configure(folder, server.address, None)
         around = flower.environment(folder)
-        around["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         household = Household(folder, "this benchmark")
 
         def start(name: str, *command: str) -> None:
@@ -89,6 +89,17 @@ def loopback(sites: Collection[str]) -> Iterator[Loopback]:
             yield Loopback(household)
         finally:
             household.close()
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """Let every process that is started meanwhile import this package, wherever it works.
+
+    Flower's own commands too: `flwr run` imports the app that it is to send.
+    """
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(places)):
+        yield
 
 
 def _wait(server: FederationServer, household: Household) -> None:
