@@ -105,6 +105,7 @@ def _steps() -> list[dict[str, Any]]:
 
 
 def _take_steps(trainer: Trainer, steps: int = STEPS) -> None:
+    trainer.buf.t.zero_()  # from the first batch of the ring again
     for _ in range(steps):
         trainer.step(BATCH)
 
@@ -121,7 +122,8 @@ def _looks() -> list[dict[str, Any]]:
     ranking = _ratios(forward, {"ranking": lambda: look().score_samples()})["ranking"]
     batch = np.arange(BATCH)
     kinds = {"gradient": "all layers", "head-gradient": "last layer"}
-    probes = _ratios(partial(_take_steps, trainer, 1), {of: lambda of=of: look().spread(of, batch) for of in kinds})
+    ways = {of: lambda of=of: look().sample_variance(of, batch) for of in kinds}
+    probes = _ratios(partial(_take_steps, trainer, 1), ways)
     return [
         row("ranking all samples by loss", ranking, "x forward", at_most=1.1),
         *(row(f"gradient variance of a batch, {kinds[of]}", value, "x step") for of, value in probes.items()),
@@ -146,6 +148,7 @@ class _Sent:
     """Stands for workers whose clients all sent an update."""
 
     updates: Sequence[torch.Tensor]
+    room = 0  # for client state: there is none
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Any]) -> list[tuple[Report, None]]:
         """Return the reports."""
