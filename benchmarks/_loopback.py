@@ -35,17 +35,17 @@ ROOT = Path(__file__).parents[1]
 class Loopback:
     """A federation on this machine, as whoever measures sees it."""
 
-    def __init__(self, household: Household):
-        self._household, self._folder = household, household.folder
+    def __init__(self, household: Household, sites: int):
+        self._household, self._folder, self._sites = household, household.folder, sites
 
-    def told_by(self, app: str, client: str, seconds: float) -> dict[str, Any]:
+    def told_by(self, app: str, client: str, seconds: float, quick: bool) -> dict[str, Any]:
         """Run an app (the `server` of a module in this folder, and what runs at clients); give what it measured."""
         place, out = self._folder / app.strip("_"), self._folder / f"{app}.json"
         place.mkdir()
         described = pyproject()
         described["tool"]["flwr"]["app"] |= {
             "components": {"serverapp": f"benchmarks.{app}:server", "clientapp": client},
-            "config": {"out": str(out)},
+            "config": {"out": str(out), "sites": self._sites, "quick": quick},
         }
         (place / "pyproject.toml").write_text(tomli_w.dumps(described))
         number = str(flower.flwr(self._folder, ["run", str(place), flower.CONNECTION])["run-id"])
@@ -86,7 +86,7 @@ def loopback(sites: Collection[str]) -> Iterator[Loopback]:
                 config = ("--superlink", server.address, "--node-config", f"site='{site}' socket='{socket}'")
                 start(f"node-{site}", "flower-supernode", *node, *config)
             _wait(server, household)
-            yield Loopback(household)
+            yield Loopback(household, len(sites))
         finally:
             household.close()
 
