@@ -209,7 +209,11 @@ HICS = _selecting(
     "Chen and Vikalo, NeurIPS 2024",
 )
 DIVFL = _selecting("divfl", "A diverse subset whose updates stand for those of all.", "Balakrishnan et al., ICLR 2022")
-BALANCED = _selecting("balanced", "Clients whose labels together are near to those of all, in fair turns.", "ours")
+BALANCED = Recipe(
+    "Clients whose samples together have labels near to those of all, in fair turns.",
+    "ours, after FLIPS",
+    {"selector": {"kind": "balanced"}},
+)
 POWER_OF_CHOICE = _selecting(
     "power-of-choice", "Of some candidates, those with the highest loss train.", "Cho et al., AISTATS 2022"
 )
