@@ -125,6 +125,28 @@ def test_hics_refuses_a_head_without_bias():
     assert Hics(signal="wrow").conflicts(plan) is None
 
 
+@pytest.mark.parametrize(("refresh", "kept"), [("warm-up", (0, 1)), ("always", (1, 0))])
+def test_hics_keeps_the_first_update_of_a_client_or_the_last(refresh, kept):
+    """Client 1 was missed in warm-up: its first report counts, though it comes late."""
+    moved = [(0.004, -0.002), (0.0, 0.001)]
+    entropies = [-sum(p * np.log(p) for p in hics.likely(np.array(m) / 0.001)) for m in moved]
+    selector, view = Hics(refresh=refresh), view_of((1,) * 3, 1)
+    state = selector.init(view)
+    for round, told_of in enumerate(({0: moved[0]}, {0: moved[1], 1: moved[1]}, {1: moved[0], 0: moved[1]})):
+        selector.feedback(state, view_of((1,) * 3, 1, round=round), told(told_of, missing=[2]), Scores())
+    np.testing.assert_allclose(state.last.of(np.arange(3)), [*(moved[i] for i in kept), (0, 0)], rtol=1e-6)
+    np.testing.assert_allclose(state.entropy, [*(entropies[i] for i in kept), np.log(2)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("refresh", ["warm-up", "always"])
+def test_hics_after_warm_up(refresh):
+    """Six clients, two a round: three rounds of warm-up. Then nothing is learnt of them, or something is."""
+    asked = {"method.selector": Hics(clusters=2, refresh=refresh), "train.clients_per_round": 2, "train.rounds": 6}
+    (first, _), (last, _) = (play(session_of(asked), rounds=rounds) for rounds in (3, 6))
+    assert len(first.selector.last.ids) == 6
+    assert alike(first.selector, last.selector) == (refresh == "warm-up")
+
+
 def test_hics_in_the_loop_sees_how_heads_moved():
     work = session_of({"method.selector": Hics(), "train.clients_per_round": 2})
     before = work.initial_state().model
@@ -210,7 +232,7 @@ ALL = [
     GradClus(distance="l2", ward_on="condensed", start="normal"),
     GradClus(distance="l1", mass_rule=False, warm_up=1, sketch=4),
     Hics(clusters=2),
-    Hics(signal="wrow", switch_var=0.0, sketch=4, ward_on="condensed"),
+    Hics(signal="wrow", switch_var=0.0, sketch=4, ward_on="condensed", refresh="always"),
     DivFl(),
     DivFl(stochastic=0.1, sketch=4),
     DivFl(refresh="all"),
