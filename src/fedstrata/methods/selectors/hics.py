@@ -69,10 +69,10 @@ class Hics(Selector):
     clusters: Count = 10  # M
     gamma: NonNegative = 4.0  # how much even labels are preferred in the first round
     lam: NonNegative = 10.0  # how much entropies count beside angles
-    temperature: Positive = 0.001
-    signal: Literal["bias", "wrow"] = "bias"
+    temperature: Positive = 0.001  # of the softmax whose entropy is taken
+    signal: Literal["bias", "wrow"] = "bias"  # the update of the head's bias, or the row means of its weights'
     switch_var: NonNegative | None = None  # variance of entropies from which urns are drawn from, as in GradClus
-    ward_on: On = "rows"
+    ward_on: On = "rows"  # of the distance matrix, or condensed distances
     sketch: Natural = 0  # numbers kept of a head update; 0 keeps all
     refresh: Literal["warm-up", "always"] = "warm-up"  # whose update is kept: a client's first, or its last
 

@@ -63,7 +63,7 @@ class Tifl(Selector):
     reads: ClassVar[str] = "how long each client takes, and how accurate the model is on each client's own test data"
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({"profile": profile})
 
-    tiers: Count = 5
+    tiers: Count = 5  # of equally many clients, by latency
     interval: Natural = 0  # fewest rounds between two looks at the accuracy; 0: as many as there are tiers
     credits: Natural = 0  # how often each tier may be used; 0: rounds / tiers, which presses nobody
     max_latency: NonNegative = 0.0  # seconds above which a client never trains; 0: no limit
