@@ -64,9 +64,9 @@ class Flips(Selector):
     features: Literal["l1", "counts"] = "l1"  # shares of labels, or their counts
     clusters: Count | None = None  # None: found by the elbow
     elbow: Rule = "min"  # how many clusters: where the Davies-Bouldin index is lowest, or bends; or as Equation 3 says
-    repeats: Count = 20  # T
-    over_provision: bool = True
-    rate: Literal["mean", "literal", "reset"] = "mean"
+    repeats: Count = 20  # T: runs of k-means for each number of clusters
+    over_provision: bool = True  # where reports were lost, more clients are asked
+    rate: Literal["mean", "literal", "reset"] = "mean"  # of lost clients: so far, added up, or in the last round
     recluster: Fraction = 0.5  # share of clients whose labels changed, above which clusters are found anew
 
     def init(self, view: View) -> Fairness:
