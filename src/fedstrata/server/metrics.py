@@ -28,7 +28,7 @@ def recalls(hits: np.ndarray, labels: np.ndarray, classes: int) -> list[float | 
     return [float(r / n) if n else None for r, n in zip(right, tested, strict=True)]
 
 
-def balanced(recall: Sequence[float | None]) -> float:
+def mean_recall(recall: Sequence[float | None]) -> float:
     """Mean recall over the labels that are tested: a lost rare label costs as much as a lost common one."""
     return float(np.mean([r for r in recall if r is not None]))
 

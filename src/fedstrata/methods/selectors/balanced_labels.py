@@ -28,7 +28,7 @@ class Picks:
 
 
 @dataclass(frozen=True)
-class Balanced(Selector):
+class BalancedLabels(Selector):
     """Clients whose labels together come nearest to a target mix, of those that were picked least often."""
 
     paper: ClassVar[str] = "ours, after FLIPS"

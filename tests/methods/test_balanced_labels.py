@@ -1,4 +1,4 @@
-"""`balanced`: by hand, nearer to its target than random choice and FLIPS, and as fair as its knob says."""
+"""`balanced-labels`: by hand, nearer to its target than random choice and FLIPS, and as fair as its knob says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstrata import Record, check_selector, replay, train
-from fedstrata.methods.selectors.balanced import Balanced, towards
+from fedstrata.methods.selectors.balanced_labels import BalancedLabels, towards
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 
@@ -37,7 +37,7 @@ def test_labels_of_a_round_are_nearer_to_those_of_all_than_with_random_clients_o
     record = record_of()
     ours, flips, random = (
         float(np.mean(replay(selector, record, rounds=40, k=40).divergence))
-        for selector in (Balanced(), Flips(clusters=10, repeats=3), Random())
+        for selector in (BalancedLabels(), Flips(clusters=10, repeats=3), Random())
     )
     assert ours < 0.1 * flips < 0.1 * random
 
@@ -45,7 +45,7 @@ def test_labels_of_a_round_are_nearer_to_those_of_all_than_with_random_clients_o
 def test_with_even_shares_as_target_rare_labels_are_seen_more_often():
     ours, flips, random = (
         replay(selector, beats(), rounds=40, k=40)
-        for selector in (Balanced(target="even", pool=4), Flips(clusters=5, repeats=3), Random())
+        for selector in (BalancedLabels(target="even", pool=4), Flips(clusters=5, repeats=3), Random())
     )
     assert np.mean(ours.imbalance) < np.mean(flips.imbalance) < np.mean(random.imbalance)
     assert np.mean(ours.divergence) > np.mean(random.divergence)  # away from the mix, on purpose
@@ -54,25 +54,25 @@ def test_with_even_shares_as_target_rare_labels_are_seen_more_often():
 
 @pytest.mark.parametrize(("pool", "fairness"), [(1.0, 0.999), (3.0, 0.95)])
 def test_the_knob_is_fairness(pool, fairness):
-    done = replay(Balanced(pool=pool), record_of(clients=60), rounds=30, k=6)
+    done = replay(BalancedLabels(pool=pool), record_of(clients=60), rounds=30, k=6)
     assert done.fairness > fairness
     assert done.coverage == 1.0
-    less = replay(Balanced(pool=1.0), record_of(clients=60), rounds=30, k=6)
+    less = replay(BalancedLabels(pool=1.0), record_of(clients=60), rounds=30, k=6)
     assert np.mean(done.divergence) <= np.mean(less.divergence)
 
 
 def test_everybody_is_taken_where_all_are_wanted():
-    assert replay(Balanced(), record_of(clients=5), rounds=1, k=5).selected == [[0, 1, 2, 3, 4]]
+    assert replay(BalancedLabels(), record_of(clients=5), rounds=1, k=5).selected == [[0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("selector", [Balanced(), Balanced(target="even", pool=1.5)])
+@pytest.mark.parametrize("selector", [BalancedLabels(), BalancedLabels(target="even", pool=1.5)])
 def test_conformance(selector):
     check_selector(selector)
 
 
 def test_it_trains(tmp_path):
     asked = {"train.rounds": 2, "data.clients": 12, "train.clients_per_round": 4}
-    run = train(method="balanced", overrides=asked, out=tmp_path / "run")
+    run = train(method="balanced-labels", overrides=asked, out=tmp_path / "run")
     round = run.events()[-1]
     assert round["label_divergence"] < 0.5
     assert round["label_imbalance"] < 0.5
