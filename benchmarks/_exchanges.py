@@ -24,7 +24,6 @@ from fedstrata.remote.flower.server_app import wait_for
 from fedstrata.remote.flower.stream import open_stream
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.transport import Failure, Transport
-from fedstrata.runs.folder import Run
 
 WARM, BATCH = 20, 16  # exchanges that do not count; samples of a batch
 COMMON = {"model.name": "lenet5", "train.batch_size": BATCH, "train.clients_per_round": "all"}
@@ -125,28 +124,31 @@ def counted(messages: Transport, sites: int, size: Size) -> dict[str, tuple[int,
         with Counting(port) as wire:
             stream = open_stream(messages, wire.address, f"counted-{len(found)}", listen=f"127.0.0.1:{port}")
             try:
-                run, _ = played(stream, sites, asked)
+                summary, _ = played(stream, sites, asked)
             finally:
                 stream.close()
-        summary = run.summary
         told = sum(int(summary[key]) for key in ("bytes_up", "bytes_down", "bytes_setup", "bytes_evaluate"))
         found[name] = told, wire.carried
     return found
 
 
-def played(transport: Transport, sites: int, asked: Mapping[str, Any]) -> tuple[Run, dict[tuple[str, int], float]]:
-    """Run an experiment; give its folder, and when its events came: the n-th of a kind, from 1."""
-    times: dict[tuple[str, int], float] = {}
+Times = dict[tuple[str, int], float]  # when the n-th event of a kind came, from 1
+
+
+def played(transport: Transport, sites: int, asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], Times]:
+    """Run an experiment; give its summary, and when its events came."""
+    times: Times = {}
 
     def watch(event: Mapping[str, Any]) -> None:
         kind = str(event["event"])
         times[kind, 1 + sum(known == kind for known, _ in times)] = perf_counter()
 
-    folder = Path(tempfile.mkdtemp(prefix="sites-"))
-    run = run_at_sites(Kept(transport), Experiment.of(None, **asked), folder, sites, watch=watch)
+    with tempfile.TemporaryDirectory(prefix="sites-") as folder:
+        run = run_at_sites(Kept(transport), Experiment.of(None, **asked), Path(folder), sites, watch=watch)
+        summary = run.summary
     if wrong := {"site_refused", "site_not_scored", "dropped", "no_update"} & {kind for kind, _ in times}:
         raise AssertionError(f"not everybody did what was asked for: {sorted(wrong)}")
-    return run, times
+    return summary, times
 
 
 class Kept:
