@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -15,13 +16,25 @@ from flower_run import pretend_to_be_started
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedYogi
 
-from fedstrata import Federation, RequestError, train
+from fedstrata import Combiner, Federation, RequestError, train
 from fedstrata.core import registry
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.flower_strategy import Strategy, describe, utility
 from fedstrata.methods.server_steps.adaptive import ServerYogi
 
 SHAPES = {"layer.weight": (3, 2), "layer.bias": (3,), "norm.running_mean": (3,)}
+
+
+@dataclass(frozen=True)
+class OwnWeights(Combiner):
+    """Clients say what they count for."""
+
+    def metrics_read(self, kind):
+        return ("own_weight",)
+
+    def combine(self, state, view, model, arrived):
+        weights = np.array([r.metrics["own_weight"] for r in arrived.reports])
+        return arrived.sum(weights / weights.sum())
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +143,20 @@ def test_oort_learns_what_clients_are_worth():
     asked = [node for nodes in grid.asked[6:] for node in nodes]
     worst, *_, best = grid.nodes
     assert asked.count(best) > asked.count(worst)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [({"combiner": "fedcda"}, "last_epoch_loss"), ({"combiner": OwnWeights()}, "own_weight")],
+    ids=["fedcda", "own"],
+)
+def test_a_reply_without_a_number_that_a_part_reads_is_left_out(parts, told):
+    silent = client(3)
+    grid = InMemory(client(1, **{told: 0.5}), client(2, **{told: 1.5}), silent)
+    strategy = Strategy(fraction_evaluate=0.0, **parts)
+    result(strategy, grid, rounds=2)
+    dropped = [e["why"] for e in strategy.events if e["event"] == "dropped"]
+    assert dropped == [f"its metrics lack '{told}'"] * 2
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def test_every_combiner_goes_with_scaffold_and_norm_statistics(name):
 def test_every_combiner_leaves_the_model_alone_where_nobody_moved(name):
     work = session_of({"method.combiner": name})
     still, combiner = torch.zeros(work.plan.space.P, dtype=torch.float64), work.plan.combiner
-    told = Told([still] * 3, chances=[0.5] * 3, metrics=[{"a": 0.0, "gradient_variance": 0.0}] * 3, samples=[1, 0, 5])
+    metrics = dict.fromkeys(combiner.metrics_read("train"), 0.0)
+    told = Told([still] * 3, chances=[0.5] * 3, metrics=[metrics] * 3, samples=[1, 0, 5])
     view, state = work.plan.view(work.client_info, 0, lambda *_, **__: None), work.initial_state()
     assert torch.equal(combiner.combine(state.combiner, view, state.model, told).total["update"], still)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from correcting import EVERYBODY, close, one_visit, own_work
-from quadratic import Given, f64, play_from
+from quadratic import Given, f64, given_work, play_from, start
 from sweeping import sweep
 from torch import nn
 
@@ -66,6 +66,38 @@ def test_scaffold_reads_controls_off_plain_steps_only(optimizer):
     state, _ = play(session_of({**asked, "method.corrections.0.gradients": "raw"}))
     assert state.model.params.isfinite().all()
     assert state.server_steps["scaffold"].c.norm() > 0
+
+
+def test_controls_may_be_averaged_plainly_beside_models_by_size():
+    """NIID-Bench. By hand: c grows by |S|/N times the plain mean, with 2, 6 and 1 samples; models go by size."""
+    parts = [Given(curve=2.0), Scaffold(controls="plain")]
+    asked = {"train.lr": 0.1, "train.batch_size": 1, "train.epochs": 1}
+    work = given_work((2, 6, 1), {"method.corrections": parts, **asked})
+    state, engine = start(work, 1.0, 1.0), in_process(work)
+    play_from(work, state, engine)
+    # v shrinks by .8 a step, so that Delta = .8^n - 1, and c_k = -Delta / (n .1)
+    controls = [(1 - 0.8**n) / (0.1 * n) for n in (2, 6, 1)]
+    close(state.server_steps["scaffold"].c, f64(*[sum(controls) / 3] * 2), atol=1e-12)
+    by_size = 1 + (2 * (0.8**2 - 1) + 6 * (0.8**6 - 1) + (0.8 - 1)) / 9
+    close(state.model.params, f64(by_size, by_size), atol=1e-12)
+    for client, control in enumerate(controls):
+        close(engine.client_states()[client][1]["scaffold/c"], f64(control, control), atol=1e-12)
+
+
+def test_plain_controls_are_those_of_a_plain_mean():
+    """With rates so small that models do not matter, weights by size and none give the same controls."""
+    asked = {"method.name": "scaffold", "train.lr": 1e-9, **EVERYBODY}
+    plain = play(session_of(asked), 1)[0].server_steps["scaffold"].c
+    overrides = {"method.combiner": "size", "method.corrections.0.controls": "plain"}
+    by_size = play(session_of(asked | overrides), 1)[0].server_steps["scaffold"].c
+    close(by_size, plain, atol=1e-5)
+    weighed = play(session_of(asked | {"method.combiner": "size"}), 1)[0].server_steps["scaffold"].c
+    assert float((weighed - plain).abs().max()) > 1e-3
+
+
+def test_plain_controls_need_weights_by_size():
+    with pytest.raises(RequestError, match="takes back weights by size"):
+        session_of({"method.name": "scaffold", "method.corrections.0.controls": "plain"})
 
 
 def test_weight_decay_is_part_of_a_plain_gradient():

@@ -13,9 +13,12 @@ from quadratic import f64
 
 from fedstrata import RequestError
 from fedstrata.core.flat_model import FlatModel
-from fedstrata.methods.combiners import fedcda
-from fedstrata.methods.combiners.fedcda import Cache, FedCda, Kept
-from fedstrata.testing.tiny import play, same, session_of
+from fedstrata.core.stored import Stored
+from fedstrata.methods.combiners import client_models, fedcda
+from fedstrata.methods.combiners.fedcda import FedCda, Fixed, Kept
+from fedstrata.runs.checkpoints import Checkpoints
+from fedstrata.server.loop import play_round
+from fedstrata.testing.tiny import in_process, play, same, session_of
 
 
 def objective(models, losses, smoothness):
@@ -26,76 +29,63 @@ def objective(models, losses, smoothness):
 
 
 def kept(models, losses, chosen=0):
-    return Kept(torch.tensor(models, dtype=torch.float64), list(losses), chosen)
+    return Kept([Stored(torch.tensor(m, dtype=torch.float64)) for m in models], list(losses), chosen)
 
 
-def cached():
-    """Return the oracle's two clients."""
-    return Cache({0: kept([(1, 0), (0, 0)], (0.3, 0.4)), 1: kept([(0, 1), (2, 2)], (0.2, 0.1))})
+def chosen_of(clients):
+    return [k.models[k.chosen].read() for k in clients]
+
+
+def fixed_at(clients, width=2):
+    return Fixed(len(clients), sum(chosen_of(clients), torch.zeros(width).double()))
 
 
 def test_fedcda_oracle():
-    state = cached()
-    options = [[(m.tolist(), loss) for m, loss in zip(k.models, k.losses, strict=True)] for k in state.clients.values()]
+    clients = [kept([(1, 0), (0, 0)], (0.3, 0.4)), kept([(0, 1), (2, 2)], (0.2, 0.1))]
+    options = [[(m.read().tolist(), loss) for m, loss in zip(k.models, k.losses, strict=True)] for k in clients]
     found = [objective(*zip(*pair, strict=True), 1.0) for pair in product(*options)]
     assert found == pytest.approx([0.5, 0.825, 0.425, 1.25], abs=1e-12)
-    FedCda(groups=1).choose(state, view_of((1, 1)), [0, 1], f64(7.0, -3.0))
-    assert [k.chosen for k in state.clients.values()] == [1, 0]
-    close(torch.stack([k.model for k in state.clients.values()]).mean(0), f64(0.0, 0.5))
+    FedCda().choose(clients, fixed_at([]), f64(7.0, -3.0))
+    assert [k.chosen for k in clients] == [1, 0]
+    close(torch.stack(chosen_of(clients)).mean(0), f64(0.0, 0.5))
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_fedcda_chooses_by_brute_force_with_all_others_fixed(seed):
+def test_fedcda_chooses_by_brute_force_with_all_others_fixed(monkeypatch, seed):
+    monkeypatch.setattr(fedcda, "WIDTH", 3)  # products are summed over two parts of a model
     rng = np.random.default_rng(seed)
     counts, width, smoothness = [3, 1, 2, 3, 3, 2], 4, float(rng.choice([0.5, 1.0, 2.0]))
-    state = Cache(
-        {
-            client: kept(5 + rng.normal(size=(n, width)), 8 * rng.random(n), int(rng.integers(n)))
-            for client, n in enumerate(counts)
-        }
-    )
-    before = {client: k.chosen for client, k in state.clients.items()}
-    group = [5, 0, 3]
-    FedCda(smoothness=smoothness, groups=1).choose(
-        state, view_of([1] * 6, P=width), group, torch.full((4,), 5.0).double()
-    )
+    clients = [kept(5 + rng.normal(size=(n, width)), 8 * rng.random(n), int(rng.integers(n))) for n in counts]
+    before, group = [k.chosen for k in clients], [5, 0, 3]
+    others = [k for client, k in enumerate(clients) if client not in group]
+    origin = torch.full((width,), 5.0).double()
+    FedCda(smoothness=smoothness).choose([clients[c] for c in group], fixed_at(others, width), origin)
     best = min(
         product(*(range(counts[client]) for client in group)),
-        key=lambda combo: _objective_of(state, {**before, **dict(zip(group, combo, strict=True))}, smoothness),
+        key=lambda combo: _objective_of(
+            clients, {**dict(enumerate(before)), **dict(zip(group, combo, strict=True))}, smoothness
+        ),
     )
-    assert tuple(state.clients[client].chosen for client in group) == best
-    assert all(k.chosen == before[client] for client, k in state.clients.items() if client not in group)
+    assert tuple(clients[client].chosen for client in group) == best
+    assert all(k.chosen == before[client] for client, k in enumerate(clients) if client not in group)
 
 
-def _objective_of(state, chosen, smoothness):
-    models = [state.clients[client].models[place].numpy() for client, place in chosen.items()]
-    return objective(models, [state.clients[client].losses[place] for client, place in chosen.items()], smoothness)
-
-
-def test_fedcda_chooses_group_after_group():
-    """Each group sees what the groups before it chose."""
-    rng = np.random.default_rng(3)
-    state = Cache({client: kept(rng.normal(size=(3, 2)), rng.random(3)) for client in range(7)})
-    by_hand = Cache({client: replace(k) for client, k in state.clients.items()})
-    part, view = FedCda(groups=3), view_of([1] * 7)
-    part.choose(state, view, list(range(7)), f64(0.0, 0.0))
-    for group in np.array_split(view.rng("combine").permutation(list(range(7))), 3):
-        FedCda(groups=1).choose(by_hand, view, group.tolist(), f64(0.0, 0.0))
-    assert [k.chosen for k in state.clients.values()] == [k.chosen for k in by_hand.clients.values()]
+def _objective_of(clients, chosen, smoothness):
+    models = [clients[client].models[place].read().numpy() for client, place in chosen.items()]
+    return objective(models, [clients[client].losses[place] for client, place in chosen.items()], smoothness)
 
 
 def test_fedcda_takes_the_newest_of_equals():
-    state = Cache({0: kept([(1, 0)] * 3, (0.5,) * 3), 1: kept([(0, 1)] * 3, (0.5,) * 3)})
-    for k in state.clients.values():
-        k.chosen = 2
-    FedCda().choose(state, view_of((1, 1)), [0, 1], f64(0.0, 0.0))
-    assert [k.chosen for k in state.clients.values()] == [0, 0]
+    clients = [kept([(1, 0)] * 3, (0.5,) * 3, chosen=2), kept([(0, 1)] * 3, (0.5,) * 3, chosen=2)]
+    FedCda().choose(clients, fixed_at([]), f64(0.0, 0.0))
+    assert [k.chosen for k in clients] == [0, 0]
 
 
 def cda_round(part, state, view, models, losses, here=(0.0, 0.0)):
     """Let clients report models; give the next one."""
     here = f64(*here)
-    told = Told([f64(*m) - here for m in models.values()], clients=list(models), loss=[losses[c] for c in models])
+    metrics = [{"last_epoch_loss": losses[client]} for client in models]
+    told = Told([f64(*m) - here for m in models.values()], clients=list(models), metrics=metrics)
     return here + part.combine(state, view, FlatModel(here, f64()), told).total["update"]
 
 
@@ -112,7 +102,7 @@ def test_fedcda_over_rounds():
     assert (state.clients[0].chosen, state.clients[0].losses) == (0, [0.3, 0.4])
     third = cda_round(part, state, later, {0: (-3.0, 0.0)}, {0: 0.25}, here=second)
     # now (1, 0) is the older of two, and nearer to client 2's (4, 0); (0, 0) is forgotten
-    close(state.clients[0].models, f64(-3.0, 0.0, 1.0, 0.0).view(2, 2))
+    close(torch.stack([m.read() for m in state.clients[0].models]), f64(-3.0, 0.0, 1.0, 0.0).view(2, 2))
     assert state.clients[0].chosen == 1
     close(third, f64(2.5, 0.0))
     assert sorted(state.clients) == [0, 2]
@@ -124,7 +114,7 @@ def test_fedcda_remembers_models_while_it_warms_up():
     for round in range(5):
         here = cda_round(part, state, replace(view, round=round), {0: (float(round), 0.0), 1: (1.0, 1.0)}, {0: 1, 1: 1})
         close(here, f64((round + 1) / 2, 0.5))
-    assert state.clients[0].models[:, 0].tolist() == [4.0, 3.0, 2.0]
+    assert [float(m.read()[0]) for m in state.clients[0].models] == [4.0, 3.0, 2.0]
     assert state.clients[0].chosen == 0
 
 
@@ -138,12 +128,65 @@ def test_fedcda_warms_up_as_plain_averaging(warmup, rounds, differs_from):
         assert (gap < 1e-12) == (round <= max(differs_from, 1)), round  # in one round there is nothing to choose
 
 
-def test_fedcda_refuses_to_keep_more_than_it_may(monkeypatch):
-    monkeypatch.setattr(fedcda, "MEMORY", 1000)
-    with pytest.raises(RequestError, match=r"use a smaller method\.combiner\.models, fewer clients or a smaller model"):
-        session_of({"method.combiner": "fedcda"}).initial_state()
-    monkeypatch.setattr(fedcda, "MEMORY", 4 * 43 * 3 * 6)  # 43 numbers of 4 bytes, 3 models, 6 clients
-    session_of({"method.combiner": "fedcda"}).initial_state()
+@pytest.mark.parametrize("seed", range(6))
+def test_fedcda_leaves_groups_out_whose_turn_has_not_come(seed):
+    """By hand: those that are absent are fixed, each group joins them once it has chosen."""
+    rng = np.random.default_rng(seed)
+    part, view = FedCda(groups=3, warmup=0), view_of([1] * 9)
+    state = part.init(view)
+    for _ in range(3):
+        told = {client: tuple(2 * rng.normal(size=2)) for client in range(9)}
+        cda_round(part, state, view, told, {client: float(rng.random()) for client in told})
+    fixed = {client: state.clients[client].models[state.clients[client].chosen].read() for client in (7, 8)}
+    told = {client: tuple(2 * rng.normal(size=2)) for client in range(7)}
+    mean = cda_round(part, state, view, told, {client: float(rng.random()) for client in told})
+    for group in np.array_split(view.rng("combine").permutation(list(range(7))), 3):
+        options = [
+            [(m.read().numpy(), loss) for m, loss in zip(k.models, k.losses, strict=True)]
+            for k in (state.clients[c] for c in group.tolist())
+        ]
+        rest = [(m.numpy(), 0.0) for m in fixed.values()]
+        best = min(product(*options), key=lambda combo: objective(*zip(*rest, *combo, strict=True), 1.0))
+        fixed |= {client: torch.from_numpy(m) for client, (m, _) in zip(group.tolist(), best, strict=True)}
+    close(torch.stack(chosen_of(state.clients[c] for c in range(9))), torch.stack([fixed[c] for c in range(9)]))
+    close(mean, torch.stack(list(fixed.values())).mean(0))
+
+
+def test_fedcda_reads_the_loss_of_the_last_epoch():
+    """Clients of a real run train two epochs; F_n is no mean of both."""
+    asked = {"method.name": "fedcda", "train.epochs": 2, "train.clients_per_round": "all"}
+    seen = played(session_of(asked))
+    (outcome,) = seen.rounds[0]
+    kept_losses = {client: k.losses[0] for client, k in seen.state.combiner.clients.items()}
+    assert kept_losses == {r.client: r.metrics["last_epoch_loss"] for r in outcome.reports}
+    assert all(r.metrics["last_epoch_loss"] < r.loss for r in outcome.reports)  # they learn
+
+
+def test_fedcda_lays_its_models_down_in_the_checkpoint_and_keeps_none_in_memory(tmp_path):
+    """Each model is written once; of those that no client has any more, the file is gone."""
+    asked = {"method.name": "fedcda", "method.combiner.warmup": 0, "method.combiner.models": 2, "train.rounds": 5}
+    work = session_of({**asked, "train.clients_per_round": 2})
+    state, engine, checkpoints = work.initial_state(), in_process(work), Checkpoints(tmp_path)
+    written = set()
+    for round in range(5):
+        play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
+        state.round += 1
+        checkpoints.write(state.round, state, {}, {})
+        stored = [m for k in state.combiner.clients.values() for m in k.models]
+        assert all(m._held is None and m.folder == tmp_path for m in stored)
+        files = {m.entry["file"] for m in stored}
+        there = {path.name for path in tmp_path.glob("*-*.safetensors")}
+        assert there == files
+        assert len(files - written) == 2  # only what the two clients of the round sent
+        written |= files
+    assert len(written) == 10
+
+
+def test_fedcda_warns_of_many_models_and_refuses_none(monkeypatch):
+    monkeypatch.setattr(client_models, "LARGE", 1000)
+    notes = []
+    session_of({"method.combiner": "fedcda"}).initial_state(lambda kind, **fields: notes.append((kind, fields)))
+    assert [(kind, fields["what"]) for kind, fields in notes] == [("warning", "fedcda")]
 
 
 def test_fedcda_makes_groups_smaller_where_they_have_too_many_combinations(monkeypatch):
@@ -168,7 +211,7 @@ def test_fedcda_leaves_out_reports_that_are_lost_or_not_finite():
 def test_fedcda_chooses_norm_statistics_with_the_model():
     work = normed_work({"method.combiner": {"kind": "fedcda", "warmup": 0, "models": 2}, "train.rounds": 3})
     seen = played(work, rounds=3)
-    mean = torch.stack([k.model for k in seen.state.combiner.clients.values()]).mean(0)
+    mean = torch.stack(chosen_of(seen.state.combiner.clients.values())).mean(0)
     close(torch.cat([seen.state.model.params, seen.state.model.buffers]), mean)
     assert any(k.chosen for k in seen.state.combiner.clients.values())
 
@@ -184,5 +227,5 @@ def test_fedcda_resumes_with_its_models(tmp_path):
 
 @pytest.mark.parametrize("method", ["sfl", "stratify-single", "stratify-batch"])
 def test_fedcda_wants_models_that_were_trained_side_by_side(method):
-    with pytest.raises(RequestError, match=r"method\.combiner does not fit this plan"):
+    with pytest.raises(RequestError, match=r"method\.(combiner|driver) does not fit this plan"):
         session_of({"method.name": method, "method.combiner": "fedcda"})

@@ -9,9 +9,10 @@ from correcting import close, one_visit
 from quadratic import Given, f64, given_work, play_from, start, weights_after_steps
 
 from fedstrata.core.errors import RequestError
+from fedstrata.methods.corrections.clip import Clip
 from fedstrata.methods.corrections.feddyn import FedDyn
 from fedstrata.server.loop import model_to_evaluate
-from fedstrata.testing.tiny import in_process, session_of
+from fedstrata.testing.tiny import in_process, play, session_of
 
 
 def test_feddyn_in_the_loop(monkeypatch):
@@ -89,3 +90,28 @@ def test_feddyns_recipe_clips_what_feddyn_added():
     engine.restore({k: ((0, 0), {"feddyn/g": f64(-6.0, -8.0)}) for k in range(10)})
     ((outcome,),) = play_from(work, state, engine)
     assert outcome.reports[0].update_norm == pytest.approx(0.1 * 10, abs=1e-12)
+
+
+@pytest.mark.parametrize("authors", [True, False], ids=["authors", "recipe"])
+def test_feddyn_under_clip_by_hand(monkeypatch, authors):
+    """f = v^2 from w = (1, 1), a = .5, g_k = 0, two steps of .1; a vector of length 1 is (r, r).
+
+    By the authors 2 v - .5 w is shortened to length 1, then .5 v is added; else all of 2 v + .5 (v - w) is shortened.
+    """
+    r = 0.5**0.5
+    parts = [FedDyn(alpha=0.5, clip=1.0)] if authors else [FedDyn(alpha=0.5), Clip(norm=1.0)]
+    work, state, engine = one_visit([Given(curve=2.0), *parts], {"train.clients_per_round": "all"})
+    seen = weights_after_steps(monkeypatch)
+    play_from(work, state, engine)
+    first = 1 - 0.1 * (r + 0.5) if authors else 1 - 0.1 * r
+    assert 2 * first - 0.5 > r  # still too long in the second step
+    second = first - 0.1 * (r + 0.5 * first) if authors else first - 0.1 * r
+    assert seen[:2] == pytest.approx([first, second], abs=1e-12)
+
+
+def test_feddyn_whose_gradients_are_short_is_not_clipped():
+    free, wide = (
+        play(session_of({"method.name": "feddyn", "method.corrections": [{"kind": "feddyn", **clip}]}))[0]
+        for clip in ({}, {"clip": 1e6})
+    )
+    close(wide.model.params, free.model.params, atol=1e-12)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from correcting import EVERYBODY, close
+from correcting import EVERYBODY, close, own_work
 from quadratic import f64
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedstrata import RequestError
 from fedstrata.core.client_context import Batch
 from fedstrata.methods.corrections.fedlc import FedLc, margins
 from fedstrata.methods.corrections.fedrs import FedRs, scales
@@ -93,3 +95,30 @@ def test_fedlc_takes_missing_labels_out(method, moves):
     play(work, 1, lambda _: engine)
     of_others = work.plan.space.head_weight.start + torch.arange(5, 15)
     assert (sent[0].aggregated["update"][of_others].abs().max() > 1e-12) == moves
+
+
+def test_the_head_of_fedrs_authors_has_no_bias():
+    """All other weights start as they do with it."""
+    plain, bare = (session_of({"method.name": "fedrs", "model.head_bias": bias}) for bias in (True, False))
+    names = {segment.name for segment in bare.plan.space.params}
+    assert names == {segment.name for segment in plain.plan.space.params} - {"head.bias"}
+    ours, theirs = (dict(work.plan.local.build().named_parameters()) for work in (bare, plain))
+    assert all(torch.equal(ours[name], theirs[name]) for name in names)
+    assert play(bare)[0].model.params.isfinite().all()
+
+
+def test_a_projection_may_end_without_a_bias():
+    names = [s.name for s in session_of({"model.projection": 7, "model.head_bias": False}).plan.space.params]
+    assert "head.second.bias" in names
+    assert "head.last.weight" in names
+    assert "head.last.bias" not in names
+
+
+def test_a_bias_is_taken_from_models_by_name_only():
+    with pytest.raises(RequestError, match=r"model\.head_bias cannot be set: the model was given"):
+        own_work(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), {"model.head_bias": False})
+
+
+def test_what_reads_the_bias_is_refused_where_there_is_none():
+    with pytest.raises(RequestError, match="the head has none"):
+        session_of({"method.selector": "hics", "model.head_bias": False})

@@ -14,7 +14,7 @@ from torch import nn
 from fedstrata import Federation
 from fedstrata.core import registry
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.methods.combiners.inco import crossed, references
+from fedstrata.methods.combiners.inco import InCo, crossed, references
 from fedstrata.models.resnet import BasicBlock
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
@@ -119,8 +119,10 @@ def image_work(combine):
     )
 
 
-def test_inco_mixes_after_averaging_and_touches_no_other_layer():
-    plain, mixed = (played(image_work(combine)) for combine in ("size", "inco"))
+@pytest.mark.parametrize("by", ["size", "uniform"])
+def test_inco_mixes_after_averaging_and_touches_no_other_layer(by):
+    """One client has three times as many samples as the other."""
+    plain, mixed = (played(image_work(combine)) for combine in (by, {"kind": "inco", "by": by}))
     space, before = plain.work.plan.space, plain.work.initial_state().model.params
     mean = plain.state.model.params - before
     pairs = {place.name: reference for place, reference in references(space)}
@@ -137,8 +139,15 @@ def test_inco_mixes_after_averaging_and_touches_no_other_layer():
     assert mixed.notes == []
 
 
-def test_inco_without_stages_is_fedavg_and_says_so():
-    plain, mixed = (played(session_of({"method.combiner": combine}), rounds=3) for combine in ("size", "inco"))
+@pytest.mark.parametrize(("by", "used"), [("size", "the mean by size"), ("uniform", "the plain mean")])
+def test_inco_without_stages_is_fedavg_and_says_so(by, used):
+    plain, mixed = (
+        played(session_of({"method.combiner": combine}), rounds=3) for combine in (by, {"kind": "inco", "by": by})
+    )
     assert same(plain.state, mixed.state)
     why = "the model has no stages of residual blocks"
-    assert mixed.notes == [{"event": "fallback", "what": "inco", "used": "the mean by size", "why": why}]
+    assert mixed.notes == [{"event": "fallback", "what": "inco", "used": used, "why": why}]
+
+
+def test_the_recipe_averages_plainly_as_the_authors_do():
+    assert session_of({"method.name": "inco"}).plan.combiner == InCo(by="uniform")

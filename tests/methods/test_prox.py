@@ -69,12 +69,13 @@ def test_adaptive_mu_is_still_gated():
         ({"quantile": 1.0}, 1.0),
         ({"gate": "gradient"}, 0.5),
         ({"v_th": 0.3}, None),
+        ({"over": "all"}, 0.5),
     ],
     ids=str,
 )
 def test_the_threshold_is_what_clients_told_in_the_last_round(options, level):
     work = session_of({**FEDPBS, **{f"method.corrections.0.{key}": value for key, value in options.items()}})
-    gate = f"{options.get('gate', 'loss')}_variance"
+    gate = f"{options.get('gate', 'loss')}_variance{'_of_all' if 'over' in options else ''}"
     _, rounds = play(work)
     threshold, flagged = np.inf if level is not None else options["v_th"], []
     for (outcome,) in rounds:
@@ -86,6 +87,24 @@ def test_the_threshold_is_what_clients_told_in_the_last_round(options, level):
         threshold = np.quantile(told, level) if level is not None else threshold
     assert 0.0 in flagged
     assert 0.01 in flagged
+
+
+def test_the_variance_may_be_that_of_all_samples():
+    """As Equation 8 says. By hand: of the losses that the received model has on all of a client's samples."""
+    work = session_of({**FEDPBS, "method.corrections.0.over": "all"})
+    ((outcome,),) = play(work, rounds=1)[1]
+    data, network = work.federation.train, work.plan.local.build().double()
+    with torch.no_grad():
+        losses = nn.functional.cross_entropy(network(data.x.double()), data.y, reduction="none").numpy()
+    for report in outcome.reports:
+        own = losses[work.federation.client(report.client).rows]
+        assert report.metrics["loss_variance_of_all"] == pytest.approx(own.var(), rel=1e-9)
+        assert len(own) > 2
+    one_batch = play(session_of(FEDPBS), rounds=1)[1][0][0]
+    assert any(
+        a.metrics["loss_variance_of_all"] != b.metrics["loss_variance"]
+        for a, b in zip(outcome.reports, one_batch.reports, strict=True)
+    )
 
 
 @pytest.mark.parametrize("weight", np.linspace(0.1, 2.0, 9))

@@ -24,7 +24,6 @@ from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.methods.drivers.rounds import Rounds
 from fedstrata.methods.drivers.terraform import Magnitude, Terraform, split, variances
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
-from fedstrata.methods.selectors.sur import Known, Sur, smallest
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
@@ -408,69 +407,6 @@ def test_retraining_helps_hard_clients_more_than_as_many_random_updates_do(other
     gains = np.array(gains)
     assert (gains > 0).sum() >= 9, gains
     assert gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(len(gains)), gains
-
-
-# ---- SUR ------------------------------------------------------------------------------------------------------------
-
-
-def test_sur_oracle():
-    sur = np.array([1, 3, 0.5]) * np.array([0.5, 1, 4])
-    assert sur.tolist() == [0.5, 3, 2]
-    assert smallest(sur, np.arange(3), 2).tolist() == [0, 2]
-
-
-def test_sur_ties_fall_to_the_key_and_nan_comes_last():
-    assert smallest(np.array([1.0, np.nan, 1.0, 0.0]), np.array([2, 0, 1, 3]), 4).tolist() == [3, 2, 0, 1]
-
-
-def select(sur, answers, k=3):
-    """Let SUR choose in a tiny federation, where `answers` are what clients tell."""
-    work = session_of({"method.selector": sur, "train.clients_per_round": k})
-    events = []
-    view = work.plan.view(work.client_info, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
-    state = sur.init(view)
-    steps = sur.select(state, view)
-    step = next(steps)
-    probed = [ask.client for ask in step.asks]
-    reports = tuple(Report(i, 1, metrics={"gradient_variance": answers[i]}) for i in probed if i in answers)
-    missing = tuple(i for i in probed if i not in answers)
-    try:
-        steps.send(Outcome(step, 0, reports, missing))
-    except StopIteration as end:
-        return end.value, probed, events, state
-    raise AssertionError("one probe is enough")
-
-
-def test_sur_takes_the_stable_ones():
-    told = {0: 0.5, 1: 0.1, 2: 0.9, 3: 0.2, 4: 0.8, 5: 0.7}
-    picked, probed, events, state = select(Sur(), told)
-    assert (picked, probed, events) == ([1, 3, 0], list(range(6)), [])
-    assert isinstance(state, Known)
-    assert state.variance.tolist() == list(told.values())
-    by_size, *_ = select(Sur(importance="size"), dict.fromkeys(range(6), 0.5))
-    sizes = session_of().federation.train_split.sizes
-    assert sorted(sizes[by_size]) == sorted(sizes)[:3]  # large importance is a large score
-    _, probed, *_ = select(Sur(candidates=4), told)
-    assert len(probed) == 4
-    _, probed, *_ = select(Sur(candidates=1), told)
-    assert len(probed) == 3  # no fewer than train
-
-
-def test_sur_falls_back_on_who_told_nothing_with_an_event():
-    picked, _, events, _ = select(Sur(), {0: 0.5, 1: np.nan})
-    assert picked[0] == 0
-    assert len(set(picked)) == 3
-    assert [event["kind"] for event in events] == ["fallback"]
-    picked, _, events, _ = select(Sur(), {0: 0.5, 1: np.nan, 2: 0.4, 3: 0.3})
-    assert picked == [3, 2, 0]
-    assert events == []
-    picked, *_ = select(Sur(), {})
-    assert len(set(picked)) == 3
-
-
-@sweep(lambda sur: sur != Sur(), sur=[Sur(), Sur(importance="size", candidates=4, layers="last")])
-def test_sur_conforms(sur):
-    testing.check_selector(sur)
 
 
 def test_what_every_iteration_cost_is_told(tmp_path):

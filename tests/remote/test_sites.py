@@ -152,6 +152,18 @@ def test_a_report_that_cannot_be_one_is_refused_and_the_run_goes_on(tmp_path, na
     assert torch.isfinite(model(run)).all()
 
 
+@pytest.mark.parametrize("head", [{}, {"HeadUpdate/head": torch.zeros(3, dtype=torch.float64)}], ids=["none", "short"])
+def test_sites_that_all_hide_how_their_head_moved_do_not_end_the_run(tmp_path, head):
+    def tamper(name, kind, reply):
+        if kind != "task":
+            return reply
+        return build_reply(split(reply)[1], changed(open_tensors=head)(unpack_report(split(reply)[2])))
+
+    run = at_sites(tmp_path, {"method.selector": "hics"}, tamper)
+    assert run.summary["rounds"] == 3
+    assert any("do not show how the head moved" in e["why"] for e in run.events() if e["event"] == "fallback")
+
+
 @pytest.mark.parametrize("refused", [None, [99], [[0]], [0.5], "all", {}], ids=str)
 def test_a_site_cannot_refuse_labels_that_it_was_not_asked_for(tmp_path, refused):
     def tamper(name, kind, reply):
@@ -326,6 +338,7 @@ def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
         {"method.selector": "power-of-choice"},
         {"method.combiner": "soft"},
         {"method.name": "fednova"},
+        {"method.name": "fedpbs"},
     ],
     ids=lambda wish: next(iter(wish.values())),
 )

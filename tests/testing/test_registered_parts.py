@@ -48,7 +48,10 @@ def test_every_stage_is_checked():
     ("stage", "name", "options"),
     [
         ("corrections", "prox", {"mu": 0.0}),
+        ("corrections", "prox", {"when": "unstable"}),
         ("corrections", "scaffold", {"frozen": True}),
+        ("corrections", "scaffold", {"controls": "plain"}),
+        ("corrections", "feddyn", {"clip": 0.5}),
         ("optimizers", "sgd", {"momentum": 0.9, "weight_decay": 0.01}),
         ("optimizers", "adam", {"weight_decay": 0.01}),
         ("optimizers", "sgd", {"momentum": 0.9, "state": "kept"}),

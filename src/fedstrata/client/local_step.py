@@ -59,6 +59,7 @@ class BatchPlan:
     context: ClientContext
     order: Order
     batches: Batches
+    last: int = 0  # batches of the last epoch
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def fill(local: ClientPlan, space: ParameterSpace, own: Slots, buf: Buffers, bat
         client_state={**client_state, **known},
         planned=int(batch_plan.batches.sizes.max(initial=0)),
         steps=len(batch_plan.batches),
+        last_steps=batch_plan.last,
         rate_sum=float(batch_plan.batches.rates.sum()),
     )
     try:

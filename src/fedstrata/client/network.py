@@ -108,10 +108,19 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     return candidates[-1]
 
 
-def add_projection(head: nn.Module, width: int, classes: int) -> nn.Module:
-    """Put a projection of two layers before the last one, as MOON's authors do."""
+def change_head(head: nn.Module, classes: int, projection: int, bias: bool) -> nn.Module:
+    """Put a projection of two layers before the last one, as MOON's authors do; take its bias away, as FedRS' do."""
     if not isinstance(head, nn.Linear):
-        raise RequestError(f"model.projection needs a model that ends in a linear layer, not in {type(head).__name__}")
+        key = "model.projection" if projection else "model.head_bias"
+        raise RequestError(f"{key} needs a model that ends in a linear layer, not in {type(head).__name__}")
+    changed = _project(head, projection, classes) if projection else head
+    if not bias:
+        last = changed[-1] if isinstance(changed, nn.Sequential) else changed
+        last.register_parameter("bias", None)  # taken away afterwards: all other weights start as they do with it
+    return changed
+
+
+def _project(head: nn.Linear, width: int, classes: int) -> nn.Sequential:
     inputs = head.in_features
     first, second = nn.Linear(inputs, inputs), nn.Linear(inputs, width)
     return nn.Sequential(OrderedDict(first=first, relu=nn.ReLU(), second=second, last=nn.Linear(width, classes)))

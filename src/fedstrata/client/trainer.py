@@ -224,7 +224,7 @@ class Trainer:
     def plan_batches(self, context: ClientContext) -> BatchPlan:
         """Let the sampler plan a client update's batches."""
         order = plan_order(self.local.sampler, context)
-        positions, sizes = self._cut(order)
+        positions, sizes, last = self._cut(order)
         if len(sizes) and sizes.max() > (width := self.buf.index.shape[1]):
             allowed = f"at most {width}, as `width` says; override `width` too"
             raise broken(self.local.sampler, "plan", f"makes a batch of {sizes.max()} samples; allowed: {allowed}")
@@ -233,7 +233,7 @@ class Trainer:
             step = np.repeat(np.arange(len(sizes)), sizes)
             place = np.arange(len(step)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
             keys = sample_keys(self._key(context.task, context.client.id), step, place)
-        return BatchPlan(context, order, Batches(context.client.rows[positions], sizes, rates, keys))
+        return BatchPlan(context, order, Batches(context.client.rows[positions], sizes, rates, keys), last)
 
     def _train(
         self, batch_plan: BatchPlan, all_reduce: AllReduce | None = None
@@ -263,16 +263,17 @@ class Trainer:
         where = {"round": task.round, "step": task.turn, "client": client}
         return self.local.streams.torch_seed("dropout", **where) if self.draws else 0
 
-    def _cut(self, order: Order) -> tuple[np.ndarray, np.ndarray]:
-        """Cut every epoch into batches: positions one after another, and the size of each batch."""
-        size, taken, sizes = order.batch_size, [], []
+    def _cut(self, order: Order) -> tuple[np.ndarray, np.ndarray, int]:
+        """Cut every epoch into batches: positions one after another, the size of each batch, how many the last has."""
+        size, taken, sizes, last = order.batch_size, [], list[int](), 0
         for epoch in order.epochs:
             full, rest = divmod(len(epoch), size)
             if self._normed and full and rest == 1:  # one sample has no variance: leave it out
                 rest = 0
             taken.append(epoch[: full * size + rest])
             sizes += [size] * full + [rest] * (rest > 0)
-        return np.concatenate([np.zeros(0, dtype=np.int64), *taken]), np.array(sizes, dtype=np.int64)
+            last = full + (rest > 0) or last  # an epoch of nothing is none
+        return np.concatenate([np.zeros(0, dtype=np.int64), *taken]), np.array(sizes, dtype=np.int64), last
 
     def load(self, down: Tensors) -> None:
         """Start from the received model."""

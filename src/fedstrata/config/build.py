@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from fedstrata.client.network import add_projection, find_head
+from fedstrata.client.network import change_head, find_head
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
@@ -270,8 +270,8 @@ def _check_wishes(parts: Sequence[ServerSide | Sampler]) -> None:
 
 def _builder(choice: ModelChoice, federation: FederationInfo, streams: Streams, module: nn.Module | None) -> Any:
     """Return a function that builds the network, always with the same first weights."""
-    if choice.projection and (module is not None or choice.name == GIVEN):
-        raise RequestError("model.projection is for models by name; put one into your own before its last layer")
+    if (choice.projection or not choice.head_bias) and (module is not None or choice.name == GIVEN):
+        raise RequestError("model.projection and model.head_bias are for models by name; change your own instead")
     if module is not None:
         return partial(copy.deepcopy, copy.deepcopy(module))
     if choice.name == GIVEN:
@@ -286,14 +286,17 @@ def make_network_builder(
 ) -> Callable[[], nn.Module]:
     """Do the same for a model by name, wherever the samples are."""
     seed = streams.torch_seed("model")
-    return partial(_seeded, _named("models", choice, "model"), shape, classes, seed, choice.projection)
+    architecture = _named("models", choice, "model")
+    return partial(_seeded, architecture, shape, classes, seed, choice.projection, choice.head_bias)
 
 
-def _seeded(architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int) -> nn.Module:
+def _seeded(
+    architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int, head_bias: bool
+) -> nn.Module:
     with seed_torch(seed):
         module = expect(architecture, "build", architecture.build(shape, classes), nn.Module, "a torch.nn.Module")
-        if projection:
+        if projection or not head_bias:
             if "head" not in dict(module.named_children()):
                 raise broken(architecture, "build", "gave a module without `head`; call the last layer `head`")
-            module.head = add_projection(module.get_submodule("head"), projection, classes)
+            module.head = change_head(module.get_submodule("head"), classes, projection, head_bias)
         return module

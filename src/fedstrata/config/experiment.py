@@ -74,6 +74,7 @@ class ModelChoice(Section):
     init: str | None = None  # a model.safetensors to start from
     head: str | None = None  # name of the last layer, where it cannot be found
     projection: Natural = 0  # width of a projection of two layers that is put before the last one, as in MOON
+    head_bias: bool = True  # whether the last layer has a bias; FedRS' authors have none
 
 
 class Method(Section):

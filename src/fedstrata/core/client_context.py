@@ -100,6 +100,8 @@ class ClientContext:
         Size of its batches, known once the sampler has planned.
     steps
         Local steps, likewise.
+    last_steps
+        Those of the last epoch, likewise.
     rate_sum
         Sum of the step sizes, likewise.
     probe_work
@@ -120,6 +122,7 @@ class ClientContext:
     rounds: int = 1
     planned: int = 0
     steps: int = 0
+    last_steps: int = 0
     rate_sum: float = 0.0
     probe_work: ProbeWork = field(default_factory=ProbeWork)
 

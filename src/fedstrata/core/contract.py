@@ -101,9 +101,16 @@ def describe(value: Any) -> str:
 
 def calling_part() -> str:
     """Name the part whose method is running, for errors that are found inside what it called."""
+    found = find_caller(Part)
+    return "a part" if found is None else f"{type(found[0]).__name__} (in `{found[1]}`)"
+
+
+def find_caller(kind: type[Kind]) -> tuple[Kind, str] | None:
+    """Return the innermost object of a kind that has a method running, with the name of that method."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if isinstance(owner := frame.f_locals.get("self"), Part):
-            return f"{type(owner).__name__} (in `{frame.f_code.co_name}`)"
+        name = frame.f_code.co_name
+        if isinstance(owner := frame.f_locals.get("self"), kind) and not name.startswith("<"):  # a list inside a method
+            return owner, name
         frame = frame.f_back
-    return "a part"
+    return None

@@ -37,7 +37,9 @@ class ServerSide(Part):
     individual: ClassVar[bool] = False
 
     def metrics_read(self, kind: str) -> tuple[str, ...]:
-        """Name what this part reads in the `metrics` of every report; a report without it does not count.
+        """Name the numbers that this part reads in the `metrics` of every report; a report without one does not count.
+
+        A site may leave out what it likes: what is not named here may be missing, or be no number.
 
         Parameters
         ----------

@@ -3,7 +3,8 @@
 State may be built of dataclasses, dicts, lists, tuples, sets, arrays, tensors and plain values. Arrays are put aside
 under running numbers; the rest becomes JSON. No class name is ever read from a file: which dataclass stands where is
 told by a fresh state of the same shape, or by the annotation of the field that holds it (`dict[int, Record]`). What
-would not come back as it was is refused when it is saved.
+would not come back as it was is refused when it is saved. A `Stored` tensor is put aside as it is: what saves the
+state knows whether a file holds it already.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Any, cast, get_args, get_type_hints
 import numpy as np
 import torch
 from torch import Tensor
+
+from fedstrata.core.stored import Stored
+
+Arrays = dict[str, Tensor | Stored]
 
 
 class StateError(TypeError):
@@ -27,7 +32,7 @@ class StateError(TypeError):
 CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state", hint: Any = Any) -> Any:
+def flatten(value: Any, arrays: Arrays, path: str = "state", hint: Any = Any) -> Any:
     """Return the JSON form; arrays are added to `arrays`."""
 
     def inner(key: object, item: Any, hint: Any) -> Any:
@@ -42,6 +47,8 @@ def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state", hint: An
         return _aside(torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape), arrays, "numpy")
     if isinstance(value, Tensor):
         return _aside(value.contiguous(), arrays, "torch")
+    if kind is Stored:
+        return _aside(value, arrays, "stored")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if hint is not Any and _dataclass_in(hint) is not kind:
             raise StateError(path, f"holds {kind.__name__} at {path}, where its annotation says {hint}")
@@ -58,7 +65,7 @@ def flatten(value: Any, arrays: dict[str, Tensor], path: str = "state", hint: An
     raise StateError(path, f"holds {kind.__name__} at {path}; use dataclasses, plain containers, arrays and numbers")
 
 
-def _aside(tensor: Tensor, arrays: dict[str, Tensor], of: str) -> dict[str, str]:
+def _aside(tensor: Tensor | Stored, arrays: Arrays, of: str) -> dict[str, str]:
     name = str(len(arrays))
     arrays[name] = tensor
     return {"array": name, "of": of}
@@ -73,12 +80,14 @@ def _hints(kind: Any, path: str) -> dict[str, Any]:
         raise StateError(path, f"holds {kind.__name__} at {path}, {why}") from None
 
 
-def restore(saved: Any, arrays: dict[str, Tensor], like: Any = None, hint: Any = Any, path: str = "state") -> Any:
+def restore(saved: Any, arrays: Arrays, like: Any = None, hint: Any = Any, path: str = "state") -> Any:
     """Undo `flatten`; `like` is a fresh state of the same shape."""
     if not isinstance(saved, dict):
         return saved
     if "array" in saved:
         tensor = arrays[saved["array"]]
+        if isinstance(tensor, Stored):
+            return tensor
         return tensor.numpy().copy() if saved["of"] == "numpy" else tensor.clone()
     if "scalar" in saved:
         return np.dtype(saved["dtype"]).type(saved["scalar"])

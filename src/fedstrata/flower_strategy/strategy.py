@@ -41,7 +41,7 @@ from fedstrata.server.loop import ArrivedReports, model_to_evaluate, server_step
 from fedstrata.server.state import State
 
 KNOWN = frozenset({"sizes", "labels", "totals", "counts"})  # what clients' answers tell of them
-TOLD = {"oort": ("utility", "seconds"), "fedcda": ("loss",)}  # metrics that a part reads beside the number of samples
+TOLD = {"oort": ("seconds",), "fedcda": ()}  # what a part reads beside the number of samples and its metrics
 PROFILE = "profile"  # the one probe that the answers stand for: how long a round takes
 
 
@@ -67,7 +67,8 @@ class Strategy(FedAvg):
         super().__init__(**flower)
         parts = {"selector": selector, "combiner": combiner, "server_step": server_step}
         self._parts: dict[str, Any] = {key: _part(f"{key}s", given, key) for key, given in parts.items()}
-        self._metrics = {m for part in self._parts.values() for m in TOLD.get(_name(part), ())}
+        read = (part.metrics_read("train") + TOLD.get(_name(part), ()) for part in self._parts.values())
+        self._metrics = {name for names in read for name in names}
         self._share, self._streams, self._rounds = clients_per_round, Streams(seed), 1
         self._begun: _Begun | None = None
         self.events: list[dict[str, Any]] = []

@@ -180,9 +180,9 @@ FEDCDA = Recipe(
     {"combiner": {"kind": "fedcda"}},
 )
 INCO = Recipe(
-    "FedAvg in which deeper residual blocks also learn from the first block of their stage.",
+    "A plain mean in which deeper residual blocks also learn from the first block of their stage.",
     "Chan et al., ICLR 2024",
-    {"combiner": {"kind": "inco"}},
+    {"combiner": {"kind": "inco", "by": "uniform"}},
 )
 FEDGA_GREEDY = Recipe(
     "Models are taken into the mean, best first, while that lowers the loss at the server (needs data.proxy).",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import all_finite
-from fedstrata.core.messages import Report, Task, Tensors, fast_replace, tensor_bytes, value_bytes
+from fedstrata.core.messages import REFUSED, Report, Task, Tensors, fast_replace, tensor_bytes, value_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.privacy.frames import RefusedError
@@ -108,7 +108,7 @@ def _check_metrics(report: Report, task: Task, plan: Plan, finite: bool) -> None
 
     Of the labels that a task names, a client can refuse those and no others.
     """
-    for name in {name for part in plan.server_side for name in part.metrics_read(task.kind)}:
+    for name in {name for part in plan.server_side for name in part.metrics_read(task.kind)} - {REFUSED}:
         if not _number(report.metrics.get(name)):
             raise RefusedError(f"its report does not say what {name} is")
     for name, value in report.metrics.items():
@@ -116,7 +116,7 @@ def _check_metrics(report: Report, task: Task, plan: Plan, finite: bool) -> None
         if not all(_number(number) and (isfinite(number) or not finite) for number in numbers):
             raise RefusedError(f"its report says {name:.40} = {value!r:.40}")
     if (labels := task.config.get("labels")) is not None:
-        refused = report.metrics.get("refused")
+        refused = report.metrics.get(REFUSED)
         codes = list(refused) if isinstance(refused, tuple) else [None]
         if any(type(code) is not int for code in codes) or Counter(codes) - Counter(cast(tuple[int, ...], labels)):
             raise RefusedError("it refuses other labels than it was asked for")

@@ -1,8 +1,8 @@
 """Checkpoints that survive a kill at any moment.
 
-A checkpoint is a manifest `NNNNNN.json` and files it names with their checksums: the server's arrays, and one file for
-each client whose state changed since the last time. Everything is written and synced first; then CURRENT is replaced in
-one rename; then files that the new manifest does not name are removed.
+A checkpoint is a manifest `NNNNNN.json` and files it names with their checksums: the server's arrays, one file for each
+client whose state changed since the last time, and one for each `Stored` tensor that is new. Everything is written and
+synced first; then CURRENT is replaced in one rename; then files that the new manifest does not name are removed.
 
 A run does not wait for the disk: what a checkpoint holds is put aside between two rounds, and written while the next
 round is played (`BackgroundWriter`). One is written at a time, so a kill costs at most the round that was being played
@@ -29,6 +29,7 @@ from fedstrata.core.engine import ClientStates
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import sync_folder, write_atomically, writing_to
 from fedstrata.core.messages import Tag, Tensors, to_host_aside
+from fedstrata.core.stored import Stored
 from fedstrata.core.tensor_file import tensor_pieces
 
 WRITERS = 4  # files that are hashed and written at a time
@@ -41,6 +42,7 @@ class Snapshot:
     round: int
     state: Any  # in JSON form, without its arrays
     arrays: Tensors
+    stored: Mapping[str, Stored]  # likewise by name; they never change
     changed: ClientStates  # a client's new state is a new tensor, so these are not copied
     about: Mapping[str, Any]
 
@@ -61,16 +63,18 @@ class Checkpoints:
         unchanging: Collection[Tensor] = (),
     ) -> Snapshot:
         """Put aside what a checkpoint holds; `state` may change from here on, but for some tensors in it."""
-        arrays: dict[str, Tensor] = {}
-        server_tree = tree.flatten(state, arrays)
+        aside: tree.Arrays = {}
+        server_tree = tree.flatten(state, aside)
         changed = {
             client: client_states[client]
             for client in client_states
             if client not in self._clients or self._clients[client][0] != client_states[client][0]
         }
         kept = {id(tensor) for tensor in unchanging}
-        arrays = {name: tensor if id(tensor) in kept else tensor.clone() for name, tensor in arrays.items()}
-        return Snapshot(round, server_tree, arrays, changed, about)
+        stored = {name: value for name, value in aside.items() if isinstance(value, Stored)}
+        tensors = {name: value for name, value in aside.items() if isinstance(value, Tensor)}
+        arrays = {name: tensor if id(tensor) in kept else tensor.clone() for name, tensor in tensors.items()}
+        return Snapshot(round, server_tree, arrays, stored, changed, about)
 
     def put(self, snapshot: Snapshot) -> None:
         """Write a checkpoint; the old one stays valid until this one is safe."""
@@ -80,12 +84,17 @@ class Checkpoints:
             names = {c: f"client-{c}-{tag[0]}-{tag[1]}.safetensors" for c, (tag, _) in snapshot.changed.items()}
             written = writers.map(lambda c: self._put_tensors(names[c], snapshot.changed[c][1]), names)
             server = self._put_tensors(f"{stem}.safetensors", snapshot.arrays)
+            files = writers.map(
+                lambda name: self._put_stored(f"{stem}-{name}.safetensors", snapshot.stored[name]), snapshot.stored
+            )
+            stored = dict(zip(snapshot.stored, files, strict=True))
             new = {c: (snapshot.changed[c][0], file) for c, file in zip(names, written, strict=True)}
             clients = {**self._clients, **new}
             manifest = {
                 "round": snapshot.round,
                 "state": snapshot.state,
                 "server": server,
+                "stored": stored,
                 "clients": [[client, tag, file] for client, (tag, file) in clients.items()],
                 **snapshot.about,
             }
@@ -93,7 +102,10 @@ class Checkpoints:
             sync_folder(self.path)
             write_atomically(self.path / "CURRENT", json.dumps(entry).encode())
             self._clients = clients
-            used = {"CURRENT", entry["file"], server["file"], *(file["file"] for _, file in clients.values())}
+            for name, one in snapshot.stored.items():
+                self._lay_down(one, stored[name])
+            own = [server, *stored.values(), *(file for _, file in clients.values())]
+            used = {"CURRENT", entry["file"], *(file["file"] for file in own)}
             list(writers.map(_remove, [path for path in self.path.iterdir() if path.name not in used]))
 
     def write(self, round: int, state: Any, client_states: ClientStates, about: Mapping[str, Any]) -> None:
@@ -102,7 +114,9 @@ class Checkpoints:
 
     def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, ClientStates]:
         """Read a checkpoint into a state shaped like `like`."""
-        state = tree.restore(manifest["state"], load(self._get(manifest["server"])), like)
+        arrays: tree.Arrays = {**load(self._get(manifest["server"]))}
+        arrays |= {name: self._lay_down(Stored(), entry) for name, entry in manifest.get("stored", {}).items()}
+        state = tree.restore(manifest["state"], arrays, like)
         self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
         return state, self.client_states()
 
@@ -125,6 +139,13 @@ class Checkpoints:
             return manifest
         except (KeyError, TypeError, ValueError, SafetensorError) as error:
             raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
+
+    def _put_stored(self, name: str, one: Stored) -> dict[str, str]:
+        """Write a tensor, unless an earlier checkpoint did."""
+        return one.entry if one.folder == self.path else self._put_tensors(name, {"tensor": one.read()})
+
+    def _lay_down(self, one: Stored, entry: dict[str, str]) -> Stored:
+        return one.rest_in(self.path, entry, lambda: load(self._get(entry))["tensor"])
 
     def _put_tensors(self, name: str, tensors: Tensors) -> dict[str, str]:
         return self._put(name, *tensor_pieces(to_host_aside(tensors)))

@@ -178,7 +178,8 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
     """
     if not 0 <= lost <= 1 or k < 1 or rounds < 1:
         raise RequestError(f"lost = {lost}, k = {k}, rounds = {rounds}: a share from 0 to 1, and at least one of each")
-    if selector.individual and record.updates is None:
+    looks = selector.individual or any(meter.opens_tensors for meter in selector.meters(()))
+    if looks and record.updates is None:
         raise RequestError(f"{type(selector).__name__} looks at updates, which this record does not hold")
     streams, sizes = Streams(seed), record.counts.sum(1)
     holders = np.flatnonzero(sizes)

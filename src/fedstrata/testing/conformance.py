@@ -23,8 +23,8 @@ from fedstrata.core.steps import Ask
 from fedstrata.data.partitions.base import Labelled, Partition
 from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.runs.session import Session
+from fedstrata.testing.reads import DeclaringEngine
 from fedstrata.testing.selectors import SELECTORS, FullAsks
-from fedstrata.testing.sites import WireEngine
 from fedstrata.testing.tiny import alike, play, same, session_of
 
 ROUNDS = 3  # two before a run is cut, and one after
@@ -306,7 +306,7 @@ def check_run(overrides: Mapping[str, Any]) -> Session:
     assert torch.isfinite(whole.model.params).all(), "the model is not finite"
     assert alike(outcomes, play(session_of(overrides), ROUNDS)[1]), "the same run twice gave different outcomes"
     assert same(whole, play(session_of(overrides), ROUNDS, cut=2)[0]), "a resumed run differs from the whole one"
-    behind_bytes, _ = play(session_of(overrides), ROUNDS, lambda work: WireEngine(work.plan.local, work.federation))
+    behind_bytes, _ = play(session_of(overrides), ROUNDS, lambda w: DeclaringEngine(w.plan.local, w.federation))
     assert same(whole, behind_bytes), "a run behind bytes differs: something is shared that no message carries"
     lossy = {**overrides, "system.stragglers.rate": 0.5}
     one, other = play(session_of(lossy), ROUNDS)[0], play(session_of(lossy), ROUNDS, cut=2)[0]

@@ -50,6 +50,10 @@ class ProbesFirst(Selector):
 
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({"check-probe": count_labels})
 
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
+        """Read what the probe tells."""
+        return ("checked_zeros",) if kind in self.programs else ()
+
     def select(self, state: None, view: View) -> Generator[Step, Outcome, list[int]]:
         """Take those that hold most of label 0."""
         zeros = dict.fromkeys(view.eligible.tolist(), 0)

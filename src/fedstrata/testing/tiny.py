@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedstrata.core import tree
 from fedstrata.core.engine import Engine
 from fedstrata.core.steps import Outcome, Scores
+from fedstrata.core.stored import Stored
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
@@ -70,36 +71,37 @@ def play(
     """Play rounds; with `cut`, save after that many rounds, forget everything, and go on from the checkpoint."""
     state, at, outcomes = work.initial_state(), engine(work), []
     client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
-    for round in range(rounds):
-        view = work.plan.view(client_info, round, lambda *_, **__: None)
-        with one_thread():
-            played = play_round(work.plan, state, view, at)
-        work.plan.selector.feedback(state.selector, view, played, Scores())
-        state.round += 1
-        outcomes.append(played)
-        if cut is not None and state.round == cut:
-            work = build_session(work.experiment, work.federation, work.model)  # parts made anew: what they hid is gone
-            state, client_states = _saved_and_read(work, state, at)
-            at = engine(work)
-            at.restore(client_states)
+    with tempfile.TemporaryDirectory() if cut is not None else nullcontext("") as folder:
+        for round in range(rounds):
+            view = work.plan.view(client_info, round, lambda *_, **__: None)
+            with one_thread():
+                played = play_round(work.plan, state, view, at)
+            work.plan.selector.feedback(state.selector, view, played, Scores())
+            state.round += 1
+            outcomes.append(played)
+            if cut is not None and state.round == cut:
+                work = build_session(work.experiment, work.federation, work.model)  # parts made anew: nothing is hidden
+                state, client_states = _saved_and_read(Path(folder), work, state, at)
+                at = engine(work)
+                at.restore(client_states)
     return state, outcomes
 
 
-def _saved_and_read(work: Session, state: State, engine: Engine) -> tuple[State, Any]:
-    with tempfile.TemporaryDirectory() as folder, work.plan.naming_states():
-        Checkpoints(Path(folder)).write(state.round, state, engine.client_states(), {})
-        checkpoints = Checkpoints(Path(folder))
+def _saved_and_read(folder: Path, work: Session, state: State, engine: Engine) -> tuple[State, Any]:
+    with work.plan.naming_states():
+        Checkpoints(folder).write(state.round, state, engine.client_states(), {})
+        checkpoints = Checkpoints(folder)
         manifest = checkpoints.manifest()
         assert manifest is not None
-        read, client_states = checkpoints.read(manifest, like=work.initial_state())
-        return read, dict(client_states)  # before the folder is gone
+        return checkpoints.read(manifest, like=work.initial_state())
 
 
 def alike(a: Any, b: Any) -> bool:
     """Say whether two nested values are equal, tensors bit for bit."""
-    arrays: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
-    plain = [tree.flatten(value, tensors) for value, tensors in zip((a, b), arrays, strict=True)]
-    return plain[0] == plain[1] and all(torch.equal(t, arrays[1][name]) for name, t in arrays[0].items())
+    arrays: tuple[tree.Arrays, tree.Arrays] = ({}, {})
+    plain = [tree.flatten(value, aside) for value, aside in zip((a, b), arrays, strict=True)]
+    read = [{n: v.read() if isinstance(v, Stored) else v for n, v in aside.items()} for aside in arrays]
+    return plain[0] == plain[1] and all(torch.equal(tensor, read[1][name]) for name, tensor in read[0].items())
 
 
 def same(a: State, b: State) -> bool:

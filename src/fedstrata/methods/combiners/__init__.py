@@ -7,6 +7,7 @@ PARTS = {
     "inverse-probability": "fedstrata.methods.combiners.inverse_probability:InverseProbability",
     "fednova": "fedstrata.methods.combiners.fednova:FedNova",
     "fedcda": "fedstrata.methods.combiners.fedcda:FedCda",
+    "latest-of-all": "fedstrata.methods.combiners.latest_of_all:LatestOfAll",
     "inco": "fedstrata.methods.combiners.inco:InCo",
     "fedga-greedy": "fedstrata.methods.combiners.fedga_greedy:FedGaGreedy",
     "median": "fedstrata.methods.combiners.robust:Median",

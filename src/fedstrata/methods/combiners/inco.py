@@ -1,6 +1,6 @@
 """Chan et al., Internal Cross-layer Gradients for Extending Homogeneity to Heterogeneity in FL, ICLR 2024 (InCo).
 
-After averaging by size, deeper blocks of a residual stage learn from its first: g0 is the combined update of the last
+After averaging, deeper blocks of a residual stage learn from its first: g0 is the combined update of the last
 3 x 3 convolution of block 0, g that of a convolution of the same shape in a later block. For every kernel
 
     sigma = clamp(|<g0, g>| / (||g0||^2 + 1e-7), 0, 5),   g' = (g / ||g|| + sigma g0 / ||g0||) (||g|| + ||g0||) / 2,
@@ -8,15 +8,17 @@ After averaging by size, deeper blocks of a residual stage learn from its first:
 clamped to +-0.1. All other layers are averaged only. A model without stages of blocks, such as FedBSS' CNN, has no such
 layer: there InCo is FedAvg, and an event says so.
 
-Stages are recognised by names, `<stage>.<block>.<...>.weight`, as in this project's ResNets and torchvision's.
+The authors average plainly: `by = "uniform"`, which the recipe takes. Stages are recognised by names,
+`<stage>.<block>.<...>.weight`, as in this project's ResNets and torchvision's.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,18 +57,23 @@ def crossed(g: Tensor, g0: Tensor, clamp: float) -> Tensor:
 
 @dataclass(frozen=True)
 class InCo(SizeWeighted):
-    """Weighted by size; deeper residual blocks also learn from the first block of their stage."""
+    """Deeper residual blocks also learn from the first block of their stage; else by size, or a plain mean."""
 
     paper: ClassVar[str] = "Chan et al., ICLR 2024"
 
     clamp: Positive = 0.1  # largest number in an update of these layers
+    by: Literal["size", "uniform"] = "size"  # what clients count for
 
     def init(self, view: View) -> None:
         """Say where there is nothing to do."""
         if not references(view.space):
-            view.note(
-                "fallback", what="inco", used="the mean by size", why="the model has no stages of residual blocks"
-            )
+            used = "the mean by size" if self.by == "size" else "the plain mean"
+            view.note("fallback", what="inco", used=used, why="the model has no stages of residual blocks")
+
+    def weights(self, arrived: Arrived) -> np.ndarray:
+        """Return n_k / sum n, or 1 / |S|."""
+        plain: np.ndarray = arrived.weights / arrived.weights.sum()
+        return super().weights(arrived) if self.by == "size" else plain
 
     def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Average, then mix."""

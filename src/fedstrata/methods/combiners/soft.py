@@ -20,7 +20,7 @@ from fedstrata.core.messages import Sums
 from fedstrata.core.options import NonNegative
 from fedstrata.core.server_parts import Arrived, Combiner
 from fedstrata.core.steps import View
-from fedstrata.methods.variance import Variance
+from fedstrata.methods.variance import Over, Variance
 
 
 def soft_weights(variances: np.ndarray, tau: float, normalise: str, times: np.ndarray | float = 1.0) -> np.ndarray:
@@ -44,20 +44,26 @@ class Soft(Combiner):
     reads: ClassVar[str] = "how much each client's samples vary, which sets its weight"
 
     by: Of = "gradient"  # what the variance is of
+    over: Over = "batch"  # of one batch (Algorithm 3), or of all samples of a client (Equation 8)
     tau: NonNegative = 1.0
     normalise: Literal["mean", "none"] = "mean"
 
+    @property
+    def variance(self) -> Variance:
+        """What clients tell."""
+        return Variance(self.by, self.over)
+
     def metrics_read(self, kind: str) -> tuple[str, ...]:
         """Read the variance."""
-        return (Variance(self.by).name,) if kind == "train" else ()
+        return (self.variance.name,) if kind == "train" else ()
 
     def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients tell their variance."""
-        return (Variance(self.by),)
+        return (self.variance,)
 
     def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Weigh by exp(-tau V_q)."""
-        told = np.array([Variance(self.by).read(r) for r in arrived.reports])
+        told = np.array([self.variance.read(r) for r in arrived.reports])
         if not np.isfinite(told).all():
             strange = [r.client for r, v in zip(arrived.reports, told, strict=True) if not np.isfinite(v)]
             why = "their variance is not finite"

@@ -16,6 +16,11 @@ from fedstrata.core.messages import Tensors
 from fedstrata.core.options import Positive
 
 
+def shorten(g: Tensor, norm: float) -> Tensor:
+    """Scale a vector to a length of at most `norm`, in place."""
+    return g.mul_((norm / g.norm().clamp(min=1e-12)).clamp(max=1.0))
+
+
 @dataclass(frozen=True)
 class Clip(Correction):
     """Gradients longer than a bound are shortened to it."""
@@ -26,4 +31,4 @@ class Clip(Correction):
 
     def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Shorten."""
-        buf.g.mul_((self.norm / buf.g.norm().clamp(min=1e-12)).clamp(max=1.0))
+        shorten(buf.g, self.norm)

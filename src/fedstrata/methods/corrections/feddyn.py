@@ -2,8 +2,11 @@
 
 Client: minimise f(v) - <g_k, v> + a/2 ||v - w||^2, then g_k <- g_k - a Delta_k. Server: h <- h - (a/N) sum_S Delta_k,
 w <- mean_S w_k - h / a. The mean is the configured combiner's; the paper's, and the recipe's, is plain.
-The authors' code divides a by N n_k / n at each client (`scale_alpha`) and clips gradients at 10: the recipe adds
-`clip`. It also evaluates mean_S w_k: `evaluate = "mean"`.
+The authors' code divides a by N n_k / n at each client (`scale_alpha`) and evaluates mean_S w_k: `evaluate = "mean"`.
+
+It also clips gradients at 10, and adds a v as weight decay after that: only grad f - g_k - a w is clipped. That is
+`clip = 10` here. The recipe puts the correction `clip` behind this one instead, which clips all of grad f + a (v - w) -
+g_k: the two differ where clipping sets in, and a w alone may be longer than 10 for a large model.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Positive
 from fedstrata.core.server_parts import ServerStep
 from fedstrata.core.steps import View
+from fedstrata.methods.corrections.clip import shorten
 
 
 @dataclass
@@ -42,6 +46,7 @@ class FedDyn(Correction, ServerStep):
     alpha: Positive = 0.01
     scale_alpha: bool = False  # smaller where a client has more samples
     evaluate: Literal["next", "mean"] = "next"  # the model to go on with, or the mean of the clients'
+    clip: Positive | None = None  # longest gradient before a v is added, as the authors clip; none given: no limit
     frozen: bool = False  # keep g_k and h at zero: a proximal term, for tests and ablations
 
     @property
@@ -68,7 +73,10 @@ class FedDyn(Correction, ServerStep):
 
     def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Add a (w - w0) - g_k."""
-        buf.g.add_(own["alpha"] * (buf.w - buf.w0)).sub_(own["g"])
+        if self.clip is None:
+            buf.g.add_(own["alpha"] * (buf.w - buf.w0)).sub_(own["g"])
+        else:
+            shorten(buf.g.sub_(own["alpha"] * buf.w0).sub_(own["g"]), self.clip).add_(own["alpha"] * buf.w)
 
     def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Keep g_k - a Delta_k."""

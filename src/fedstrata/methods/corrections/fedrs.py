@@ -1,7 +1,7 @@
 """Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021.
 
 Trains on logits of which those of labels that the client does not hold are multiplied by a. The authors' code also has
-a soft form, a_c = (1 - a) share_c / max share + a, and a last layer without bias, which is up to the model here.
+a soft form, a_c = (1 - a) share_c / max share + a, and a last layer without bias: `model.head_bias = false`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ s is the cosine, z a sample's features under the model in training, z_glob under
 client's own model of last time. At a client's first client update there is none, and the term is off.
 
 Features are what goes into the last layer; the authors' projection, two layers between encoder and last layer, is
-`model.projection = 256`. Departure: z_glob and z_prev are taken in eval mode, where the authors' code leaves the models
-in training mode.
+`model.projection = 256`. z_glob and z_prev are taken in eval mode, as in the authors' code.
 """
 
 from __future__ import annotations

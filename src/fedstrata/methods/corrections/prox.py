@@ -6,8 +6,19 @@ are left alone. FedProx pulls always.
 FedPBS (Algorithm 4) pulls where a client is unstable: its batch is smaller than B_th, or its samples' losses vary by
 more than V_th under the received model. `v_th = "quantile"` takes V_th from what clients told in the last round; before
 that only the batch counts. With `adaptive`, each client has its own mu_q = mu V_q / median V, within a factor of 4
-(Eq. 12-14 write mu_q and say no more). Section 4 of the paper asks for the variance of gradients instead: `gate`.
-Eq. 12 lacks the factor 1/2 that its own gradient, Eq. 13, needs.
+(Eq. 12-14 write mu_q and say no more). Eq. 12 lacks the factor 1/2 that its own gradient, Eq. 13, needs.
+
+The prose of the paper's section 4 is another method than its Algorithm 4, which the recipe `fedpbs` follows:
+
+=============  ===================================  ===============================================================
+what           Algorithm 4                          section 4, and the options that give it
+=============  ===================================  ===============================================================
+who trains     a random subset                      ranked by SUR (Eq. 9): method.selector = "sur"
+who is pulled  small batch, or high loss variance   high gradient variance alone (Eq. 8): gate = "gradient", b_th = 1
+variance of    one mini-batch                       all samples of the client: over = "all"
+threshold      V_th, not told                       delta, "predefined", not told: v_th
+aggregation    plain mean                           soft weights (Eq. 11): method.combiner = "soft"
+=============  ===================================  ===============================================================
 """
 
 from __future__ import annotations
@@ -28,7 +39,7 @@ from fedstrata.core.messages import Slot, Sums, Tensors
 from fedstrata.core.options import Fraction, Natural, NonNegative
 from fedstrata.core.server_parts import ServerStep
 from fedstrata.core.steps import View
-from fedstrata.methods.variance import Variance
+from fedstrata.methods.variance import Over, Variance
 
 
 @dataclass
@@ -52,6 +63,7 @@ class Prox(Correction, ServerStep):
     when: Literal["always", "unstable"] = "always"
     adaptive: bool = False  # mu in proportion to a client's variance
     gate: Of = "loss"  # of what the variance is
+    over: Over = "batch"  # of one batch (Algorithm 4), or of all samples of a client (Equation 8)
     v_th: NonNegative | Literal["quantile"] = "quantile"  # above it a client is unstable
     quantile: Fraction = 0.5
     b_th: Natural = 0  # smallest batch of a stable client; 0: train.batch_size
@@ -60,6 +72,11 @@ class Prox(Correction, ServerStep):
     def looks(self) -> bool:
         """Whether variances are needed."""
         return self.when == "unstable" or self.adaptive
+
+    @property
+    def variance(self) -> Variance:
+        """What clients tell."""
+        return Variance(self.gate, self.over)
 
     # ---- client half
 
@@ -81,7 +98,7 @@ class Prox(Correction, ServerStep):
 
     def mu_of(self, context: ClientContext) -> float:
         """Return this client's mu: none, where it is stable."""
-        v, (told, median) = context.batch_variance(self.gate), context.down["told"].tolist()
+        v, (told, median) = self.variance.look(context), context.down["told"].tolist()
         v_th = told if self.v_th == "quantile" else self.v_th
         stable = context.planned >= (self.b_th or context.batch_size) and v <= v_th
         if self.when == "unstable" and stable:
@@ -94,7 +111,11 @@ class Prox(Correction, ServerStep):
 
     def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients tell their variance."""
-        return (Variance(self.gate),) if self.looks else ()
+        return (self.variance,) if self.looks else ()
+
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
+        """Read them."""
+        return (self.variance.name,) if self.looks and kind == "train" else ()
 
     @property
     def reads(self) -> str | None:
@@ -111,7 +132,7 @@ class Prox(Correction, ServerStep):
 
     def step(self, state: Told | None, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
         """Find the next round's threshold; the proposal stays as it is."""
-        told = [] if state is None else [Variance(self.gate).read(r) for r in sums.reports]
+        told = [] if state is None else [self.variance.read(r) for r in sums.reports]
         known = [v for v in told if np.isfinite(v)]
         if state is not None and known:
             state.v_th, state.median = (f64(float(np.quantile(known, q))) for q in (self.quantile, 0.5))

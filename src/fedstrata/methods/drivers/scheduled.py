@@ -12,6 +12,7 @@ import numpy as np
 
 from fedstrata.core.contract import expect
 from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import REFUSED
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Driver, Schedule
 from fedstrata.core.steps import BY_CHOICE, Ask, FusedSteps, Outcome, Select, Step, Steps, View
@@ -72,6 +73,10 @@ class ScheduledDriver(Driver):
     def needs(self) -> frozenset[str]:
         """What the schedule needs."""
         return self.schedule.needs
+
+    def metrics_read(self, kind: str) -> tuple[str, ...]:
+        """Read which labels a client refuses, wherever it is asked for some."""
+        return (REFUSED,) if kind in ("train", "reserve") else ()
 
     @property
     def reads(self) -> str | None:
@@ -299,7 +304,7 @@ def stratified(schedule: Schedule) -> Stratified:
 
 def refusals(metrics: Any) -> list[int]:
     """Read a client's answer."""
-    return list(metrics["refused"])
+    return list(metrics[REFUSED])
 
 
 def _remark(schedule: Stratified, view: View) -> None:

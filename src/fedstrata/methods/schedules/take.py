@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedstrata.core.client_context import ClientContext, Done, Program
 from fedstrata.core.client_parts import Client, Order
+from fedstrata.core.messages import REFUSED
 from fedstrata.core.sampler import Sampler
 
 PASS, NEXT = 0, 1  # rows of a cursor table: which pass over a stratum, and how many samples of it are used
@@ -145,7 +146,7 @@ def _overtaken(turns: np.ndarray, strata: np.ndarray) -> np.ndarray:
 
 
 def _answer(refused: list[int]) -> dict[str, tuple[int, ...]]:
-    return {"refused": tuple(refused), "exhausted": tuple(sorted(set(refused)))}
+    return {REFUSED: tuple(refused), "exhausted": tuple(sorted(set(refused)))}
 
 
 def _number(context: ClientContext, name: str) -> Any:

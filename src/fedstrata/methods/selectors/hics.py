@@ -137,9 +137,14 @@ class Hics(Selector):
         trained = [outcome for outcome in outcomes if outcome.step.combine]
         for outcome in trained:
             state.asked[[ask.client for ask in outcome.step.asks]] = True
+        size = (view.space.head.stop - view.space.head.start,)
         old = set(state.last.ids.tolist()) if self.refresh == "warm-up" else set[int]()
         reports = [r for outcome in trained for r in outcome.reports if r.client not in old]
-        heads = {r.client: r.open_tensors["HeadUpdate/head"].cpu() for r in reports}
+        shown = {r.client: r.open_tensors.get("HeadUpdate/head") for r in reports}
+        heads = {client: head.cpu() for client, head in shown.items() if head is not None and head.shape == size}
+        if silent := sorted(shown.keys() - heads.keys()):  # sites are not trusted
+            why = "their reports do not show how the head moved"
+            view.note("fallback", round=view.round + 1, what="hics", used="what was known", clients=silent, why=why)
         for client, head in heads.items():
             signal = signal_of(head.numpy().astype(np.float64), view.space, self.signal, view.client_info.classes)
             state.entropy[client] = -(likely(signal / self.temperature) * log_likely(signal / self.temperature)).sum()
