@@ -1,1 +1,1 @@
-"""Measurements behind the claims: `python -m benchmarks NAME [--json]` runs `measure` of the module NAME."""
+"""Measurements behind the claims: `python -m benchmarks NAME [--quick] [--json]` runs `measure` of the module NAME."""

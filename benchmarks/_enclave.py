@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ import numpy as np
 from sklearn.cluster import AgglomerativeClustering, SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
+from benchmarks._rows import row
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.rng import Streams
@@ -37,35 +39,45 @@ from fedstrata.privacy.frames import JOB
 from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.server.metrics import label_divergence
 
-PARTIES, LABELS, TURNS = 200, 10, 5  # as in the paper's measurement; turns of each way, of which the median counts
-WATCHED, GROUPS, ROUNDS, K, SEEDS = 100, 10, 100, 10, 5
+LABELS, WATCHED, GROUPS, K = 10, 100, 10, 10
 PAPER = 105.4 / 100.5  # clustering inside over outside, FLIPS section 5.1
 SETTING = Setting("dev-insecure", allow_insecure=True)
 
 
-def rows() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Size:
+    """How much is clustered, and how long the enclave is watched."""
+
+    parties: int
+    turns: int  # of each way, of which the median counts
+    rounds: int
+    seeds: int
+
+
+FULL = Size(parties=200, turns=5, rounds=100, seeds=5)  # as many parties as in the paper's measurement
+QUICK = Size(parties=20, turns=1, rounds=40, seeds=1)
+
+
+def rows(quick: bool) -> list[dict[str, Any]]:
     """Return the overhead, and the attack by noise."""
+    size = QUICK if quick else FULL
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureWarning)
-        return [*_overhead(), *_watching()]
-
-
-def _row(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": None, "met": None}
+        return [*_overhead(size), *_watching(size.rounds, size.seeds)]
 
 
 # ---- cost
 
 
-def _overhead() -> list[dict[str, Any]]:
+def _overhead(size: Size) -> list[dict[str, Any]]:
     """Measure CPU seconds of both ends together: a busy machine stretches the time, not the work."""
-    counts = _dirichlet(PARTIES, LABELS)
-    request, flips = Request("select", 0, PARTIES // 5), Flips()
+    counts = _dirichlet(size.parties, LABELS)
+    request, flips = Request("select", 0, size.parties // 5), Flips()
     plain, inside, submitted, began = [], [], [], []
-    for _ in range(TURNS):
+    for _ in range(size.turns):
         plain.append(_plain(flips, counts, request))
         start = perf_counter()
-        enclave, parties, secrets = _started(counts, flips)
+        enclave, parties, secrets = _started(counts, flips, size.rounds)
         began.append(perf_counter() - start)
         try:
             at = _cpu(enclave)
@@ -78,14 +90,14 @@ def _overhead() -> list[dict[str, Any]]:
         finally:
             enclave.close()
     whole = [a + b for a, b in zip(submitted, inside, strict=True)]
-    name = f"enclave, {PARTIES} parties"
+    name = f"enclave, {size.parties} parties"
     return [
-        _row(f"{name}: clustering and selecting in the open", 1000 * median(plain), "CPU ms"),
-        _row(f"{name}: the same inside", 1000 * median(inside), "CPU ms"),
-        _row(f"{name}: inside over in the open (the paper: {PAPER:.2f})", _ratio(inside, plain), "times"),
-        _row(f"{name}: all attested submissions, both ends", 1000 * median(submitted), "CPU ms"),
-        _row(f"{name}: submissions and inside over in the open", _ratio(whole, plain), "times"),
-        _row("enclave: start of the process", median(began), "s"),
+        row(f"{name}: clustering and selecting in the open", 1000 * median(plain), "CPU ms"),
+        row(f"{name}: the same inside", 1000 * median(inside), "CPU ms"),
+        row(f"{name}: inside over in the open (the paper: {PAPER:.2f})", _ratio(inside, plain), "times"),
+        row(f"{name}: all attested submissions, both ends", 1000 * median(submitted), "CPU ms"),
+        row(f"{name}: submissions and inside over in the open", _ratio(whole, plain), "times"),
+        row("enclave: start of the process", median(began), "s"),
     ]
 
 
@@ -110,18 +122,18 @@ def _plain(flips: Flips, counts: np.ndarray, request: Request) -> float:
     return process_time() - start
 
 
-def _job(counts: np.ndarray, flips: Flips, noise: float = 0.0) -> tuple[Job, list[Party], list[bytes]]:
+def _job(counts: np.ndarray, flips: Flips, rounds: int, noise: float = 0.0) -> tuple[Job, list[Party], list[bytes]]:
     """Return a job and its clients."""
     identities = [Identity.new(os.urandom) for _ in range(len(counts) + 1)]
-    terms = Terms(*counts.shape, ROUNDS, 0, flips, noise)
+    terms = Terms(*counts.shape, rounds, 0, flips, noise)
     job = Job(os.urandom(JOB), KeyDirectory.of(Identity.new(os.urandom), identities), terms.written())
     policy = Policy(dev_insecure.measured())
     parties = [Party(i, job, identities[i], DevInsecure(True), policy, os.urandom) for i in range(len(counts))]
     return job, parties, [os.urandom(SECRET) for _ in parties]
 
 
-def _started(counts: np.ndarray, flips: Flips) -> tuple[Enclave, list[Party], list[bytes]]:
-    job, parties, secrets = _job(counts, flips)
+def _started(counts: np.ndarray, flips: Flips, rounds: int) -> tuple[Enclave, list[Party], list[bytes]]:
+    job, parties, secrets = _job(counts, flips, rounds)
     return Enclave(job, SETTING), parties, secrets
 
 
@@ -133,39 +145,39 @@ def _dirichlet(clients: int, labels: int) -> np.ndarray:
 # ---- what watching gives away
 
 
-def _watching() -> list[dict[str, Any]]:
+def _watching(rounds: int, seeds: int) -> list[dict[str, Any]]:
     told = []
     for noise in (0.0, 0.1, 0.3):
-        found, divergence = np.mean([_watched(noise, seed) for seed in range(SEEDS)], axis=0)
+        found, divergence = np.mean([_watched(noise, seed, rounds) for seed in range(seeds)], axis=0)
         name = f"enclave, noise {noise:g}"
-        told.append(_row(f"{name}: clusters found by who is selected together", found, "ARI"))
-        told.append(_row(f"{name}: label divergence of a round", divergence, "nats"))
-    known = float(np.mean([_any_member(seed) for seed in range(SEEDS)]))
-    return [*told, _row("the same attack where clusters send any of their least picked members", known, "ARI")]
+        told.append(row(f"{name}: clusters found by who is selected together", found, "ARI"))
+        told.append(row(f"{name}: label divergence of a round", divergence, "nats"))
+    known = float(np.mean([_any_member(seed, rounds) for seed in range(seeds)]))
+    return [*told, row("the same attack where clusters send any of their least picked members", known, "ARI")]
 
 
-def _watched(noise: float, seed: int) -> tuple[float, float]:
+def _watched(noise: float, seed: int, rounds: int) -> tuple[float, float]:
     """Return how well the attack does, and the mean divergence of a round's labels from those of all."""
     rng = np.random.default_rng(seed)
     group = rng.integers(0, GROUPS, WATCHED)
     counts = np.array([rng.multinomial(100, np.where(np.arange(LABELS) == g, 0.82, 0.02)) for g in group])
-    job, parties, secrets = _job(counts, Flips(clusters=GROUPS), noise)
+    job, parties, secrets = _job(counts, Flips(clusters=GROUPS), rounds, noise)
     service = Service(job, dev_insecure.attest)
     for i, party in enumerate(parties):
         tell(service.relay, party, distribution(counts[i], secrets[i]))
-    picked = np.zeros((ROUNDS, WATCHED))
-    for round in range(ROUNDS):
+    picked = np.zeros((rounds, WATCHED))
+    for round in range(rounds):
         picked[round, service.ask(Request("select", round, K).written())] = 1
     mix = counts.sum(0) / counts.sum()
     divergence = np.mean([label_divergence(counts[row > 0].sum(0), mix) for row in picked])
     return attack(picked, group), float(divergence)
 
 
-def _any_member(seed: int) -> float:
+def _any_member(seed: int, rounds: int) -> float:
     """Return how well the attack does on ten clusters of ten that draw by lot instead of taking turns in one order."""
     rng, group = np.random.default_rng(seed), np.repeat(np.arange(GROUPS), WATCHED // GROUPS)
-    picked = np.zeros((ROUNDS, WATCHED))
-    for round in range(ROUNDS):
+    picked = np.zeros((rounds, WATCHED))
+    for round in range(rounds):
         lots = picked.sum(0) + rng.random(WATCHED)
         picked[round, [min(np.flatnonzero(group == g), key=lambda i: lots[i]) for g in range(GROUPS)]] = 1
     return attack(picked, group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -23,34 +24,61 @@ from fedstrata.remote.flower.server_app import wait_for
 from fedstrata.remote.flower.stream import open_stream
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.transport import Failure, Transport
-from fedstrata.runs.folder import Run
 
-SITES = 3
-SIZES = {4_000: 400, 250_000: 400, 2_500_000: 60, 25_000_000: 12}  # bytes of a request, and how often it is sent
-WARM = 20
-BY_MESSAGE = 3  # exchanges of 250,000 bytes
-BATCH, FEW, MANY = 16, 2, 300  # samples of a batch; batches that are trained by messages, and over the stream
-ROUNDS = 3  # of FedAvg by messages
+WARM, BATCH = 20, 16  # exchanges that do not count; samples of a batch
 COMMON = {"model.name": "lenet5", "train.batch_size": BATCH, "train.clients_per_round": "all"}
 FEDAVG = COMMON | {"train.epochs": 1}
 STRATIFY = COMMON | {"method.name": "stratify-batch"}
 TRIVIAL = FEDAVG | {"model.name": "mlp", "model.hidden": [77], "train.batch_size": 2_000}  # one step, as large a model
 
 
-def measured(grid: Grid) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Size:
+    """How often everything is done."""
+
+    requests: Mapping[int, int]  # over the stream, by their bytes
+    messages: int  # of 250,000 bytes
+    rounds: int  # of FedAvg by messages
+    few: int  # batches by messages, which take ten seconds each and as long again to begin; 0 leaves them out
+    many: int  # batches over the stream
+    counted_rounds: int  # of FedAvg, whose bytes are counted
+    counted_batches: int
+
+
+FULL = Size(
+    requests={4_000: 400, 250_000: 400, 2_500_000: 60, 25_000_000: 12},
+    messages=3,
+    rounds=3,
+    few=2,
+    many=300,
+    counted_rounds=5,
+    counted_batches=20,
+)
+QUICK = Size(
+    requests={4_000: 6, 250_000: 6, 2_500_000: 3, 25_000_000: 1},
+    messages=1,
+    rounds=1,
+    few=0,
+    many=4,
+    counted_rounds=1,
+    counted_batches=2,
+)
+
+
+def measured(grid: Grid, sites: int, quick: bool) -> dict[str, Any]:
     """Measure everything."""
-    messages = Messages(grid)
-    wait_for(messages, SITES, 120.0)
-    told: dict[str, Any] = {"message": exchanged(messages, 250_000, BY_MESSAGE)}
-    told["round"] = median_round(messages)
-    told["batch by messages"] = batch(messages, FEW, rounds=1)
+    messages, size = Messages(grid), QUICK if quick else FULL
+    wait_for(messages, sites, 120.0)
+    told: dict[str, Any] = {"message": exchanged(messages, 250_000, size.messages)}
+    told["round"] = median_round(messages, sites, size.rounds)
+    told["batch by messages"] = batch(messages, sites, size.few, rounds=1) if size.few else None
     stream = open_stream(messages, "127.0.0.1:0", "timed")
     try:
-        told["stream"] = {size: exchanged(stream, size, times) for size, times in SIZES.items()}
-        told["batch"] = batch(stream, MANY, rounds=2)
+        told["stream"] = {length: exchanged(stream, length, times) for length, times in size.requests.items()}
+        told["batch"] = batch(stream, sites, size.many, rounds=2)
     finally:
         stream.close()
-    told["bytes"] = counted(messages)
+    told["bytes"] = counted(messages, sites, size)
     messages.close()
     return told
 
@@ -67,56 +95,60 @@ def exchanged(transport: Transport, size: int, times: int) -> float:
     return median(seconds[-times:])
 
 
-def median_round(transport: Transport) -> float:
+def median_round(transport: Transport, sites: int, rounds: int) -> float:
     """Return the seconds of a round of FedAvg with its evaluation; sites have next to nothing to do."""
-    _, times = played(transport, TRIVIAL | {"train.rounds": ROUNDS})
-    marks = [times["sites", 1], *(times["round", number + 1] for number in range(ROUNDS))]
+    _, times = played(transport, sites, TRIVIAL | {"train.rounds": rounds})
+    marks = [times["sites", 1], *(times["round", number + 1] for number in range(rounds))]
     return median(later - earlier for earlier, later in pairwise(marks))
 
 
-def batch(transport: Transport, batches: int, rounds: int) -> float:
+def batch(transport: Transport, sites: int, batches: int, rounds: int) -> float:
     """Return the seconds of a global batch of Stratify, over the batches of the last round.
 
     Evaluation is not counted.
     """
     asked = STRATIFY | {"train.rounds": rounds, "method.schedule.length": BATCH * batches}
-    _, times = played(transport, asked)
+    _, times = played(transport, sites, asked)
     began = times["round", rounds - 1] if rounds > 1 else times["sites", 1]
     return (times["schedule", rounds] - began) / batches
 
 
-def counted(messages: Transport) -> dict[str, tuple[int, int]]:
+def counted(messages: Transport, sites: int, size: Size) -> dict[str, tuple[int, int]]:
     """Return, by method, the bytes that the account of a run says, and those that crossed the wire meanwhile."""
-    found, port = {}, free_port()
+    found: dict[str, tuple[int, int]] = {}
+    port = free_port()
     for name, asked in {
-        "FedAvg": FEDAVG | {"train.rounds": 5},
-        "Stratify batch": STRATIFY | {"train.rounds": 1, "method.schedule.length": 20 * BATCH},
+        "FedAvg": FEDAVG | {"train.rounds": size.counted_rounds},
+        "Stratify batch": STRATIFY | {"train.rounds": 1, "method.schedule.length": size.counted_batches * BATCH},
     }.items():
         with Counting(port) as wire:
             stream = open_stream(messages, wire.address, f"counted-{len(found)}", listen=f"127.0.0.1:{port}")
             try:
-                run, _ = played(stream, asked)
+                summary, _ = played(stream, sites, asked)
             finally:
                 stream.close()
-        summary = run.summary
         told = sum(int(summary[key]) for key in ("bytes_up", "bytes_down", "bytes_setup", "bytes_evaluate"))
         found[name] = told, wire.carried
     return found
 
 
-def played(transport: Transport, asked: Mapping[str, Any]) -> tuple[Run, dict[tuple[str, int], float]]:
-    """Run an experiment; give its folder, and when its events came: the n-th of a kind, from 1."""
-    times: dict[tuple[str, int], float] = {}
+Times = dict[tuple[str, int], float]  # when the n-th event of a kind came, from 1
+
+
+def played(transport: Transport, sites: int, asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], Times]:
+    """Run an experiment; give its summary, and when its events came."""
+    times: Times = {}
 
     def watch(event: Mapping[str, Any]) -> None:
         kind = str(event["event"])
         times[kind, 1 + sum(known == kind for known, _ in times)] = perf_counter()
 
-    folder = Path(tempfile.mkdtemp(prefix="sites-"))
-    run = run_at_sites(Kept(transport), Experiment.of(None, **asked), folder, SITES, watch=watch)
+    with tempfile.TemporaryDirectory(prefix="sites-") as folder:
+        run = run_at_sites(Kept(transport), Experiment.of(None, **asked), Path(folder), sites, watch=watch)
+        summary = run.summary
     if wrong := {"site_refused", "site_not_scored", "dropped", "no_update"} & {kind for kind, _ in times}:
         raise AssertionError(f"not everybody did what was asked for: {sorted(wrong)}")
-    return run, times
+    return summary, times
 
 
 class Kept:

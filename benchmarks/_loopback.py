@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import tomli_w
 
@@ -34,17 +35,17 @@ ROOT = Path(__file__).parents[1]
 class Loopback:
     """A federation on this machine, as whoever measures sees it."""
 
-    def __init__(self, household: Household):
-        self._household, self._folder = household, household.folder
+    def __init__(self, household: Household, sites: int):
+        self._household, self._folder, self._sites = household, household.folder, sites
 
-    def told_by(self, app: str, client: str, seconds: float) -> dict[str, Any]:
+    def told_by(self, app: str, client: str, seconds: float, quick: bool) -> dict[str, Any]:
         """Run an app (the `server` of a module in this folder, and what runs at clients); give what it measured."""
         place, out = self._folder / app.strip("_"), self._folder / f"{app}.json"
         place.mkdir()
         described = pyproject()
         described["tool"]["flwr"]["app"] |= {
             "components": {"serverapp": f"benchmarks.{app}:server", "clientapp": client},
-            "config": {"out": str(out)},
+            "config": {"out": str(out), "sites": self._sites, "quick": quick},
         }
         (place / "pyproject.toml").write_text(tomli_w.dumps(described))
         number = str(flower.flwr(self._folder, ["run", str(place), flower.CONNECTION])["run-id"])
@@ -64,13 +65,12 @@ class Loopback:
 @contextmanager
 def loopback(sites: Collection[str]) -> Iterator[Loopback]:
     """Start everything; end it afterwards."""
-    with tempfile.TemporaryDirectory(prefix="sites-") as name:
+    with tempfile.TemporaryDirectory(prefix="sites-") as name, importable():
         folder = Path(name)
         port = free_port()
         server = FederationServer(flower.LOOPBACK, port, port + 1, flower.LOOPBACK, None)
         flower.configure(folder, server.address, None)
         around = flower.environment(folder)
-        around["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         household = Household(folder, "this benchmark")
 
         def start(name: str, *command: str) -> None:
@@ -86,9 +86,20 @@ def loopback(sites: Collection[str]) -> Iterator[Loopback]:
                 config = ("--superlink", server.address, "--node-config", f"site='{site}' socket='{socket}'")
                 start(f"node-{site}", "flower-supernode", *node, *config)
             _wait(server, household)
-            yield Loopback(household)
+            yield Loopback(household, len(sites))
         finally:
             household.close()
+
+
+@contextmanager
+def importable() -> Iterator[None]:
+    """Let every process that is started meanwhile import this package, wherever it works.
+
+    Flower's own commands too: `flwr run` imports the app that it is to send.
+    """
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(places)):
+        yield
 
 
 def _wait(server: FederationServer, household: Household) -> None:

@@ -25,7 +25,9 @@ FIRST = {  # what the README shows of each
 PREFACE = """# Speed
 
 Written by `python -m benchmarks._readme` from `benchmarks/results/`. What is compared and how stands at the top of each
-file of `benchmarks/`; `x` is how many times as long the other takes. A goal that was missed says so.
+file of `benchmarks/`; `x` is how many times as long the other takes. A goal that was missed says so. Whether a
+benchmark runs on your machine you see sooner with `--quick`, such as `python -m benchmarks engine --quick`: a small
+size, for which no goal is judged.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import shake_256
 from itertools import count
 from statistics import median
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
@@ -23,23 +25,38 @@ from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
-CLIENTS, SAMPLES, TURNS, WARM, LONG = 10, 600, 12, 2, 1_000_000
-MANY, MISSING, LARGE = 100, 10, 1_000_000
+CLIENTS, WARM, LONG = 10, 2, 1_000_000
 
 
-def rows() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Size:
+    """How much is trained in a round, and what is summed in the large."""
+
+    samples: int  # of a client
+    turns: int
+    many: int  # clients of the large sum
+    missing: int
+    large: int  # numbers
+
+
+FULL = Size(samples=600, turns=12, many=100, missing=10, large=1_000_000)
+QUICK = Size(samples=32, turns=WARM + 1, many=20, missing=2, large=10_000)
+
+
+def rows(quick: bool) -> list[dict[str, Any]]:
     """Measure."""
-    return [*_beside_a_round(), _large()]
+    size = QUICK if quick else FULL
+    return [*_beside_a_round(size.samples, size.turns), _large(size.many, size.missing, size.large)]
 
 
-def _beside_a_round() -> list[dict[str, Any]]:
+def _beside_a_round(samples: int, turns: int) -> list[dict[str, Any]]:
     """Take turns: a round of ten clients, and the sums of ten updates of its model."""
-    size = sum(parameter.numel() for parameter in network("lenet5").parameters())
-    values, weights = _updates(CLIENTS, size), dict.fromkeys(range(CLIENTS), 1.0)
+    numbers = sum(parameter.numel() for parameter in network("lenet5").parameters())
+    values, weights = _updates(CLIENTS, numbers), dict.fromkeys(range(CLIENTS), 1.0)
     parties, jobs = _parties(CLIENTS), (number.to_bytes(16, "little") for number in count())
     seconds: dict[str, list[float]] = {"round": [], "narrow": [], "wide": []}
-    with _rounds() as play:
-        for _ in range(TURNS):
+    with _rounds(samples) as play:
+        for _ in range(turns):
             _timed(seconds["round"], play)
             told = _timed(
                 seconds["narrow"], lambda: secure_sum(values, weights, range(CLIENTS), parties, next(jobs), NARROW)
@@ -49,31 +66,31 @@ def _beside_a_round() -> list[dict[str, Any]]:
     error = np.abs(told.total - sum(values[i].astype(np.float64) for i in values)).max()
     name = f"masked sum of {CLIENTS} updates of LeNet-5"
     return [
-        _row(f"{name}, share of a round of {CLIENTS} x {SAMPLES} samples, at most", narrow / round, "", 0.10),
-        _row("that round", round, "s"),
-        _row(name, narrow, "s"),
-        _row(f"{name}, words of 64 bits", wide, "s"),
-        _row(f"{name}, sent by a client", told.up[0] / 1e6, "MB"),
-        _row(f"{name}, largest error", error / NARROW.unit, "units"),
+        row(f"{name}, share of a round of {CLIENTS} x {samples} samples, at most", narrow / round, "", at_most=0.10),
+        row("that round", round, "s"),
+        row(name, narrow, "s"),
+        row(f"{name}, words of 64 bits", wide, "s"),
+        row(f"{name}, sent by a client", told.up[0] / 1e6, "MB"),
+        row(f"{name}, largest error", error / NARROW.unit, "units"),
     ]
 
 
-def _large() -> dict[str, Any]:
+def _large(clients: int, missing: int, numbers: int) -> dict[str, Any]:
     """Count the CPU seconds of all parties together."""
-    values = _updates(MANY - MISSING, LARGE)
-    weights, parties = dict.fromkeys(range(MANY), 1.0), _parties(MANY)
+    values = _updates(clients - missing, numbers)
+    weights, parties = dict.fromkeys(range(clients), 1.0), _parties(clients)
     start = process_time()
-    secure_sum(values, weights, range(MANY), parties, bytes(16))
-    name = f"masked sum of {LARGE:,} numbers, {MANY} clients, {MISSING} drop-outs, CPU of all, at most"
-    return _row(name, process_time() - start, "s", 15.0)
+    secure_sum(values, weights, range(clients), parties, bytes(16))
+    name = f"masked sum of {numbers:,} numbers, {clients} clients, {missing} drop-outs, CPU of all, at most"
+    return row(name, process_time() - start, "s", at_most=15.0)
 
 
 @contextmanager
-def _rounds() -> Iterator[Callable[[], None]]:
-    """Return what plays a round of LeNet-5 on clients of 600 images."""
+def _rounds(samples: int) -> Iterator[Callable[[], None]]:
+    """Return what plays a round of LeNet-5 on clients of so many images."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((CLIENTS * SAMPLES, 1, 28, 28), dtype=np.float32)
-    y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(CLIENTS), SAMPLES)
+    x = rng.standard_normal((CLIENTS * samples, 1, 28, 28), dtype=np.float32)
+    y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(CLIENTS), samples)
     federation, module = Federation.from_arrays(x, y, owner, test=(x[:CLASSES], y[:CLASSES])), network("lenet5")
     asked = {"train.clients_per_round": CLIENTS, "train.batch_size": 32, "train.epochs": 1, "train.lr": LR}
     work = build_session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
@@ -111,10 +128,6 @@ def _parties(clients: int) -> Parties:
 def _entropy(party: int) -> Entropy:
     calls = count()
     return lambda size: shake_256(b"%d|%d" % (party, next(calls))).digest(size)
-
-
-def _row(name: str, value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
-    return {"name": name, "value": float(value), "unit": unit, "goal": goal, "met": goal is None or value <= goal}
 
 
 def _ignore(*_: Any, **__: Any) -> None:

@@ -12,15 +12,16 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 
-def measuring(measure: Callable[[Grid], dict[str, Any]]) -> ServerApp:
-    """Return the server side of an app that measures."""
+def measuring(measure: Callable[[Grid, int, bool], dict[str, Any]]) -> ServerApp:
+    """Return the server side of an app that measures so many sites, fully or quickly."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        out = Path(str(context.run_config["out"]))
+        config = context.run_config
+        out = Path(str(config["out"]))
         try:
-            told = measure(grid)
+            told = measure(grid, int(config["sites"]), bool(config["quick"]))
         except Exception as error:
             told = {"failed": "".join(traceback.format_exception(error))}
         new = out.with_suffix(".new")

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from benchmarks.peers import PINS, last_line, python_of, say
 from benchmarks.peers.job import CLASSES, Job
 from fedstrata.core.threads import cores
@@ -57,6 +58,10 @@ WORKLOADS = (
     Workload("W1L LeNet-5", Job("lenet5", 100, 10, 600, 32, 8), (1, 28, 28), {"naive": 1.6, "flower": 2.5, "pfl": 1.9}),
     Workload("W1 CNN", Job("cnn", 100, 10, 600, 32, 6), (1, 28, 28), {"naive": 1.8, "flower": 1.9, "pfl": 1.8}),
 )
+QUICK = tuple(
+    replace(large, job=replace(large.job, clients=10, per_round=4, samples=32, rounds=WARM + 2), others=())
+    for large in WORKLOADS[:2]
+)
 SAID = {"naive": "the naive loop", "flower": "Flower", "pfl": "pfl-research"}
 
 
@@ -65,14 +70,15 @@ def versions() -> dict[str, str]:
     return {pin.partition("[")[0]: pin.partition("==")[2] for pin in PINS.values()}
 
 
-def measure(workloads: tuple[Workload, ...] = WORKLOADS, turns: int = TURNS) -> list[dict[str, Any]]:
-    """Return seconds of our rounds, and ratios of the others to them."""
+def measure(quick: bool = False) -> list[dict[str, Any]]:
+    """Return seconds of our rounds, and ratios of the others to them; quickly, of the naive loop only."""
     rows = []
-    for workload in workloads:
+    for workload in QUICK if quick else WORKLOADS:
         with tempfile.TemporaryDirectory() as folder:
             job = replace(workload.job, data=str(Path(folder) / "samples.npz"), cores=cores())
             _write(job, workload.shape)
-            rows += list(_rows(workload, _in_turn(job, turns, workload.others)))
+            turns = _in_turn(job, workload.others, 1 if quick else TURNS, () if quick else PINS)
+            rows += list(_rows(workload, turns))
     return rows
 
 
@@ -84,12 +90,12 @@ def _write(job: Job, shape: tuple[int, ...]) -> None:
 Turn = Mapping[str, list[float]]  # seconds of every round, by player
 
 
-def _in_turn(job: Job, turns: int, others: tuple[str, ...]) -> list[Turn]:
-    """Let everybody play the job, again and again; whoever fails once is left out from then on."""
+def _in_turn(job: Job, others: Iterable[str], turns: int, peers: Iterable[str]) -> list[Turn]:
+    """Let us, the naive loop and these peers play the job, again and again; who fails once is left out from then on."""
     threads = {"ours": 1, "naive": 1, "flower": min(2, job.cores), "pfl": 1}
     threads |= {other: job.cores if other.endswith("all cores") else 1 for other in others}
-    pythons = {"ours": sys.executable, "naive": sys.executable, **{peer: python_of(peer) for peer in PINS}}
-    players = {player: python for player in threads if (python := pythons[_module(player)]) is not None}
+    pythons = {"ours": sys.executable, "naive": sys.executable, **{peer: python_of(peer) for peer in peers}}
+    players = {player: python for player in threads if (python := pythons.get(_module(player))) is not None}
     told: list[Turn] = []
     for number in range(turns):
         turn = {}
@@ -123,14 +129,14 @@ def _played(python: str, module: str, job: Job) -> list[float]:
 def _rows(workload: Workload, turns: list[Turn]) -> Iterator[dict[str, Any]]:
     name = workload.name
     ours = [median(turn["ours"][WARM:]) for turn in turns]
-    yield _row(f"{name}, a round of ours", median(ours), "s")
+    yield row(f"{name}, a round of ours", median(ours), "s")
     for peer, goal in workload.goals.items():
-        yield _row(f"{name}, {SAID[peer]}", _ratio(turns, peer, steady=True), "x ours", goal)
+        yield row(f"{name}, {SAID[peer]}", _ratio(turns, peer, steady=True), "x ours", at_least=goal)
     for other in workload.others:
         said = SAID[_module(other)] + other.removeprefix(_module(other))
-        yield _row(f"{name}, {said}", _ratio(turns, other, steady=True), "x ours")
-    yield _row(f"{name}, our first round after start", median(turn["ours"][0] for turn in turns), "s")
-    yield _row(f"{name}, Flower's first round", _ratio(turns, "flower", steady=False), "x ours", SOONER)
+        yield row(f"{name}, {said}", _ratio(turns, other, steady=True), "x ours")
+    yield row(f"{name}, our first round after start", median(turn["ours"][0] for turn in turns), "s")
+    yield row(f"{name}, Flower's first round", _ratio(turns, "flower", steady=False), "x ours", at_least=SOONER)
 
 
 def _ratio(turns: list[Turn], player: str, steady: bool) -> float | None:
@@ -139,8 +145,3 @@ def _ratio(turns: list[Turn], player: str, steady: bool) -> float | None:
         return None
     times = [[median(turn[who][WARM:]) if steady else turn[who][0] for who in (player, "ours")] for turn in turns]
     return median(theirs / ours for theirs, ours in times)
-
-
-def _row(name: str, value: float | None, unit: str, goal: float | None = None) -> dict[str, Any]:
-    met = None if value is None else goal is None or value >= goal
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": met}

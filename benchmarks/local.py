@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks._rows import row
 from fedstrata.client.probe import CHUNK
 from fedstrata.client.trainer import RING, Trainer
 from fedstrata.core import registry
@@ -34,9 +35,7 @@ from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import ArrivedReports
 
-BATCH, CLASSES, STEPS, REPEATS = 32, 10, 8, 21
-CLIENTS, NUMBERS = 100, 1_000_000
-ALL = CLIENTS * NUMBERS * 4 / 1e6  # MB of all updates
+BATCH, CLASSES, STEPS = 32, 10, 8
 STEP_GOALS: dict[str, float | None] = {  # by correction; the last two are for information
     "prox": 1.15,
     "scaffold": 1.2,
@@ -49,21 +48,32 @@ STEP_GOALS: dict[str, float | None] = {  # by correction; the last two are for i
 }
 
 
-def measure() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Size:
+    """What a client has and how often ways take turns there, and what is combined at the server."""
+
+    batches: int  # of the client's samples
+    repeats: int
+    clients: int
+    numbers: int  # of an update
+
+
+FULL = Size(batches=RING, repeats=21, clients=100, numbers=1_000_000)
+QUICK = Size(batches=STEPS, repeats=1, clients=20, numbers=10_000)
+
+
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return ratios of local steps and of looks at samples, and seconds and memory of robust combiners."""
-    rows = _robust()  # first: a child's peak of memory is at least its parent's present size
+    size = QUICK if quick else FULL
+    rows = _robust(size.clients, size.numbers)  # first: a child's peak of memory is at least its parent's present size
     with one_thread():
-        return [*_steps(), *_looks(), *rows]
+        return [*_steps(size.batches, size.repeats), *_looks(size.batches, size.repeats), *rows]
 
 
-def _row(name: str, value: float, unit: str, goal: float | None) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": goal is None or value <= goal}
-
-
-def _ratios(plain: Callable[[], None], ways: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+def _ratios(plain: Callable[[], None], ways: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
     """Time all ways in turn, again and again; give the median of each one's ratio to the plain way beside it."""
     ratios: dict[str, list[float]] = {name: [] for name in ways}
-    for repeat in range(REPEATS + 1):
+    for repeat in range(repeats + 1):
         for name, way in ways.items():
             beside, seconds = (_seconds(each, process_time) for each in (plain, way))  # whatever else is running
             if repeat:  # the first is for warming up
@@ -80,10 +90,10 @@ def _seconds(way: Callable[[], object], clock: Callable[[], float] = perf_counte
 # ---- inside a client --------------------------------------------------------------------------------------------
 
 
-def _trainer(**asked: Any) -> tuple[Trainer, Callable[[], ClientContext]]:
-    """Return a worker after a client's second update, its ring full of batches, and a way to look anew."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(RING * BATCH, 1, 28, 28)).astype(np.float32), np.arange(RING * BATCH) % (CLASSES - 1)
+def _trainer(batches: int, **asked: Any) -> tuple[Trainer, Callable[[], ClientContext]]:
+    """Return a worker after a client's second update, its batches in the ring, and a way to look anew."""
+    rng, samples = np.random.default_rng(0), batches * BATCH
+    x, y = rng.normal(size=(samples, 1, 28, 28)).astype(np.float32), np.arange(samples) % (CLASSES - 1)
     y[-1] = CLASSES - 1  # a label that only the second client holds
     federation = Federation.from_arrays(x, y, [np.arange(len(x) - 1), [len(x) - 1]], test=(x[:10], y[:10]))
     fixed = {"model.name": "lenet5", "train.batch_size": BATCH, "train.epochs": 1, "train.lr": 0.01}
@@ -98,22 +108,23 @@ def _trainer(**asked: Any) -> tuple[Trainer, Callable[[], ClientContext]]:
     return trainer, partial(trainer.make_context, client, task, client_state)
 
 
-def _steps() -> list[dict[str, Any]]:
+def _steps(batches: int, repeats: int) -> list[dict[str, Any]]:
     ways = {}
     for name in STEP_GOALS:
         asked = {"method.combiner": name} if name == "fednova" else {"method.corrections": [{"kind": name}]}
-        ways[name] = partial(_take_steps, _trainer(**asked)[0])
-    ratios = _ratios(partial(_take_steps, _trainer()[0]), ways)
-    return [_row(f"local step, {name}", ratios[name], "x plain", goal) for name, goal in STEP_GOALS.items()]
+        ways[name] = partial(_take_steps, _trainer(batches, **asked)[0])
+    ratios = _ratios(partial(_take_steps, _trainer(batches)[0]), ways, repeats)
+    return [row(f"local step, {name}", ratios[name], "x plain", at_most=goal) for name, goal in STEP_GOALS.items()]
 
 
 def _take_steps(trainer: Trainer, steps: int = STEPS) -> None:
+    trainer.buf.t.zero_()  # from the first batch of the ring again
     for _ in range(steps):
         trainer.step(BATCH)
 
 
-def _looks() -> list[dict[str, Any]]:
-    trainer, look = _trainer()
+def _looks(batches: int, repeats: int) -> list[dict[str, Any]]:
+    trainer, look = _trainer(batches)
     rows, x, module = look().client.rows, trainer.buf.x, trainer.local.build().eval()
 
     @torch.no_grad()
@@ -121,26 +132,27 @@ def _looks() -> list[dict[str, Any]]:
         for start in range(0, len(rows), CHUNK):
             module(x.index_select(0, torch.from_numpy(rows[start : start + CHUNK])))
 
-    ranking = _ratios(forward, {"ranking": lambda: look().score_samples()})["ranking"]
+    ranking = _ratios(forward, {"ranking": lambda: look().score_samples()}, repeats)["ranking"]
     batch = np.arange(BATCH)
     kinds = {"gradient": "all layers", "head-gradient": "last layer"}
-    probes = _ratios(partial(_take_steps, trainer, 1), {of: lambda of=of: look().spread(of, batch) for of in kinds})
+    ways = {of: lambda of=of: look().sample_variance(of, batch) for of in kinds}
+    probes = _ratios(partial(_take_steps, trainer, 1), ways, repeats)
     return [
-        _row("ranking all samples by loss", ranking, "x forward", 1.1),
-        *(_row(f"gradient variance of a batch, {kinds[of]}", value, "x step", None) for of, value in probes.items()),
+        row("ranking all samples by loss", ranking, "x forward", at_most=1.1),
+        *(row(f"gradient variance of a batch, {kinds[of]}", value, "x step") for of, value in probes.items()),
     ]
 
 
 # ---- at the server ----------------------------------------------------------------------------------------------
 
 
-def _robust() -> list[dict[str, Any]]:
-    rows = []
+def _robust(clients: int, numbers: int) -> list[dict[str, Any]]:
+    rows, updates = [], clients * numbers * 4 / 1e6  # MB
     for name in ("median", "trimmed-mean", "norm-clip"):
         with ProcessPoolExecutor(1, get_context("spawn")) as child:
-            seconds, memory = child.submit(_combine, name).result()
-        rows.append(_row(f"{name} of {CLIENTS} updates", seconds, "s", 2.0))
-        rows.append(_row(f"{name}, memory beside the updates", memory, "MB", ALL / 4))
+            seconds, memory = child.submit(_combine, name, clients, numbers).result()
+        rows.append(row(f"{name} of {clients} updates", seconds, "s", at_most=2.0))
+        rows.append(row(f"{name}, memory beside the updates", memory, "MB", at_most=updates / 4))
     return rows
 
 
@@ -149,6 +161,7 @@ class _Sent:
     """Stands for workers whose clients all sent an update."""
 
     updates: Sequence[torch.Tensor]
+    room = 0  # for client state: there is none
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Any]) -> list[tuple[Report, None]]:
         """Return the reports."""
@@ -162,12 +175,12 @@ class _Sent:
         """Nothing to end."""
 
 
-def _combine(name: str) -> tuple[float, float]:
+def _combine(name: str, clients: int, numbers: int) -> tuple[float, float]:
     """Return seconds of a combination, the median of three, and by how many MB it raised the peak of memory."""
     random = torch.Generator().manual_seed(0)
-    engine = LocalEngine(_Sent([torch.empty(NUMBERS).normal_(generator=random) for _ in range(CLIENTS)]))
-    step = Step(tuple(Ask(k) for k in range(CLIENTS)))
-    arrived = ArrivedReports(engine, step, engine.ask(step, [Task(k, 0, 0) for k in range(CLIENTS)]), individual=True)
+    engine = LocalEngine(_Sent([torch.empty(numbers).normal_(generator=random) for _ in range(clients)]))
+    step = Step(tuple(Ask(k) for k in range(clients)))
+    arrived = ArrivedReports(engine, step, engine.ask(step, [Task(k, 0, 0) for k in range(clients)]), individual=True)
     combiner, before = registry.build("combiners", name, {}, "method.combiner"), _peak()
     with one_thread():  # as in a run
         seconds = [

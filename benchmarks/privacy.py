@@ -9,6 +9,7 @@ The printed protocol at 100 classes takes minutes: it is measured there once, wi
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from statistics import median
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import _enclave, _secure_sums
+from benchmarks._rows import row
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy.labels.ckks_paper import PrivacyWarning
 from fedstrata.privacy.labels.masking import MaskedLabels, mask_labels
@@ -34,14 +36,28 @@ TABLE_IV = {  # seconds in the paper
     (100, 10): (90.0, 22.0, 0.5),
     (100, 20): (102.0, 27.0, 0.6),
 }
-PRINTED = ((2, 5), (2, 20), (10, 5), (10, 20), (100, 5))  # sizes at which the printed protocol runs too
-SLOW, FAST, TIMES = (100, 5), (100, 20), 500.0
-TURNS = 5
+TIMES = 500.0
+Case = tuple[int, int]  # classes, clients
 
 
-def measure() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Size:
+    """Which labels are masked, and how often."""
+
+    cases: tuple[Case, ...]
+    printed: tuple[Case, ...]  # those at which the printed protocol runs too
+    slow: Case  # of the printed protocol, which is compared with
+    fast: Case  # of ours
+    turns: int
+
+
+FULL = Size(tuple(TABLE_IV), ((2, 5), (2, 20), (10, 5), (10, 20), (100, 5)), slow=(100, 5), fast=(100, 20), turns=5)
+QUICK = Size(((2, 5), (10, 5)), ((2, 5),), slow=(2, 5), fast=(10, 5), turns=1)
+
+
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return the cost of label masking, then that of secure sums and of the enclave."""
-    return [*_labels(), *_secure_sums.rows(), *_enclave.rows()]
+    return [*_labels(QUICK if quick else FULL), *_secure_sums.rows(quick), *_enclave.rows(quick)]
 
 
 def versions() -> dict[str, str]:
@@ -49,28 +65,24 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("cryptography", "tenseal") if find_spec(name)}
 
 
-def _labels() -> list[dict[str, Any]]:
+def _labels(size: Size) -> list[dict[str, Any]]:
     rows, seconds = [], {}
     _masked("prf", 2, 5)  # imports and first use
-    for size, paper in TABLE_IV.items():
-        name = f"{size[0]} classes x {size[1]} clients"
-        for mode in ("prf", *(["ckks-paper"] if size in PRINTED else [])):
-            runs = [_masked(mode, *size) for _ in range(TURNS if mode == "prf" else 1)]
+    for case in size.cases:
+        name = f"{case[0]} classes x {case[1]} clients"
+        for mode in ("prf", *(["ckks-paper"] if case in size.printed else [])):
+            runs = [_masked(mode, *case) for _ in range(size.turns if mode == "prf" else 1)]
             known = runs[0][1]
-            seconds[mode, size] = None if known is None else median(run[0] for run in runs)
+            seconds[mode, case] = None if known is None else median(run[0] for run in runs)
             moved = None if known is None else float(known.bytes_up.sum() + known.bytes_down.sum()) / 1e6
-            rows.append(_row(f"{name}, {mode}", seconds[mode, size], "CPU s"))
-            rows.append(_row(f"{name}, {mode}, traffic", moved, "MB"))
-        rows.append(_row(f"{name}, the paper's Table IV", sum(paper), "s"))
-    slow, fast = seconds["ckks-paper", SLOW], seconds["prf", FAST]
+            rows.append(row(f"{name}, {mode}", seconds[mode, case], "CPU s"))
+            rows.append(row(f"{name}, {mode}, traffic", moved, "MB"))
+        rows.append(row(f"{name}, the paper's Table IV", sum(TABLE_IV[case]), "s"))
+    slow, fast = seconds["ckks-paper", size.slow], seconds["prf", size.fast]
     ratio = None if slow is None or fast is None else slow / fast
-    name = f"prf at {FAST[0]} x {FAST[1]} against ckks-paper at {SLOW[0]} x {SLOW[1]}, CPU"
-    return [*rows, _row(name, ratio, "x less", TIMES)]
-
-
-def _row(name: str, value: float | None, unit: str, goal: float | None = None) -> dict[str, Any]:
-    met = True if goal is None else None if value is None else value >= goal
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": met}
+    ours, theirs = (f"{classes} x {clients}" for classes, clients in (size.fast, size.slow))
+    name = f"prf at {ours} against ckks-paper at {theirs}, CPU"
+    return [*rows, row(name, ratio, "x less", at_least=TIMES)]
 
 
 def _masked(mode: str, classes: int, clients: int) -> tuple[float, MaskedLabels | None]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks._rows import row
 from benchmarks.peers.job import CLASSES, LR, network
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
@@ -23,7 +25,6 @@ from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
-ROUNDS = 3
 BUSY = """
 import sys, time, torch
 from torch import nn
@@ -33,7 +34,7 @@ x = torch.randn(32, 1, 28, 28)
 layers(x).sum().backward()
 print("ready", flush=True)
 sys.stdin.readline()
-end, steps = time.perf_counter() + 5.0, 0
+end, steps = time.perf_counter() + float(sys.argv[1]), 0
 while time.perf_counter() < end:
     layers(x).sum().backward()
     steps += 1
@@ -41,29 +42,41 @@ print(steps)
 """
 
 
-def measure() -> list[dict[str, Any]]:
+WORK = {"W1L LeNet-5": "lenet5", "W1 CNN": "cnn"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done."""
+
+    samples: int  # of a client
+    rounds: int
+    busy: float  # seconds of computing
+
+
+FULL = Size(samples=600, rounds=3, busy=5.0)
+QUICK = Size(samples=32, rounds=1, busy=0.5)
+
+
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return shares, ratios and seconds; none of them has a goal."""
-    rows = [_row(f"{name}: inside PyTorch's operators", _inside(model), "of a worker") for name, model in WORK.items()]
-    alone, together = _steps(1), _steps(2)
-    rows.append(_row("convolutions in two processes against one", together / alone, "x"))
+    rows, size = [], QUICK if quick else FULL
+    for name, model in WORK.items():
+        share = _inside(model, size.samples, size.rounds)
+        rows.append(row(f"{name}: inside PyTorch's operators", share, "of a worker"))
+    alone, together = _steps(1, size.busy), _steps(2, size.busy)
+    rows.append(row("convolutions in two processes against one", together / alone, "x"))
     for what, code in {
         "torch": "import torch",
         "a worker's process": "import fedstrata.engines.local.worker_process",
     }.items():
-        rows.append(_row(f"importing {what}", _seconds(code), "s"))
+        rows.append(row(f"importing {what}", _seconds(code), "s"))
     return rows
 
 
-WORK = {"W1L LeNet-5": "lenet5", "W1 CNN": "cnn"}
-
-
-def _row(name: str, value: float, unit: str) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": None, "met": True}
-
-
-def _inside(model: str) -> float:
+def _inside(model: str, samples: int, rounds: int) -> float:
     """Play rounds of two clients on one worker, and give the share of the time that operators report."""
-    rng, samples, clients = np.random.default_rng(0), 600, 4
+    rng, clients = np.random.default_rng(0), 4
     x = rng.standard_normal((clients * samples, 1, 28, 28), dtype=np.float32)
     y, rows = np.arange(len(x)) % CLASSES, list(np.arange(len(x)).reshape(clients, samples))
     federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(model)
@@ -82,16 +95,16 @@ def _inside(model: str) -> float:
         for _ in range(2):  # starting the profiler for the first time takes seconds
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
                 began = time.perf_counter()
-                for _ in range(ROUNDS):
+                for _ in range(rounds):
                     one_round()
                 took = time.perf_counter() - began
     engine.close()
     return sum(event.self_cpu_time_total for event in profile.key_averages()) * 1e-6 / took
 
 
-def _steps(processes: int) -> int:
+def _steps(processes: int, seconds: float) -> int:
     """Return the steps that so many processes make at the same time."""
-    command = [sys.executable, "-c", BUSY]
+    command = [sys.executable, "-c", BUSY, str(seconds)]
     running = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
     ]

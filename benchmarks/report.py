@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -18,6 +19,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks._rows import row
 from fedstrata import Federation, inspect, train
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
 from fedstrata.report.gather import gather
@@ -25,52 +27,72 @@ from fedstrata.report.page import page
 from fedstrata.runs.folder import Run
 from fedstrata.server import loop
 
-SAMPLES, HOLDERS, LABELS, FEATURES = 1_000_000, 10_000, 10, 32  # of the federation that is inspected
-ROUNDS, CLIENTS, ASKED, CLASSES, TURNS = 500, 200, 40, 20, 3
+LABELS, FEATURES = 10, 32  # of the federation that is inspected
+ASKED, CLASSES = 40, 20  # of the long run
 
 
-def measure() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Size:
+    """How much there is to see."""
+
+    samples: int  # of the federation that is inspected
+    holders: int
+    rounds: int  # of the long run
+    clients: int
+    trained: int  # rounds of digits
+    turns: int
+
+
+FULL = Size(samples=1_000_000, holders=10_000, rounds=500, clients=200, trained=30, turns=3)
+QUICK = Size(samples=20_000, holders=200, rounds=20, clients=20, trained=3, turns=1)
+
+
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return all rows."""
-    return [*inspect_rows(), *report_rows(), *logging_rows()]
+    size = QUICK if quick else FULL
+    return [*inspect_rows(size), *report_rows(size), *logging_rows(size)]
 
 
-def inspect_rows() -> list[dict[str, Any]]:
-    """Return the seconds to inspect a million samples, samples themselves included."""
+def inspect_rows(size: Size) -> list[dict[str, Any]]:
+    """Return the seconds to inspect a large federation, samples themselves included."""
     rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((SAMPLES, FEATURES), dtype=np.float32), rng.integers(0, LABELS, SAMPLES)
-    federation = Federation.from_arrays(x, y, HOLDERS, partition=DirichletClient(alpha=1.0), test=(x[:1000], y[:1000]))
+    x, y = rng.standard_normal((size.samples, FEATURES), dtype=np.float32), rng.integers(0, LABELS, size.samples)
+    federation = Federation.from_arrays(
+        x, y, size.holders, partition=DirichletClient(alpha=1.0), test=(x[:1000], y[:1000])
+    )
     began = perf_counter()
     inspect(overrides={"train.clients_per_round": 100}, federation=federation)
-    return [_row(f"inspect {SAMPLES:,} samples over {HOLDERS:,} clients", perf_counter() - began, "s", 10.0)]
+    name = f"inspect {size.samples:,} samples over {size.holders:,} clients"
+    return [row(name, perf_counter() - began, "s", at_most=10.0)]
 
 
-def report_rows() -> list[dict[str, Any]]:
+def report_rows(size: Size) -> list[dict[str, Any]]:
     """Return seconds and size of a report of a long run."""
-    seconds, size = [], 0
+    seconds, written = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        path = write_long_run(Path(folder) / "run")
-        for _ in range(TURNS):
+        path = write_long_run(Path(folder) / "run", size.rounds, size.clients)
+        for _ in range(size.turns):
             began = perf_counter()
-            size = len(page(gather([path])).encode())
+            written = len(page(gather([path])).encode())
             seconds.append(perf_counter() - began)
-    name = f"report of {ROUNDS} rounds, {CLIENTS} clients"
-    return [_row(name, median(seconds), "s", 5.0), _row(f"{name}, size", size / 1e6, "MB", 6.0)]
+    name = f"report of {size.rounds} rounds, {size.clients} clients"
+    return [row(name, median(seconds), "s", at_most=5.0), row(f"{name}, size", written / 1e6, "MB", at_most=6.0)]
 
 
-def logging_rows() -> list[dict[str, Any]]:
+def logging_rows(size: Size) -> list[dict[str, Any]]:
     """Return the share of a run that goes into making and writing its events."""
     shares = []
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(TURNS):
+        for turn in range(size.turns):
             spent: list[float] = []
             with _timed(Run, "log", spent), _timed(loop, "round_figures", spent), _timed(loop, "by_client", spent):
                 began = perf_counter()
-                train(overrides={"train.rounds": 30}, out=Path(folder) / str(turn))
+                train(overrides={"train.rounds": size.trained}, out=Path(folder) / str(turn))
                 shares.append(100 * sum(spent) / (perf_counter() - began))
-    return [_row("events, share of a run of digits", median(shares), "%", 2.0)]
+    return [row("events, share of a run of digits", median(shares), "%", at_most=2.0)]
 
 
-def write_long_run(path: Path, rounds: int = ROUNDS, clients: int = CLIENTS, seed: int = 0) -> Path:
+def write_long_run(path: Path, rounds: int = FULL.rounds, clients: int = FULL.clients, seed: int = 0) -> Path:
     """Write a run folder as a long run would leave it: rare labels, stragglers, clients that are served badly."""
     rng = np.random.default_rng(seed)
     asked = max(1, min(ASKED, clients // 2))
@@ -142,7 +164,3 @@ def _timed(owner: Any, name: str, spent: list[float]) -> Iterator[None]:
 
     with patch.object(owner, name, timed):
         yield
-
-
-def _row(name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": value <= goal}

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import fedstrata
+from benchmarks._rows import row
 from fedstrata.core.threads import cores, one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
@@ -31,8 +33,23 @@ from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
-SELECTED, POPULATION = (10, 30, 100, 300, 1_000), (1_000, 10_000, 100_000, 1_000_000)
-HOLDS, CLASSES, K, ROUNDS, WARM, TURNS = 10, 10, 100, 24, 4, 3
+HOLDS, CLASSES, WARM = 10, 10, 4
+
+
+@dataclass(frozen=True)
+class Size:
+    """What grows, and how much of everything else there is."""
+
+    selected: tuple[int, ...]
+    population: tuple[int, ...]
+    k: int  # selected of any population
+    rounds: int
+    images: int  # of a client of LeNet-5
+    turns: int
+
+
+FULL = Size((10, 30, 100, 300, 1_000), (1_000, 10_000, 100_000, 1_000_000), k=100, rounds=24, images=600, turns=3)
+QUICK = Size((50,), (100, 1_000), k=20, rounds=WARM + 4, images=32, turns=1)
 
 
 @dataclass(frozen=True)
@@ -44,31 +61,33 @@ class Told:
     memory: float  # MB, at most
 
 
-def measure() -> list[dict[str, Any]]:
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return seconds and memory, in this order: by selected clients, by population, by workers."""
-    rows, most = [], max(SELECTED)
-    for selected, runs in _in_turn(_run, [(most, selected) for selected in SELECTED]).items():
+    size = QUICK if quick else FULL
+    rows, most, fewest, everybody = [], max(size.selected), min(size.population), max(size.population)
+    run = partial(_run, rounds=size.rounds)
+    for selected, runs in _in_turn(run, [(most, selected) for selected in size.selected], size.turns).items():
         rows += _two(f"{selected[1]:,} selected of {most:,}", runs)
-    by_population = _in_turn(_run, [(clients, K) for clients in POPULATION])
+    by_population = _in_turn(run, [(clients, size.k) for clients in size.population], size.turns)
     for (clients, _), runs in by_population.items():
-        name, largest = f"{K} selected of {clients:,}", clients == max(POPULATION)
+        name, largest = f"{size.k} selected of {clients:,}", clients == everybody
         rows += _two(name, runs, 4_000.0 if largest else None)
         seconds = median(told.registered for told in runs)
-        rows.append(_row(f"{name}, registration", seconds, "s", 30.0 if largest else None))
-    few, many = by_population[min(POPULATION), K], by_population[max(POPULATION), K]
+        rows.append(row(f"{name}, registration", seconds, "s", at_most=30.0 if largest else None))
+    few, many = by_population[fewest, size.k], by_population[everybody, size.k]
     grown = median(b.round / a.round for a, b in zip(few, many, strict=True))
-    rows.append(_row(f"a round, {max(POPULATION):,} against {min(POPULATION):,}", grown, "x", 1.3))
-    for (workers,), runs in _in_turn(
-        _workers, [(workers,) for workers in sorted({1, min(2, cores()), cores()})]
-    ).items():
+    rows.append(row(f"a round, {everybody:,} against {fewest:,}", grown, "x", at_most=1.3))
+    numbers = sorted({1, min(2, cores()), cores()})
+    on_workers = _in_turn(partial(_workers, images=size.images), [(workers,) for workers in numbers], size.turns)
+    for (workers,), runs in on_workers.items():
         rows += _two(f"LeNet-5 on {workers} worker{'s' * (workers > 1)}", runs)
     return rows
 
 
-def _in_turn(way: Callable[..., Told], sizes: list[tuple[int, ...]]) -> dict[tuple[int, ...], list[Told]]:
+def _in_turn(way: Callable[..., Told], sizes: list[tuple[int, ...]], turns: int) -> dict[tuple[int, ...], list[Told]]:
     """Run every size again and again, each time in a process of its own."""
     told: dict[tuple[int, ...], list[Told]] = {size: [] for size in sizes}
-    for _ in range(TURNS):
+    for _ in range(turns):
         for size in sizes:
             with ProcessPoolExecutor(1, get_context("spawn")) as child:
                 told[size].append(child.submit(way, *size).result())
@@ -77,14 +96,10 @@ def _in_turn(way: Callable[..., Told], sizes: list[tuple[int, ...]]) -> dict[tup
 
 def _two(name: str, runs: list[Told], goal: float | None = None) -> list[dict[str, Any]]:
     seconds, memory = median(told.round for told in runs), max(told.memory for told in runs)
-    return [_row(f"{name}, a round", seconds, "s"), _row(f"{name}, memory", memory, "MB", goal)]
+    return [row(f"{name}, a round", seconds, "s"), row(f"{name}, memory", memory, "MB", at_most=goal)]
 
 
-def _row(name: str, value: float, unit: str, goal: float | None = None) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": goal is None or value <= goal}
-
-
-def _run(clients: int, selected: int) -> Told:
+def _run(clients: int, selected: int, rounds: int) -> Told:
     """Register clients and train for some rounds."""
     rng, ends = np.random.default_rng(0), []
     x = rng.integers(0, 255, (clients * HOLDS, 64), dtype=np.uint8)
@@ -92,7 +107,7 @@ def _run(clients: int, selected: int) -> Told:
     start = perf_counter()
     federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
     asked = {"model.name": "mlp", "model.hidden": (32,), "train.batch_size": HOLDS, "train.epochs": 1, "train.lr": 0.01}
-    asked |= {"train.rounds": ROUNDS, "train.evaluate.every": ROUNDS, "train.clients_per_round": selected}
+    asked |= {"train.rounds": rounds, "train.evaluate.every": rounds, "train.clients_per_round": selected}
     build_session(describe_experiment(None, "fedavg", asked, federation, None), federation, None)
     registered = perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
@@ -106,11 +121,11 @@ def _run(clients: int, selected: int) -> Told:
     return Told(registered, float(np.median(np.diff(ends)[WARM:-1])), _peak())
 
 
-def _workers(workers: int) -> Told:
+def _workers(workers: int, images: int) -> Told:
     """Play rounds of ten clients on so many workers."""
     rng, clients = np.random.default_rng(0), 100
-    x = rng.standard_normal((clients * 600, 1, 28, 28), dtype=np.float32)
-    y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(clients), 600)
+    x = rng.standard_normal((clients * images, 1, 28, 28), dtype=np.float32)
+    y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(clients), images)
     federation = Federation.from_arrays(x, y, owner, test=(x[:100], y[:100]))
     asked = {"model.name": "lenet5", "train.batch_size": 32, "train.epochs": 1, "train.clients_per_round": 10}
     work, seconds = build_session(describe_experiment(None, "fedavg", asked, federation, None), federation, None), []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import resource
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from benchmarks._rows import row
 from fedstrata.core import registry
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.flat_model import ParameterSpace
@@ -17,53 +19,63 @@ from fedstrata.core.rng import Streams
 from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.drivers.terraform import split
 
-CLIENTS, LABELS, K = 1_000_000, 62, 1_000
+
+@dataclass(frozen=True)
+class Size:
+    """How many clients and labels there are, and how many clients are chosen a round."""
+
+    clients: int
+    labels: int
+    k: int
 
 
-def measure() -> list[dict[str, Any]]:
+FULL = Size(clients=1_000_000, labels=62, k=1_000)
+QUICK = Size(clients=5_000, labels=5, k=50)
+
+
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return seconds of set-up and of a round, by selector, and of Terraform's split."""
-    counts = _counts()
+    size = QUICK if quick else FULL
+    counts = _counts(size.clients, size.labels)
     rows = []
     for name, options, goal in (
         ("flips", {"clusters": 10}, 60.0),
         ("flips", {}, 300.0),
     ):
-        seconds, each = _selector(name, options, counts)
+        seconds, each = _selector(name, options, counts, size.k)
         said = "k fixed" if options else "k searched in a sample"
-        rows += [_row(f"{name}, set-up, {said}", seconds, goal), _row(f"{name}, a round, {said}", each, 0.05)]
+        rows.append(row(f"{name}, set-up, {said}", seconds, "s", at_most=goal))
+        rows.append(row(f"{name}, a round, {said}", each, "s", at_most=0.05))
     for name in ("random", "size", "oort"):
-        rows.append(_row(f"{name}, a round", _selector(name, {}, counts)[1], 1.0))
+        rows.append(row(f"{name}, a round", _selector(name, {}, counts, size.k)[1], "s", at_most=1.0))
     rng = np.random.default_rng(0)
-    magnitudes, sizes = rng.lognormal(size=CLIENTS), rng.integers(1, 500, CLIENTS)
+    magnitudes, sizes = rng.lognormal(size=size.clients), rng.integers(1, 500, size.clients)
     start = perf_counter()
     split(magnitudes, sizes)
-    rows.append(_row("terraform, split of a million", perf_counter() - start, 1.0))
+    rows.append(row(f"terraform, split of {size.clients:,}", perf_counter() - start, "s", at_most=1.0))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    return [*rows, {"name": "memory of all of this", "value": memory, "unit": "GB", "goal": 4.0, "met": memory < 4}]
+    return [*rows, row("memory of all of this", memory, "GB", at_most=4.0)]
 
 
-def _row(name: str, seconds: float, goal: float) -> dict[str, Any]:
-    return {"name": name, "value": seconds, "unit": "s", "goal": goal, "met": seconds < goal}
-
-
-def _counts() -> np.ndarray:
-    """Return label counts of a million clients in ten kinds."""
+def _counts(clients: int, labels: int) -> np.ndarray:
+    """Return label counts of clients in ten kinds."""
     rng = np.random.default_rng(0)
-    kinds = rng.dirichlet(np.full(LABELS, 0.1), 10)
-    return rng.multinomial(100, kinds[rng.integers(0, 10, CLIENTS)]).astype(np.int32)
+    kinds = rng.dirichlet(np.full(labels, 0.1), 10)
+    return rng.multinomial(100, kinds[rng.integers(0, 10, clients)]).astype(np.int32)
 
 
-def _selector(name: str, options: dict[str, Any], counts: np.ndarray) -> tuple[float, float]:
+def _selector(name: str, options: dict[str, Any], counts: np.ndarray, k: int) -> tuple[float, float]:
     """Return the seconds of the set-up, and of one round of selection and feedback, the median of five."""
     selector = registry.build("selectors", name, options, "method.selector")
     sizes, everybody = counts.sum(1), np.arange(len(counts))
     known = {"sizes": sizes, "counts": counts}
-    client_info = ClientInfo(len(counts), LABELS, everybody, Streams(0)("tiebreak").permutation(len(counts)), known)
+    key = Streams(0)("tiebreak").permutation(len(counts))
+    client_info = ClientInfo(len(counts), counts.shape[1], everybody, key, known)
     space, times = ParameterSpace((), (), slice(0, 0), slice(0, 0), slice(0, 0)), []
 
     def view(round: int) -> View:
         return View(
-            round, 100, K, everybody, client_info, space, partial(Streams(0), round=round), lambda *_, **__: None
+            round, 100, k, everybody, client_info, space, partial(Streams(0), round=round), lambda *_, **__: None
         )
 
     start = perf_counter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks._rows import row
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.index import Split
@@ -34,30 +36,45 @@ from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
-SAMPLES, CLIENTS, CLASSES = 2_560, 10, 10
-REPEATS = 5
+CLIENTS, CLASSES = 10, 10
+HOLDERS, EACH = 100, 10  # of each label of a schedule, and samples that each of them has of it
 
 
-def measure() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Size:
+    """How much is trained, and how much is scheduled."""
+
+    repeats: int
+    batched: int  # samples of an epoch in batches
+    single: int  # samples of an epoch in single samples
+    clients: int  # of a schedule
+    labels: int
+
+
+FULL = Size(repeats=5, batched=2_560, single=256, clients=10_000, labels=1_000)
+QUICK = Size(repeats=1, batched=256, single=32, clients=200, labels=20)
+
+
+def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return two ratios a model, and seconds and memory of schedules at scale."""
-    rows = []
+    rows, size = [], QUICK if quick else FULL
     for model in ("cnn-mcmahan", "lenet5"):
-        rows.append(_row(f"batch epoch, fused, {model}", _ratio(model, "stratify-batch", 64), "x plain", 1.15))
+        ratio = _ratio(model, "stratify-batch", 64, size.batched, size.repeats)
+        rows.append(row(f"batch epoch, fused, {model}", ratio, "x plain", at_most=1.15))
     for model in ("cnn-mcmahan", "lenet5"):
-        rows.append(_row(f"single-sample epoch, {model}", _ratio(model, "stratify-single", 1, 256), "x plain", 1.25))
+        ratio = _ratio(model, "stratify-single", 1, size.single, size.repeats)
+        rows.append(row(f"single-sample epoch, {model}", ratio, "x plain", at_most=1.25))
     for mode in ("batch", "single"):
-        rows.append(_row(f"schedule and selection, {mode}", _schedule(mode, answers=False), "s", 10.0))
+        seconds = _schedule(mode, size.clients, size.labels, answers=False)
+        rows.append(row(f"schedule and selection, {mode}", seconds, "s", at_most=10.0))
     for mode in ("batch", "single"):
-        rows.append(_row(f"the same with clients running out, {mode}", _schedule(mode, answers=True), "s", 20.0))
-    rows.append(_row("memory of all of this", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2, "GB", 1.0))
-    return rows
+        seconds = _schedule(mode, size.clients, size.labels, answers=True)
+        rows.append(row(f"the same with clients running out, {mode}", seconds, "s", at_most=20.0))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    return [*rows, row("memory of all of this", memory, "GB", at_most=1.0)]
 
 
-def _row(name: str, value: float, unit: str, goal: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": value <= goal}
-
-
-def _ratio(model: str, method: str, batch: int, samples: int = SAMPLES) -> float:
+def _ratio(model: str, method: str, batch: int, samples: int, repeats: int) -> float:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(samples, 1, 28, 28)).astype(np.float32), np.arange(samples) % CLASSES
     rows = np.array_split(np.argsort(y, kind="stable"), CLIENTS)  # one label each
@@ -88,12 +105,12 @@ def _ratio(model: str, method: str, batch: int, samples: int = SAMPLES) -> float
             cross_entropy(module(images[own]), labels[own]).backward()
             optimizer.step()
 
-    return _alternately(ours, plain)
+    return _alternately(ours, plain, repeats)
 
 
-def _alternately(ours: Callable[[], None], plain: Callable[[], None]) -> float:
+def _alternately(ours: Callable[[], None], plain: Callable[[], None], repeats: int) -> float:
     times: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(REPEATS + 1):
+    for repeat in range(repeats + 1):
         for seconds, way in zip(times, (ours, plain), strict=True):
             start = perf_counter()
             with threads(cores()):  # ours takes as many as it wants
@@ -103,15 +120,15 @@ def _alternately(ours: Callable[[], None], plain: Callable[[], None]) -> float:
     return median(times[0]) / median(times[1])
 
 
-def _schedule(mode: str, answers: bool, clients: int = 10_000, labels: int = 1_000, entries: int = 1_000_000) -> float:
-    """Draw a schedule and choose clients for all of it: every label has 100 holders of 10 samples each.
+def _schedule(mode: str, clients: int, labels: int, answers: bool) -> float:
+    """Draw a schedule and choose clients for all of it: every label has as many holders.
 
     With `answers`, clients refuse what they have no more of, and another one is found; without, nobody ever does.
     """
-    rng, holders = np.random.default_rng(0), 100
+    rng = np.random.default_rng(0)
     counts = np.zeros((clients, labels), dtype=np.int32)
     for label in range(labels):
-        counts[rng.choice(clients, holders, replace=False), label] = entries // labels // holders
+        counts[rng.choice(clients, HOLDERS, replace=False), label] = EACH
     known = {"labels": counts > 0, "totals": counts.sum(0)}
     client_info = ClientInfo(clients, labels, np.arange(clients), np.arange(clients), known, _world(counts))
     streams = {name: np.random.default_rng(1) for name in ("labels", "clients")}
@@ -136,7 +153,7 @@ def _schedule(mode: str, answers: bool, clients: int = 10_000, labels: int = 1_0
         else:
             asked = answers and isinstance(move, Reserve)
             answer = {client: stock.refuses(client, own, 2) if asked else nothing for client, own in move.codes.items()}
-    assert epoch.over == entries
+    assert epoch.over == labels * HOLDERS * EACH
     return perf_counter() - start
 
 

@@ -70,7 +70,7 @@ def weights_after_steps(monkeypatch):
     """Return a list to which every local step of this process adds the first weight that it ends with."""
     step, seen = Trainer.step, []
     monkeypatch.setattr(
-        Trainer, "step", lambda trainer, *how: (step(trainer, *how), seen.append(trainer.buf.w[0].item()))
+        Trainer, "step", lambda trainer, *size: (step(trainer, *size), seen.append(trainer.buf.w[0].item()))
     )
     return seen
 

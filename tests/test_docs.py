@@ -156,7 +156,9 @@ def test_every_option_of_a_part_is_documented_in_the_table_of_its_key(key, kind)
         table = text[text.index("## A schedule of labels") :]
         assert not [option for option in registry.options(kind, "stratified", key) if f"`{option}`" not in table]
         return
-    rows = [row.split("|") for row in text[text.index(f"| `{key}` | |") :].split("\n\n")[0].splitlines()[2:]]
+    title = re.search(rf"^\| `{key}` \| (option )?\|", text, re.M)
+    assert title, key
+    rows = [row.split("|") for row in text[title.start() :].split("\n\n")[0].splitlines()[2:]]
     for name in registry.names(kind):
         told = " ".join(row[2] for row in rows if f"`{name}`" in row[1])
         assert told, name

@@ -13,6 +13,8 @@ import torch
 
 PINS = {"flower": "flwr[simulation]==1.41.0", "pfl": "pfl[pytorch]==0.6.0"}
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+BOUNDED = ("--timeout", "20", "--retries", "1")  # for each answer of an index: one that is not there is soon given up
+LONGEST = 600.0  # seconds of a whole installation
 
 
 @cache
@@ -25,16 +27,31 @@ def python_of(peer: str) -> Path | None:
     if (home / "complete").exists():
         return python
     say(f"installing {' and '.join(pins)} into {home}")
-    index = ["--extra-index-url", CPU_BUILDS] if "+cpu" in torch.__version__ else []
     try:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True, capture_output=True, text=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", *index, *pins]
-        subprocess.run(install, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        _called([sys.executable, "-m", "venv", "--clear", str(home)])
+        _install(python, PINS[peer])
+    except (OSError, subprocess.SubprocessError) as error:
         say(f"{peer} is left out, because it cannot be installed: {last_line(error)}")
         return None
     (home / "complete").touch()
     return python
+
+
+def _install(python: Path, pin: str) -> None:
+    """Install a peer and our release of torch from pip's own index, and where that fails, torch from its CPU builds."""
+    release, _, build = torch.__version__.partition("+")
+    pip = [str(python), "-m", "pip", "install", "--quiet", *BOUNDED, pin]
+    try:
+        _called([*pip, f"torch=={release}"])  # only an index of builds knows which build it is
+    except subprocess.SubprocessError as error:
+        if build != "cpu":
+            raise
+        say(f"not from pip's own index ({last_line(error)}), so {CPU_BUILDS} is tried")
+        _called([*pip, f"torch=={torch.__version__}", "--extra-index-url", CPU_BUILDS])
+
+
+def _called(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=LONGEST)
 
 
 def cache_folder() -> Path:
@@ -45,6 +62,8 @@ def cache_folder() -> Path:
 
 def last_line(error: Exception) -> str:
     """Say in one line what went wrong in a child process."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it was not done after {error.timeout:.0f} seconds"
     lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
     return next((line for line in reversed(lines) if line.strip()), type(error).__name__)
 

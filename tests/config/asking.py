@@ -9,6 +9,7 @@ PROX = {
     "when": "always",
     "adaptive": False,
     "gate": "loss",
+    "over": "batch",
     "v_th": "quantile",
     "quantile": 0.5,
     "b_th": 0,

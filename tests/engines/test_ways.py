@@ -42,7 +42,7 @@ SEVERAL = ("scaffold", "moon", "fedpbs", "terraform", "gradclus", "hics", "fedcd
 # Methods whose clients do what no other method's do; the rest are methods of the server, and train as FedAvg does.
 AT_CLIENTS = (
     *("fedavg", "fedprox", "scaffold", "feddyn", "moon", "fedlc", "fedrs", "fedpbs", "fedbs", "fedbss", "fedsgd"),
-    *("fednova", "fedtan", "hics", "oort", "terraform", "divfl", "power-of-choice", "tifl"),
+    *("fednova", "fedtan", "hics", "oort", "terraform", "divfl", "power-of-choice", "tifl", "fedcda"),
     *("stratify-batch", "stratify-single"),
 )
 

@@ -125,7 +125,7 @@ def test_flips_picks_whom_our_own_loop_picks(tmp_path):
     assert [sorted(numbers[node] for node in nodes) for nodes in grid.asked] == [
         e["steps"][0]["clients"] for e in picked if e["event"] == "round"
     ]
-    assert [e["event"] for e in strategy.events] == ["clusters"]
+    assert [e["event"] for e in strategy.events if e["event"] != "warning"] == ["clusters"]
 
 
 def test_tifl_takes_a_round_from_clients_that_take_equally_long():

@@ -38,7 +38,7 @@ def told(flips, state, view, asked, missing):
     flips.feedback(state, view, [outcome_of(asked, missing)], Scores())
 
 
-def found(vectors, k=None, rule="curvature", repeats=5, seed=0, note=lambda *_, **__: None):
+def found(vectors, k=None, rule="min", repeats=5, seed=0, note=lambda *_, **__: None):
     return find_clusters(np.asarray(vectors), k, rule, repeats, np.random.default_rng(seed), note)
 
 

@@ -31,7 +31,24 @@ def test_elbow(rule, expected):
 
 
 def test_curvature_gives_two_where_the_curve_is_lowest_there():
-    assert elbow({2: 0.1, 3: 0.9, 4: 0.5, 5: 0.6}) == 2
+    assert elbow({2: 0.1, 3: 0.9, 4: 0.5, 5: 0.6}, "curvature") == 2
+
+
+def test_the_lowest_point_is_searched_from_the_number_of_labels_on():
+    curve = {2: 0.1, 3: 0.9, 4: 0.5, 5: 0.6}
+    assert elbow(curve) == 2
+    assert elbow(curve, least=3) == 4
+    assert elbow(curve, least=9) == 2  # there are not so many
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_as_many_clusters_as_in_the_papers_figure(seed):
+    """Figure 2 of FLIPS: ten to twelve clusters of 200 parties with ten labels, Dirichlet 0.3; a bend says three."""
+    shares = np.random.default_rng(seed).dirichlet(np.full(10, 0.3), 200)
+    clusters = found(shares, seed=seed, repeats=10)
+    assert 10 <= len(clusters.centres) <= 13
+    assert min(clusters.curve) == 10
+    assert max(clusters.curve) == 20
 
 
 @pytest.mark.parametrize("rule", ["curvature", "min", "eq3"])
@@ -45,8 +62,7 @@ def test_most_clusters_to_try(shape, most):
     assert most_clusters(*shape) == most
 
 
-@pytest.mark.parametrize("many", [2, 3, 4])
-@pytest.mark.parametrize("rule", ["curvature", "min"])
+@pytest.mark.parametrize(("many", "rule"), [(2, "curvature"), (3, "curvature"), (4, "curvature"), (4, "min")])
 @pytest.mark.parametrize("seed", range(3))
 def test_clear_groups_are_found(many, rule, seed):
     vectors = groups([9, 7, 8, 6][:many], seed=seed)
@@ -98,7 +114,7 @@ def test_many_vectors_are_searched_by_a_sample_and_assigned_in_full(monkeypatch)
     monkeypatch.setattr("fedstrata.methods.selectors.clusters.SEARCHED", 60)
     monkeypatch.setattr("fedstrata.methods.selectors.clusters.FITTED", 100)
     monkeypatch.setattr("fedstrata.methods.selectors.clusters.CHUNK", 64)
-    vectors = groups([200, 150, 250]).astype(np.float32)
+    vectors = groups([200, 150, 250], labels=3).astype(np.float32)
     clusters = found(vectors)
     assert clusters.searched == 60
     assert partition_of(nearest(vectors, clusters.centres)) == partition_of(vectors.argmax(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.steps import Scores
 from fedstrata.methods.selectors import hics
 from fedstrata.methods.selectors.clustered_size import ClusteredSize
-from fedstrata.methods.selectors.divfl import DivFl
+from fedstrata.methods.selectors.divfl import Collected, DivFl
 from fedstrata.methods.selectors.gradclus import GradClus
 from fedstrata.methods.selectors.hics import HeadUpdate, Hics
 from fedstrata.methods.selectors.remembered import lengths
@@ -125,6 +126,28 @@ def test_hics_refuses_a_head_without_bias():
     assert Hics(signal="wrow").conflicts(plan) is None
 
 
+@pytest.mark.parametrize(("refresh", "kept"), [("warm-up", (0, 1)), ("always", (1, 0))])
+def test_hics_keeps_the_first_update_of_a_client_or_the_last(refresh, kept):
+    """Client 1 was missed in warm-up: its first report counts, though it comes late."""
+    moved = [(0.004, -0.002), (0.0, 0.001)]
+    entropies = [-sum(p * np.log(p) for p in hics.likely(np.array(m) / 0.001)) for m in moved]
+    selector, view = Hics(refresh=refresh), view_of((1,) * 3, 1)
+    state = selector.init(view)
+    for round, told_of in enumerate(({0: moved[0]}, {0: moved[1], 1: moved[1]}, {1: moved[0], 0: moved[1]})):
+        selector.feedback(state, view_of((1,) * 3, 1, round=round), told(told_of, missing=[2]), Scores())
+    np.testing.assert_allclose(state.last.of(np.arange(3)), [*(moved[i] for i in kept), (0, 0)], rtol=1e-6)
+    np.testing.assert_allclose(state.entropy, [*(entropies[i] for i in kept), np.log(2)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("refresh", ["warm-up", "always"])
+def test_hics_after_warm_up(refresh):
+    """Six clients, two a round: three rounds of warm-up. Then nothing is learnt of them, or something is."""
+    asked = {"method.selector": Hics(clusters=2, refresh=refresh), "train.clients_per_round": 2, "train.rounds": 6}
+    (first, _), (last, _) = (play(session_of(asked), rounds=rounds) for rounds in (3, 6))
+    assert len(first.selector.last.ids) == 6
+    assert alike(first.selector, last.selector) == (refresh == "warm-up")
+
+
 def test_hics_in_the_loop_sees_how_heads_moved():
     work = session_of({"method.selector": Hics(), "train.clients_per_round": 2})
     before = work.initial_state().model
@@ -141,13 +164,19 @@ def test_hics_in_the_loop_sees_how_heads_moved():
 # ---- DivFL -----------------------------------------------------------------------------------------------------------
 
 POINTS = [(0, 0), (0, 1), (5, 5), (5, 6), (10, 0)]
+FREE = DivFl(start="nothing")
+
+
+def collected(updates):
+    """Return the state of DivFL once everybody was asked."""
+    return Collected(remembered(updates), np.ones(len(updates), dtype=bool))
 
 
 def test_divfl_picks_and_what_they_cost():
-    state, costs = remembered(POINTS), []
+    state, costs = collected(POINTS), []
     for k in (1, 2, 3):
         view = view_of((1,) * 5, k)
-        picks = ids(DivFl(), state, view)
+        picks = ids(FREE, state, view)
         costs.append(lengths(np.array(POINTS, dtype=float), np.array(POINTS, dtype=float)[picks]).min(1).sum())
         assert picks == [[2], [0, 2], [0, 2, 4]][k - 1]
     np.testing.assert_allclose(costs, [21.5452598611638, 9.071067811865476, 2.0], rtol=1e-12)
@@ -155,22 +184,22 @@ def test_divfl_picks_and_what_they_cost():
 
 def test_divfl_with_equal_updates_goes_by_key():
     for updates in ([(3, 4)] * 5, [(0, 0)] * 5):
-        assert ids(DivFl(), remembered(updates), view_of((1,) * 5, 2, key=(4, 0, 3, 2, 1))) == [1, 4]
+        assert ids(FREE, collected(updates), view_of((1,) * 5, 2, key=(4, 0, 3, 2, 1))) == [1, 4]
 
 
 def test_divfl_picks_duplicates_last():
     """Two of three kinds cover all but themselves; of the duplicates, the lowest key is added."""
-    state = remembered([(0, 0), (9, 0), (0, 9), (0, 0), (9, 0)])
-    assert ids(DivFl(), state, view_of((1,) * 5, 3)) == [0, 1, 2]
-    assert ids(DivFl(), state, view_of((1,) * 5, 4, key=(0, 1, 2, 4, 3))) == [0, 1, 2, 4]
+    state = collected([(0, 0), (9, 0), (0, 9), (0, 0), (9, 0)])
+    assert ids(FREE, state, view_of((1,) * 5, 3)) == [0, 1, 2]
+    assert ids(FREE, state, view_of((1,) * 5, 4, key=(0, 1, 2, 4, 3))) == [0, 1, 2, 4]
 
 
 def test_stochastic_divfl_looks_at_some_and_covers_well():
     rows = RNG(0).normal(size=(200, 3))
-    state = remembered(rows)
+    state = collected(rows)
     views = [view_of((1,) * 200, 10, seed=seed) for seed in range(3)]
     cost = {
-        s: np.mean([lengths(rows, rows[ids(DivFl(stochastic=s), state, v)]).min(1).sum() for v in views])
+        s: np.mean([lengths(rows, rows[ids(replace(FREE, stochastic=s), state, v)]).min(1).sum() for v in views])
         for s in (0.0, 0.1, 1.0)
     }
     assert cost[0.0] == cost[1.0]
@@ -180,26 +209,124 @@ def test_stochastic_divfl_looks_at_some_and_covers_well():
 
 
 def test_divfl_over_many_clients_by_columns(monkeypatch):
-    state = remembered(RNG(0).normal(size=(50, 3)))
-    whole = ids(DivFl(stochastic=0.2), state, view_of((1,) * 50, 5))
+    state, some = collected(RNG(0).normal(size=(50, 3))), replace(FREE, stochastic=0.2)
+    whole = ids(some, state, view_of((1,) * 50, 5))
     monkeypatch.setattr(DivFl, "LIMIT", 30)
-    assert ids(DivFl(stochastic=0.2), state, view_of((1,) * 50, 5)) == whole
+    assert ids(some, state, view_of((1,) * 50, 5)) == whole
+
+
+def chosen(selector, state, view, gradients, silent=()):
+    """Answer a selector's probes; give whom it asked, by probe, and whom it chose."""
+    steps, asked, answer = selector.select(state, view), [], None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            return asked, end.value
+        assert (step.kind, step.combine, step.model) == ("probe-gradient", False, True)
+        asked.append([ask.client for ask in step.asks])
+        (answer,) = told({i: gradients[i] for i in asked[-1] if i not in silent}, missing=silent, kind=step.kind)
+
+
+def cheapest(apart, k):
+    """Pick one after another whatever makes the sum of distances to the nearest pick least."""
+    picks = []
+    for _ in range(k):
+        costs = {j: apart[:, [*picks, j]].min(1).sum() for j in range(len(apart)) if j not in picks}
+        picks.append(min(costs, key=costs.get))
+    return picks
+
+
+@pytest.mark.parametrize("start", ["all", "nothing"])
+def test_divfl_as_its_authors_play_it(start):
+    """Gradients that drift and shrink: all are collected in the first round, then those of the picked, as they are now.
+
+    What training reports has another sign and length, as updates do. With "nothing" it is all that is known.
+    """
+    n, k, selector = 30, 4, DivFl(start=start)
+    gradients, drift = RNG(0).normal(size=(n, 6)) + 3 * RNG(1).normal(size=(n, 1)), RNG(2).normal(size=(12, n, 6))
+    known, seen = gradients.copy() if start == "all" else np.zeros((n, 6)), set()
+    state = selector.init(view_of((1,) * n, k, space=space_of(6)))
+    for round in range(12):
+        gradients = 0.9 * gradients + 0.5 * drift[round] if round else gradients
+        expected = cheapest(np.linalg.norm(known[:, None] - known, axis=2), k)
+        view = view_of((1,) * n, k, round=round, space=space_of(6))
+        asked, picks = chosen(selector, state, view, gradients)
+        assert picks == expected
+        updates = {i: -0.05 * gradients[i] for i in picks}
+        selector.feedback(state, view, told(updates), Scores())
+        known[picks] = gradients[picks] if start == "all" else [updates[i] for i in picks]
+        assert asked == ([] if start == "nothing" else [sorted(picks) if round else list(range(n))])
+        np.testing.assert_allclose(state.last.of(np.arange(n)), known, rtol=1e-6)
+        seen |= set(picks)
+    assert (len(seen) > 15) == (start == "all")
+
+
+def test_divfl_asks_newcomers_once_and_who_is_silent_no_more():
+    """Clients 0 to 3 are there at first, and 1 does not answer; then come 4 and 5, and 0 to 3 are known."""
+    selector, gradients = DivFl(), {i: (float(i), 1.0) for i in range(6)}
+    view = view_of((1,) * 6, 2)
+    state = selector.init(view)
+    asked, _ = chosen(selector, state, replace(view, eligible=np.arange(4)), gradients, silent=[1])
+    assert asked == [[0, 1, 2, 3]]
+    assert state.last.ids.tolist() == [0, 2, 3]
+    (first, second), picks = chosen(selector, state, view, gradients, silent=[1])
+    assert first == [4, 5]
+    assert second == [i for i in sorted(picks) if i < 4]  # who has just told it is not asked twice
+    assert [len(step) for step in chosen(selector, state, view, gradients)[0]] == [2]
+
+
+def test_divfl_asks_nobody_where_all_are_wanted():
+    selector, view = DivFl(), view_of((1,) * 3, 3)
+    assert chosen(selector, selector.init(view), view, {}) == ([], [0, 1, 2])
+
+
+def gradient_of(work, model, client):
+    """Return the gradient of a client's mean loss."""
+    module = work.plan.local.build().double()
+    work.plan.space.bind(module, model.params, model.buffers)
+    data, rows = work.federation.train, torch.from_numpy(work.federation.train_split[client])
+    loss = torch.nn.functional.cross_entropy(module(data.x[rows].double()), data.y[rows])
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))]).numpy()
 
 
 def test_divfl_can_ask_everybody_for_a_gradient():
     work = session_of({"method.selector": DivFl(refresh="all"), "train.clients_per_round": 2})
-    state, ((probe, train), *_) = play(work, rounds=1)
-    assert [a.client for a in probe.step.asks] == list(range(6))
-    assert len(train.step.asks) == 2
-    model = work.initial_state().model
-    module = work.plan.local.build().double()
-    work.plan.space.bind(module, model.params, model.buffers)
-    data, rows = work.federation.train, torch.from_numpy(work.federation.train_split[1])
-    loss = torch.nn.functional.cross_entropy(module(data.x[rows].double()), data.y[rows])
-    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(module.parameters()))])
-    np.testing.assert_allclose(state.selector.of(np.array([1]))[0], gradient.numpy(), atol=1e-6)
-    charged = play(session_of({"method.selector": DivFl(), "train.clients_per_round": 2}), rounds=1)[0].traffic
+    state, rounds = play(work, rounds=2)
+    for probe, train in rounds:
+        assert [a.client for a in probe.step.asks] == list(range(6))
+        assert len(train.step.asks) == 2
+    state, _ = play(work, rounds=1)
+    expected = gradient_of(work, work.initial_state().model, 1)
+    np.testing.assert_allclose(state.selector.last.of(np.array([1]))[0], expected, atol=1e-6)
+    charged = play(session_of({"method.selector": FREE, "train.clients_per_round": 2}), rounds=1)[0].traffic
     assert state.traffic.bytes_up == charged.bytes_up + 6 * 8 * work.plan.space.P
+
+
+def test_divfl_in_the_loop_collects_gradients_once_and_renews_those_of_the_picked():
+    work = session_of({"method.selector": DivFl(), "train.clients_per_round": 2})
+    models = [work.initial_state().model, play(work, rounds=1)[0].model]
+    state, rounds = play(work, rounds=2)
+    asked = [[[a.client for a in outcome.step.asks] for outcome in outcomes] for outcomes in rounds]
+    assert asked[0][0] == list(range(6))
+    assert asked[1][0] == asked[1][1]  # those who are going to train
+    newest = [models[client in asked[1][0]] for client in range(6)]
+    expected = [gradient_of(work, model, client) for client, model in enumerate(newest)]
+    np.testing.assert_allclose(state.selector.last.of(np.arange(6)), expected, atol=1e-6)
+    plain = play(session_of({"method.selector": FREE, "train.clients_per_round": 2}), rounds=2)[0].traffic
+    assert state.traffic.bytes_up - plain.bytes_up == (6 + 2) * 8 * work.plan.space.P
+    assert state.traffic.bytes_down - plain.bytes_down == (6 + 2) * 8 * work.plan.space.P
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_resumed_divfl_does_not_begin_again(cut):
+    _, rounds = play(session_of({"method.selector": DivFl(), "train.clients_per_round": 2}), cut=cut)
+    assert [len(probe.step.asks) for probe, _ in rounds] == [6, 2, 2, 2]
+
+
+def test_divfl_sees_single_gradients_and_masks_hide_them():
+    with pytest.raises(RequestError, match="looks at single updates"):
+        session_of({"method.selector": DivFl(), "privacy.aggregate": "masked"})
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -210,15 +337,16 @@ ALL = [
     GradClus(distance="l2", ward_on="condensed", start="normal"),
     GradClus(distance="l1", mass_rule=False, warm_up=1, sketch=4),
     Hics(clusters=2),
-    Hics(signal="wrow", switch_var=0.0, sketch=4, ward_on="condensed"),
+    Hics(signal="wrow", switch_var=0.0, sketch=4, ward_on="condensed", refresh="always"),
     DivFl(),
     DivFl(stochastic=0.1, sketch=4),
     DivFl(refresh="all"),
+    FREE,
 ]
 
 
 # With their usual options all are checked as registered parts.
-@sweep(lambda selector: selector in (ALL[3], ALL[5], ALL[8]), ids=str, selector=ALL)
+@sweep(lambda selector: selector in (ALL[3], ALL[5], ALL[8], ALL[9]), ids=str, selector=ALL)
 def test_conformance(selector):
     check_selector(selector)
 
@@ -262,10 +390,10 @@ def test_with_a_sketch_there_is_no_limit(selector, monkeypatch):
     assert sum(ask.weight for ask in drawn) == 10
 
 
-@pytest.mark.parametrize("selector", [GradClus(), Hics(clusters=3), DivFl()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("selector", [GradClus(), Hics(clusters=3), FREE], ids=lambda s: type(s).__name__)
 def test_memory_is_of_clients_seen_only(selector):
     view = view_of(np.ones(1000, dtype=int), 3)
     state = selector.init(view)
     selector.feedback(state, view, told({5: (1.0, 0.0), 900: (0.0, 1.0)}), Scores())
-    last = state.last if isinstance(selector, Hics) else state
+    last = state if isinstance(selector, GradClus) else state.last
     assert last.rows.shape == (2, 2)

@@ -111,8 +111,8 @@ def drift_by_epoch(work, model, round):
         ends.append(len(lengths) + np.cumsum(steps) - 1)
         return order
 
-    def take_step(self, width):
-        step(self, width)
+    def take_step(self, *size):
+        step(self, *size)
         lengths.append((self.buf.w - self.buf.w0).norm().item())
 
     with pytest.MonkeyPatch.context() as patch:

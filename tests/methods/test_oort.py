@@ -10,7 +10,7 @@ import pytest
 import torch
 from sweeping import sweep
 
-from fedstrata import testing
+from fedstrata import Record, replay, testing
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_context import Batch
 from fedstrata.core.client_info import ClientInfo
@@ -71,11 +71,12 @@ def test_score(preferred, expected):
     assert selector.scores(state, view.eligible, preferred) == pytest.approx(expected, abs=1e-6)
 
 
-def test_clipped_utilities_are_equal():
+def test_clipped_utilities_are_equal_and_divided_by_the_range_of_all():
+    """The ceiling is 3, the floor .999, the range 1000 - .999 and not 3 - .999; and ln 1 = 0."""
     selector, view = Oort(clip=0.5), view_of((1,) * 4, k=1)
     state = experienced(selector, view, (1, 2, 3, 1000))
-    scores = selector.scores(state, view.eligible, np.inf)  # the ceiling is 3, and ln 1 = 0
-    assert scores == pytest.approx([0.001 / 2.001, 1.001 / 2.001, 1.0, 1.0], abs=1e-12)
+    scores = selector.scores(state, view.eligible, np.inf)
+    assert scores == pytest.approx([0.001 / 999.001, 1.001 / 999.001, 2.001 / 999.001, 2.001 / 999.001], rel=1e-9)
 
 
 def test_equal_utilities_have_a_range():
@@ -171,6 +172,46 @@ def test_shares_of_exploring_and_exploiting():
     for _ in range(200):
         selector.select(state, view)
     assert state.epsilon == 0.2
+
+
+def test_nobody_is_drawn_at_random_once_everybody_was_seen():
+    """With the usual epsilons, only those are taken whose score is near that of rank k, in every round."""
+    selector, utilities = Oort(cut_off=1.0, clip=1.0), np.arange(40.0)
+    taken = set()
+    for round in range(60):
+        view = view_of((1,) * 40, 10, round)
+        state = experienced(selector, view, utilities)
+        taken |= set(selector.select(state, view))
+        assert state.epsilon == 0
+    assert taken == set(range(29, 40))
+
+
+@pytest.mark.parametrize("silent", [0, 39])
+def test_exploring_goes_on_while_one_client_was_never_heard_of_and_begins_again_with_a_new_one(silent):
+    """It counts those with samples, whether or not they are there today."""
+    selector, view = Oort(), view_of((1,) * 40, 10)
+    state = experienced(selector, view, np.arange(40.0))
+    state.explored[silent] = False
+    state.epsilon = 0.25
+    away = replace(view, eligible=view.eligible[view.eligible != silent])
+    selector.select(state, away)
+    assert state.epsilon == pytest.approx(0.245)
+    without = view_of([int(i != silent) for i in range(40)], 10)
+    selector.select(state, without)
+    assert state.epsilon == 0
+    assert silent in selector.select(state, view)
+    assert state.epsilon == 0.2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_few_clients_are_taken_in_the_end(seed):
+    """Losses stay as they are. The authors' code takes about 60 of 200 clients in the last 100 rounds; it was 180."""
+    rng = np.random.default_rng(seed)
+    losses = rng.lognormal(0, 0.5, 200) * rng.lognormal(0, 0.1, (300, 200))
+    record = Record(np.full((200, 1), 100), losses, rng.lognormal(0, 0.5, 200))
+    selected = replay(Oort(), record, rounds=300, k=20, seed=seed).selected
+    assert len({client for ids in selected[:20] for client in ids}) == 200
+    assert len({client for ids in selected[-100:] for client in ids}) < 100
 
 
 def test_exploits_the_highest_and_who_comes_near():

@@ -163,13 +163,84 @@ def test_looks_every_few_rounds_whether_the_last_tier_improved():
     for now, expected in ((0.7, [0.5, 0.5]), (0.6, [1 / 3, 2 / 3]), (0.5, [1 / 3, 2 / 3])):
         state = begun(selector, view, np.arange(4.0))
         state.current = 0
-        for accuracy in (0.6, 0.0, now):
+        for round, accuracy in enumerate((0.6, 0.0, now)):
             assert state.probability.tolist() == [0.5, 0.5]
             own = {0: accuracy - 0.1, 1: accuracy + 0.1, 2: 0.3, 3: 0.3}
-            selector.feedback(state, view, arrived(0), Scores({}, own))
+            selector.feedback(state, view_of(4, k=1, round=round), arrived(0), Scores({}, own))
         assert state.accuracy == pytest.approx([now, 0.3])
         assert state.probability == pytest.approx(expected)
-        assert len(state.history) == 1  # the next look compares with this round
+        assert state.looked == 2  # the next look compares with this round
+        assert state.before == pytest.approx([now, 0.3])
+
+
+CURVES = {
+    "grows": lambda round: 0.3 + 0.01 * round,
+    "falls": lambda round: 0.9 - 0.01 * round,
+    "falls from round 20 on": lambda round: 0.3 + 0.01 * min(round, 40 - round),
+    "grows from round 20 on": lambda round: 0.3 + 0.01 * max(round, 40 - round),
+    "is flat": lambda round: 0.5,
+}
+
+
+def after(curve, every, interval, rounds=40, missed=()):
+    """Return the state after rounds of which every n-th is scored, and the rounds after which it had changed."""
+    selector = Tifl(tiers=2, interval=interval)
+    state, likelier = begun(selector, view_of(4, k=1), np.arange(4.0)), []
+    for round in range(rounds):
+        state.current, old = round % 2, state.probability
+        scored = (round + 1) % every == 0
+        own = {0: curve(round), 1: curve(round), 2: curve(round) - 0.1, 3: curve(round) - 0.1}
+        came = arrived() if round in missed else arrived(0)
+        selector.feedback(state, view_of(4, k=1, round=round), came, Scores({}, own if scored else {}))
+        likelier += [round] * (state.probability is not old)
+    return state, likelier
+
+
+@pytest.mark.parametrize("interval", [0, 1, 2, 5, 7])
+@pytest.mark.parametrize("curve", CURVES, ids=str)
+def test_how_often_is_evaluated_decides_only_how_often_is_looked(curve, interval):
+    """Where tiers grow between any two evaluations nothing changes; where they do not, tier 1 becomes likelier."""
+    grown = {"grows": True, "falls": False, "is flat": False}
+    for every in (1, 2, 5, 8):
+        state, changes = after(CURVES[curve], every, interval)
+        apart = every * -(-(interval or 2) // every)  # the next evaluation after the interval
+        looks = list(range(every - 1 + apart, 40, apart))
+        failed = [r for r in looks if CURVES[curve](r) <= CURVES[curve](r - apart)]
+        assert changes == failed
+        if curve in grown:
+            assert failed == ([] if grown[curve] else looks)
+        assert state.probability == pytest.approx([1 / 3, 2 / 3] if failed else [0.5, 0.5])
+
+
+def test_rare_evaluations_end_with_the_same_probabilities():
+    for curve in CURVES.values():
+        ends = [after(curve, every, interval=5)[0] for every in (1, 5)]
+        assert ends[0].probability.tolist() == ends[1].probability.tolist()
+
+
+def test_a_round_without_reports_is_not_one_without_progress():
+    """In round 4 nothing came, and the model stands still; the look waits for the next round that is scored."""
+    flat = dict.fromkeys(range(3, 5), 0.33)
+
+    def curve(round):
+        return flat.get(round, 0.3 + 0.01 * round)
+
+    assert after(curve, 1, interval=1, rounds=9)[1] == [4]
+    assert after(curve, 1, interval=1, rounds=9, missed=(4,))[1] == []
+
+
+def test_a_tier_of_which_nobody_was_tested_is_not_one_without_progress():
+    """Only some clients are tested in an evaluation: what is known of the others is old."""
+    selector = Tifl(tiers=2, interval=1)
+    state = begun(selector, view_of(4, k=1), np.arange(4.0))
+    for round, own in enumerate(({0: 0.5, 2: 0.5}, {2: 0.6}, {1: 0.6, 3: 0.4}, {3: 0.3})):
+        state.current = 0
+        selector.feedback(state, view_of(4, k=1, round=round), arrived(0), Scores({}, own))
+        assert state.probability.tolist() == [0.5, 0.5]
+    assert state.accuracy.tolist() == [0.6, 0.3]
+    state.current = 1
+    selector.feedback(state, view_of(4, k=1, round=4), arrived(0), Scores({}, {3: 0.3}))
+    assert state.probability == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_accuracy_stays_where_nothing_is_known_or_nothing_came():

@@ -18,7 +18,7 @@ from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.accounting import Traffic
 from fedstrata.server.evaluator import Evaluator
-from fedstrata.server.metrics import accuracy, balanced, first_round, jain, recalls, round_figures, worst
+from fedstrata.server.metrics import accuracy, first_round, jain, mean_recall, recalls, round_figures, worst
 from fedstrata.server.stopping import Progress, Stopping
 from fedstrata.testing.tiny import play, session_of
 
@@ -43,13 +43,13 @@ def test_the_confusion_matrix_of_the_specification():
     labels, _, hits = confusion([[90, 10], [5, 5]])
     assert accuracy(hits) == pytest.approx(0.863636, abs=1e-6)
     assert recalls(hits, labels, 2) == [0.9, 0.5]
-    assert balanced(recalls(hits, labels, 2)) == pytest.approx(0.70)
+    assert mean_recall(recalls(hits, labels, 2)) == pytest.approx(0.70)
 
 
 def test_labels_that_are_not_tested_have_no_recall_and_no_weight():
     hits = np.array([True, False, True])
     assert recalls(hits, np.array([0, 0, 2]), 4) == [0.5, None, 1.0, None]
-    assert balanced([0.5, None, 1.0, None]) == 0.75
+    assert mean_recall([0.5, None, 1.0, None]) == 0.75
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class Evaluate(Section):
 
     every: Count = 1
     clients: Count = 1000
+    personal: bool = False  # also after every client has fine-tuned the model for an epoch
 
 
 class Augment(Section):

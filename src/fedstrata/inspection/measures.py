@@ -20,16 +20,23 @@ REPLAYED = 20  # rounds
 
 @dataclass(frozen=True)
 class RoundBalance:
-    """How far the labels of a round are from those of all, in nats, by who chooses its clients."""
+    """How far the labels of a round are from those of all, and from even shares, in nats, by who chooses clients."""
 
     random: float
     flips: float
+    random_even: float
+    flips_even: float
     clusters: int  # that FLIPS drew from
 
     @property
     def gain(self) -> float:
-        """Share of the distance that FLIPS takes away; negative where it adds to it."""
+        """Share of the distance to those of all that FLIPS takes away; negative where it adds to it."""
         return 1 - self.flips / self.random if self.random > 0 else 0.0
+
+    @property
+    def even_gain(self) -> float:
+        """Share of the distance to even shares that it takes away."""
+        return 1 - self.flips_even / self.random_even if self.random_even > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -105,10 +112,15 @@ def round_balance(table: LabelTable, k: int, seed: int = 0) -> RoundBalance | No
     record = Record(table.counts, np.zeros((1, len(table))))
     clusters = max(2, min(len(table.labels), k, len(table) - 1))
     random, flips = (
-        float(np.mean(replay(selector, record, REPLAYED, k, seed=seed).divergence))
-        for selector in (Random(), Flips(clusters=clusters, repeats=3))
+        replay(selector, record, REPLAYED, k, seed=seed) for selector in (Random(), Flips(clusters=clusters, repeats=3))
     )
-    return RoundBalance(random, flips, clusters)
+    return RoundBalance(
+        random=float(np.mean(random.divergence)),
+        flips=float(np.mean(flips.divergence)),
+        random_even=float(np.mean(random.imbalance)),
+        flips_even=float(np.mean(flips.imbalance)),
+        clusters=clusters,
+    )
 
 
 @dataclass(frozen=True)
@@ -162,8 +174,10 @@ def readings(m: Measures, from_samples: bool) -> list[Measure]:
         found.append(
             Measure(
                 "labels of a round",
-                f"{balance.random:.3f} nats with random clients, {balance.flips:.3f} with FLIPS",
-                f"How far they are from the labels of all; FLIPS takes clients from {balance.clusters} clusters.",
+                f"{balance.random:.3f} nats with random clients, {balance.flips:.3f} with FLIPS; from even shares "
+                f"{balance.random_even:.3f} and {balance.flips_even:.3f}",
+                "How far they are from the labels of all, and from every label as often as any other; FLIPS takes "
+                f"clients from {balance.clusters} clusters, and moves from the first to the second.",
             )
         )
     if from_samples:

@@ -19,8 +19,8 @@ MISSING = 0.1  # share of all labels that a client lacks on average
 UNEQUAL = 0.4  # Gini of the sizes
 MIXED = 0.5  # spread of the effective labels, as a share of all
 WRONG = 0.01  # share of wrong or conflicting labels
-BALANCED = 0.5  # share of a round's distance to the global mix that FLIPS must take away
-UNBALANCED = 0.01  # nats: rounds that are nearer to the global mix than this need no help
+BALANCED = 0.25  # share of a round's distance to the global mix, or to even shares, that FLIPS must take away
+UNBALANCED = 0.01  # nats: rounds that are nearer than this need no help
 DIFFERENT = 0.5  # groups that a probe tells apart, and that clients hold apart
 ENOUGH = 10  # clients a round, of which Terraform can leave at least five to train again
 SMALL = 0.25  # share of the clients with less than a batch
@@ -78,12 +78,17 @@ def _few(facts: SkewFacts) -> str | None:
 
 def _clusters(facts: SkewFacts) -> str | None:
     balance = facts.measures.round_balance
-    if balance is None or facts.even or balance.random < UNBALANCED or balance.gain < BALANCED:
+    if balance is None or facts.even:
         return None
-    return (
+    how = (
         f"{facts.k} of {facts.measures.clients} clients train in a round, and taking them from {balance.clusters} "
-        f"clusters of label mixes brings a round's labels {balance.gain:.0%} nearer to those of all"
+        "clusters of label mixes brings a round's labels"
     )
+    if balance.random >= UNBALANCED and balance.gain >= BALANCED:
+        return f"{how} {balance.gain:.0%} nearer to those of all"
+    if balance.random_even >= UNBALANCED and balance.even_gain >= BALANCED:
+        return f"{how} {balance.even_gain:.0%} nearer to even shares: rare labels are seen more often"
+    return None
 
 
 def _hard(facts: SkewFacts) -> str | None:
@@ -141,10 +146,11 @@ RULES = (
     ),
     Rule(
         ("flips",),
-        "FLIPS, replayed on the counts with a cluster a label, halves the distance of a round's labels to those of all",
+        "FLIPS, replayed on the counts with a cluster a label, brings a round's labels a quarter nearer to those of "
+        "all, or to even shares",
         _clusters,
-        "Balanced rounds are what it gives; where it balanced them less than here, it was no gain on digits. The "
-        "number of clusters is set: where it is left to the elbow, rounds are often less balanced than random ones.",
+        "Balanced rounds are what it gives, and rare labels more often; compare by balanced accuracy where labels are "
+        "not equally common. A round should be a multiple of the number of clusters, which is set here.",
         lambda facts: (
             {}
             if facts.measures.round_balance is None

@@ -209,6 +209,11 @@ HICS = _selecting(
     "Chen and Vikalo, NeurIPS 2024",
 )
 DIVFL = _selecting("divfl", "A diverse subset whose updates stand for those of all.", "Balakrishnan et al., ICLR 2022")
+BALANCED_LABELS = Recipe(
+    "Clients whose samples together have labels near to those of all, in fair turns.",
+    "ours, after FLIPS",
+    {"selector": {"kind": "balanced-labels"}},
+)
 POWER_OF_CHOICE = _selecting(
     "power-of-choice", "Of some candidates, those with the highest loss train.", "Cho et al., AISTATS 2022"
 )
@@ -239,6 +244,7 @@ PARTS = {
     "inco": "fedstrata.methods.recipes:INCO",
     "fedga-greedy": "fedstrata.methods.recipes:FEDGA_GREEDY",
     "terraform": "fedstrata.methods.recipes:TERRAFORM",
+    "balanced-labels": "fedstrata.methods.recipes:BALANCED_LABELS",
     "power-of-choice": "fedstrata.methods.recipes:POWER_OF_CHOICE",
     "oort": "fedstrata.methods.recipes:OORT",
     "tifl": "fedstrata.methods.recipes:TIFL",

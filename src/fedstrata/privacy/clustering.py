@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 
 from fedstrata.core.errors import RequestError
-from fedstrata.methods.selectors.clusters import Rule, elbow, most_clusters, overlap
+from fedstrata.methods.selectors.clusters import Rule, elbow, fewest_clusters, most_clusters, overlap
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import SERVER, Frame, RefusedError, open_frame
 from fedstrata.privacy.identity import Identity, KeyDirectory
@@ -174,7 +174,8 @@ class Organiser:
             if len(now.centres) < k:
                 break
             found[k], self.curve[k] = now, now.index
-        return found[elbow(self.curve, rule) if self.curve else 1]
+        least = fewest_clusters(self.labels, max(self.curve, default=2))
+        return found[elbow(self.curve, rule, least) if self.curve else 1]
 
     def ask(self, task: Task, centres: np.ndarray) -> bytes:
         """Return what is broadcast in the next step."""

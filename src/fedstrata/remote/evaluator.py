@@ -21,7 +21,7 @@ from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, read_values
 from fedstrata.remote.site_registry import SiteRegistry, by_client, replies
 from fedstrata.server.evaluator import client_figures, is_due
-from fedstrata.server.metrics import balanced
+from fedstrata.server.metrics import mean_recall
 
 
 @dataclass
@@ -72,7 +72,7 @@ class SiteEvaluator:
         recall = None if by_label is None else [float(r / n) if n else None for r, n in zip(*by_label, strict=True)]
         figures: dict[str, Any] = {
             "accuracy": float(right.sum() / tested.sum()),
-            "balanced_accuracy": None if recall is None else balanced(recall),
+            "balanced_accuracy": None if recall is None else mean_recall(recall),
             "loss_test": loss / float(tested.sum()),
             "recall": recall,
             **client_figures(own, self.satisfied_at),

@@ -21,6 +21,7 @@ BY_ROUND = (
     "loss_test",
     "loss_train",
     "label_divergence",
+    "label_imbalance",
     "update_norm",
     "jain",
     *OUTCOME[3:],

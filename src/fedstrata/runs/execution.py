@@ -16,7 +16,14 @@ from fedstrata.server.loop import run
 from fedstrata.server.state import State
 
 REVEALING = {  # what an event tells of the clients' data
-    "round": ("label_divergence", "label_divergence_selected", "labels", "client_accuracy", "client_deciles"),
+    "round": (
+        "label_divergence",
+        "label_divergence_selected",
+        "label_imbalance",
+        "labels",
+        "client_accuracy",
+        "client_deciles",
+    ),
     "clusters": ("members",),
 }
 

@@ -23,7 +23,7 @@ from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Selector
 from fedstrata.core.steps import Ask, Outcome, Scores, Step, View, pick_asks
-from fedstrata.server.metrics import jain, label_divergence
+from fedstrata.server.metrics import jain, label_divergence, label_imbalance
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ class Replay:
         Jain's index of participation: 1 where all took part equally often.
     divergence
         By round: of the labels of the selected from the global mix, in nats.
+    imbalance
+        By round: of the same labels from even shares of all labels, in nats.
     regret
         By round: mean loss of the k worst clients minus that of the selected.
     seconds
@@ -132,6 +134,7 @@ class Replay:
     coverage: float
     fairness: float
     divergence: list[float]
+    imbalance: list[float]
     regret: list[float]
     seconds: list[float]
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -175,7 +178,8 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
     """
     if not 0 <= lost <= 1 or k < 1 or rounds < 1:
         raise RequestError(f"lost = {lost}, k = {k}, rounds = {rounds}: a share from 0 to 1, and at least one of each")
-    if selector.individual and record.updates is None:
+    looks = selector.individual or any(meter.opens_tensors for meter in selector.meters(()))
+    if looks and record.updates is None:
         raise RequestError(f"{type(selector).__name__} looks at updates, which this record does not hold")
     streams, sizes = Streams(seed), record.counts.sum(1)
     holders = np.flatnonzero(sizes)
@@ -204,7 +208,7 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
 
     state, participation = selector.init(view_of(0)), np.zeros(len(sizes))
     mix = record.counts.sum(0) / max(record.counts.sum(), 1)
-    selected, divergence, regret, seconds = [], [], [], []
+    selected, divergence, imbalance, regret, seconds = [], [], [], [], []
     for round in range(rounds):
         view = view_of(round)
         with _holding(selector):
@@ -221,9 +225,11 @@ def replay(selector: Selector, record: Record, rounds: int, k: int, *, lost: flo
         worst, own = np.sort(finite)[::-1][: len(ids)], loss[ids][np.isfinite(loss[ids])]
         selected.append(sorted(ids))
         divergence.append(label_divergence(record.counts[ids].sum(0), mix) or 0.0)
+        imbalance.append(label_imbalance(record.counts[ids].sum(0), mix) or 0.0)
         regret.append(float(worst.mean() - own.mean()) if len(own) else 0.0)
         seconds.append(float(max((r.seconds for r in reports), default=0.0)))
-    return Replay(selected, float((participation > 0).mean()), jain(participation), divergence, regret, seconds, events)
+    coverage, fairness = float((participation > 0).mean()), jain(participation)
+    return Replay(selected, coverage, fairness, divergence, imbalance, regret, seconds, events)
 
 
 @contextmanager

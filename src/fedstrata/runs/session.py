@@ -17,12 +17,16 @@ from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.steps import Evaluate
 from fedstrata.data.devices import equip_clients
 from fedstrata.data.federation import Federation
+from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, accountant, protect_engine, set_up
 from fedstrata.server.evaluator import Evaluator, ProxyLoss
+from fedstrata.server.personal import FineTuning
 from fedstrata.server.state import State
 from fedstrata.server.stopping import Stopping
+
+ELSEWHERE = "train.evaluate.personal needs clients on this machine; leave it out at sites and with an enclave"
 
 
 class RemoteClients(Protocol):
@@ -94,17 +98,23 @@ class Session:
             return self.remote.make_evaluator(len(self.federation.classes))
         evaluate, stop = self.experiment.train.evaluate, self.experiment.train.stop
         voting = stop.target if stop.vote is not None else None
-        return Evaluator(self.plan.local, self.private.federation, evaluate.every, evaluate.clients, voting, device)
+        local, federation = self.plan.local, self.private.federation
+        tuning = FineTuning(local, federation, Shuffle(), device) if evaluate.personal else None
+        return Evaluator(local, federation, evaluate.every, evaluate.clients, voting, device, tuning)
 
 
 def build_session(
     experiment: Experiment, federation: Federation, model: nn.Module | None = None, remote: RemoteClients | None = None
 ) -> Session:
     """Build the plan, do what privacy asks for before the first round, and refuse what does not fit."""
+    if experiment.train.evaluate.personal and remote is not None:
+        raise RequestError(ELSEWHERE)
     federation = with_devices(experiment, federation)
     plan = build_plan(experiment, federation, model)
     private = set_up(experiment, plan, federation, None if remote is None else remote.set_up)
     plan, client_info = private.plan, private.client_info
+    if experiment.train.evaluate.personal and private.evaluator is not None:
+        raise RequestError(ELSEWHERE)
     if remote is not None:
         plan = remote.with_real_clock(plan)
         client_info = remote.with_attendance(client_info, plan)

@@ -89,6 +89,7 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         ],
         "privacy": _statement(session, state.round),
     }
+    summary |= {key: last[key] for key in ("personal_mean", "personal_worst10") if key in last}
     if session.accountant is not None:
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
     if (target := session.experiment.train.stop.target) is not None:

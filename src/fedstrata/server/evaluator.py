@@ -19,7 +19,8 @@ from fedstrata.core.steps import Scores, View
 from fedstrata.core.threads import spare, threads
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Samples
-from fedstrata.server.metrics import accuracy, balanced, recalls, worst
+from fedstrata.server.metrics import accuracy, mean_recall, recalls, worst
+from fedstrata.server.personal import FineTuning
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Evaluator:
     clients: int = 1000  # most clients that enter the per-client metrics
     satisfied_at: float | None = None  # accuracy at which a client votes to stop
     device: str = "cpu"
+    fine_tuning: FineTuning | None = None  # where clients are also tested with models of their own
     _network: Network = field(init=False)
     _asked: np.ndarray = field(init=False)
 
@@ -63,14 +65,25 @@ class Evaluator:
         own = {int(i): float(hits[rows].mean()) for i in self._asked if len(rows := split[int(i)])}
         figures: dict[str, Any] = {
             "accuracy": accuracy(hits),
-            "balanced_accuracy": balanced(recall),
+            "balanced_accuracy": mean_recall(recall),
             "loss_test": float(losses.mean()),
             "recall": recall,
         }
         figures |= client_figures(own, self.satisfied_at)
+        if self.fine_tuning is not None and own:
+            tuned = self.fine_tuning.models(model, round, own)
+            personal = np.array([self._score_own(split[client], one) for client, one in tuned])
+            figures |= {"personal_mean": float(personal.mean()), "personal_worst10": worst(personal)}
         if test.groups is not None:
             figures["groups"] = {str(g): accuracy(hits[test.groups == g]) for g in np.unique(test.groups)}
         return Scores(figures, own)
+
+    def _score_own(self, rows: np.ndarray, model: FlatModel) -> float:
+        """Return the accuracy of a client's model on its own test samples."""
+        self._space.bind(self._network.module, model.params.to(self.device), model.buffers.to(self.device))
+        at = torch.from_numpy(rows).to(self.device)
+        own = Samples(self._test.x.index_select(0, at), self._test.y.index_select(0, at))
+        return accuracy(answers(self._network, self.local, own)[0])
 
 
 def is_due(view: View, every: int) -> bool:

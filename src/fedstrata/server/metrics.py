@@ -28,7 +28,7 @@ def recalls(hits: np.ndarray, labels: np.ndarray, classes: int) -> list[float | 
     return [float(r / n) if n else None for r, n in zip(right, tested, strict=True)]
 
 
-def balanced(recall: Sequence[float | None]) -> float:
+def mean_recall(recall: Sequence[float | None]) -> float:
     """Mean recall over the labels that are tested: a lost rare label costs as much as a lost common one."""
     return float(np.mean([r for r in recall if r is not None]))
 
@@ -64,6 +64,12 @@ def label_divergence(counts: np.ndarray, mix: np.ndarray) -> float | None:
     return float((share[here] * np.log(share[here] / mix[here])).sum())
 
 
+def label_imbalance(counts: np.ndarray, mix: np.ndarray) -> float | None:
+    """Return the same divergence from even shares of all labels that there are."""
+    there = mix > 0
+    return label_divergence(counts, there / max(int(there.sum()), 1))
+
+
 def by_client(accuracies: Mapping[int, float], clients: int) -> dict[str, Any]:
     """Tell how each client fares, in thousandths to keep events short; of many clients, the deciles alone."""
     if not accuracies:
@@ -95,9 +101,14 @@ def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = 
 
 
 def _divergences(ground_truth: GroundTruth, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, Any]:
-    """Say which labels those hold whose reports counted, and how far these, and all selected, are from those of all."""
+    """Say which labels those hold whose reports counted, and how far these are from those of all, and from even shares.
+
+    Where some were lost, also how far the labels of all selected are from those of all.
+    """
     counts = ground_truth.counts(arrived)
-    own: dict[str, Any] = {"label_divergence": label_divergence(counts, ground_truth.mix)}
+    mix = ground_truth.mix
+    own: dict[str, Any] = {"label_divergence": label_divergence(counts, mix)}
+    own["label_imbalance"] = label_imbalance(counts, mix)
     if len(counts) <= CLIENTS_LISTED:
         own["labels"] = counts.astype(int).tolist()
     if arrived == selected:

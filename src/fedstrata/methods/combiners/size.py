@@ -19,11 +19,6 @@ class SizeWeighted(Combiner):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
-    @property
-    def only_by_size(self) -> bool:
-        """Whether nothing else counts, for corrections that take such weights back."""
-        return type(self) is SizeWeighted
-
     def weights(self, arrived: Arrived) -> np.ndarray:
         """Return n_k / sum n."""
         sizes = arrived.weights * np.array([r.samples for r in arrived.reports], dtype=np.float64)

@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedstrata.core import registry
 from fedstrata.core.client_context import Buffers, ClientContext, Done
 from fedstrata.core.client_parts import Correction
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
@@ -50,7 +51,7 @@ class Scaffold(Correction, ServerStep):
         plain = isinstance(plan.local.optimizer, Sgd) and plan.local.optimizer.momentum == 0
         if self.gradients == "update" and not plain:
             return 'its controls read the mean gradient off the update; use sgd without momentum, or gradients = "raw"'
-        if self.controls == "plain" and not getattr(plan.combiner, "only_by_size", False):
+        if self.controls == "plain" and plan.combiner != registry.build("combiners", "size", {}, "method.combiner"):
             return 'controls = "plain" takes back weights by size; use method.combiner = "size", or leave it out'
         return None
 

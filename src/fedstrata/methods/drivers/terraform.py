@@ -29,7 +29,7 @@ from fedstrata.core.steps import Outcome, Select, Step, Steps, View
 
 Layer = Literal["head", "weight", "bias"]
 Signal = Literal["head", "weight", "bias", "loss"]
-Range = Literal["iqr", "all", "low", "high"]
+Range = Literal["iqr", "all", "low", "high", "top"]
 Weight = Literal["size", "count"]
 
 TIE = 1e-12  # of the whole variance: rounding must not decide between equal cuts
@@ -66,7 +66,7 @@ def split(
     if len(values):
         running = np.cumsum(samples)
         q1, q3 = (int(np.searchsorted(running, share * running[-1])) for share in (0.25, 0.75))
-        first = max(first, q1) if within in ("iqr", "high") else first
+        first = max(first, {"iqr": q1, "high": q1, "top": q3}.get(within, first))
         last = min(last, q3) if within in ("iqr", "low") else last
     if last < first:
         return None
@@ -154,7 +154,7 @@ class Terraform(Driver):
     reads: ClassVar[str] = "how large each client's update of the last layer is"
 
     signal: Signal = "head"  # the final layer's update, its bias alone, its weight alone, or the loss in training
-    range: Range = "iqr"  # where to cut, in quartiles of the samples: (Q1, Q3), (0, 1), (0, Q3), (Q1, 1)
+    range: Range = "iqr"  # where to cut, in quartiles of the samples: (Q1, Q3), (0, 1), (0, Q3), (Q1, 1), (Q3, 1)
     split_weight: Weight = "size"  # what the variance of a part counts for
     min_clients: Count = 5  # eta_min: fewer hard clients than these are not retrained
     depth: Count = 10  # I_max: steps of a round, the first among them

@@ -5,6 +5,7 @@ PARTS = {
     "everyone": "fedstrata.methods.selectors.everyone:Everyone",
     "size": "fedstrata.methods.selectors.size:SelectBySize",
     "flips": "fedstrata.methods.selectors.flips:Flips",
+    "balanced-labels": "fedstrata.methods.selectors.balanced_labels:BalancedLabels",
     "power-of-choice": "fedstrata.methods.selectors.power_of_choice:PowerOfChoice",
     "oort": "fedstrata.methods.selectors.oort:Oort",
     "tifl": "fedstrata.methods.selectors.tifl:Tifl",

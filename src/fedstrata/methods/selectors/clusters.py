@@ -1,9 +1,11 @@
 """Clusters of label vectors: k-means++, the Davies-Bouldin index, and the elbow that says how many there are.
 
 Bhope et al., FLIPS, 2023, section 3. Its K = N gives clusters of one, whose index is 0: the search ends at
-min(N - 1, max(2C, 12)). Lloyd's iterations are written out: sums over threads, as scikit-learn forms them, differ
-from run to run in the last bit. With many vectors the number of clusters is searched on a sample of them and the
-centres are fitted to a larger one; every vector then goes to the nearest centre.
+min(N - 1, max(2C, 12)). The lowest point from C on (`min`) gives the ten to twelve clusters of the paper's figure 2;
+the bend that the text speaks of (`curvature`) gives 3 to 12, and rounds that are often less balanced than random ones.
+Lloyd's iterations are written out: sums over threads, as scikit-learn forms them, differ from run to run in the last
+bit. With many vectors the number of clusters is searched on a sample of them and the centres are fitted to a larger
+one; every vector then goes to the nearest centre.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ def _found(
         sample = _sample(fitted, SEARCHED, rng)
         searched = len(sample)
         last = min(most_clusters(*sample.shape), len(np.unique(sample, axis=0)))
-        for tried in range(2, last + 1):
+        least = fewest_clusters(int((sample > 0).any(0).sum()), last) if rule == "min" else 2
+        for tried in range(least, last + 1):
             runs = [lloyd(sample, k_means_plus_plus(sample, tried, rng)) for _ in range(repeats)]
             curve[tried] = float(np.mean([davies_bouldin(sample, nearest(sample, centres)) for centres, _ in runs]))
         if not curve:
@@ -78,17 +81,24 @@ def most_clusters(vectors: int, labels: int) -> int:
     return min(vectors - 1, max(2 * labels, 12))
 
 
-def elbow(curve: Mapping[int, float], rule: Rule = "curvature") -> int:
-    """Return the number of clusters from the index by number, for consecutive numbers from 2.
+def fewest_clusters(labels: int, last: int) -> int:
+    """Return the smallest number of clusters to try: one a label, where there are so many vectors."""
+    return max(2, min(labels, last))
 
-    `curvature`: the sharpest bend, or 2 where the curve is lowest there; `min`: the lowest point; `eq3`: the smallest
-    relative change, as Equation 3 is printed, which is the flattest point.
+
+def elbow(curve: Mapping[int, float], rule: Rule = "min", least: int = 2) -> int:
+    """Return the number of clusters from the index by number, for consecutive numbers.
+
+    `min`: the lowest point, from `least` clusters on; `curvature`: the sharpest bend, or the first number where the
+    curve is lowest there; `eq3`: the smallest relative change, as Equation 3 is printed, which is the flattest point.
     """
     ks = sorted(curve)
+    if rule == "min":
+        return min([k for k in ks if k >= least] or ks, key=lambda k: curve[k])
     lowest = min(ks, key=lambda k: curve[k])
     if rule == "eq3" and len(ks) > 1:
         return min(ks[1:], key=lambda k: abs(curve[k] - curve[k - 1]) / max(curve[k - 1], TINY))
-    if rule != "curvature" or lowest == ks[0]:
+    if lowest == ks[0]:
         return lowest
     if curve[lowest] < 1e-9:  # all vectors of a cluster are the same: behind it the curve is flat
         return lowest

@@ -1,10 +1,18 @@
 """Balakrishnan et al., Diverse Client Selection for Federated Learning via Submodular Maximization, ICLR 2022 (DivFL).
 
-Picks clients one after another so that every client has a picked one with a similar update: each pick makes
-sum_i min_j ||g_i - g_j|| as small as it can (facility location), over the clients that are available. A client never
-seen has the update zero. `refresh = "selected"` remembers the updates of those that trained; "all" asks everybody for
-a gradient in every round, and is charged for it. With `stochastic`, every pick is the best of a random share of the
-clients.
+Picks clients one after another so that every client has a picked one with a similar gradient: each pick makes
+sum_i min_j ||g_i - g_j|| as small as it can (facility location), over the clients that are available. With
+`stochastic`, every pick is the best of a random share of the clients.
+
+As in the authors' code, everybody is asked for the gradient of its samples before the first pick, and whoever is picked
+tells it anew under the model that it is going to train. That is charged: a probe of all clients, then one of the picked
+in every round. `refresh = "all"` asks everybody in every round. `start = "nothing"` asks nobody: what is compared then
+are the updates of those that trained, and a client never seen has the update zero, so that little more than one such
+client is found in a round. A gradient and an update differ in sign and length, and are never compared with each other.
+
+Departures: a client that is away at first is asked when it first comes, and a client that does not answer is not asked
+again until it is picked; its gradient is zero till then. The authors' code sends a picked client's gradient with its
+update, and so spares it the second download. Where all clients are wanted, nobody is asked.
 """
 
 from __future__ import annotations
@@ -33,6 +41,14 @@ def whole_gradient(context: ClientContext) -> Done:
     return Done(aggregated={"update": sum(parts[1:], parts[0]) / context.client.samples})
 
 
+@dataclass
+class Collected:
+    """What is known of clients."""
+
+    last: Remembered  # gradients, or with `start = "nothing"` updates
+    asked: np.ndarray  # by client: whether it was ever asked for a gradient
+
+
 @dataclass(frozen=True)
 class DivFl(Selector):
     """Clients are picked so that every client is near to one of them; combine with uniform weights."""
@@ -43,10 +59,11 @@ class DivFl(Selector):
     LIMIT: ClassVar[int] = 5_000
 
     stochastic: Fraction = 0.0  # share of clients that are looked at for each pick, at least k; 0 looks at all
-    refresh: Literal["selected", "all"] = "selected"
-    sketch: Natural = 0  # numbers kept of an update; 0 keeps all
+    refresh: Literal["selected", "all"] = "selected"  # who tells its gradient anew in a round
+    sketch: Natural = 0  # numbers kept of a gradient or update; 0 keeps all
+    start: Literal["all", "nothing"] = "all"  # whose gradient is known before the first pick; nothing: updates are kept
 
-    def init(self, view: View) -> Remembered:
+    def init(self, view: View) -> Collected:
         """Remember nothing."""
         looked_at = self._looked_at(view.client_info.clients, view.k)
         if looked_at == view.client_info.clients:
@@ -58,18 +75,21 @@ class DivFl(Selector):
                 f"and is limited to {self.LIMIT**2:,} pairs; "
                 "use a smaller method.selector.stochastic or train.clients_per_round"
             )
-        return Remembered.nothing(bounded(self.sketch or view.space.P, view))
+        nothing = Remembered.nothing(bounded(self.sketch or view.space.P, view))
+        return Collected(nothing, np.zeros(view.client_info.clients, dtype=bool))
 
-    def select(self, state: Remembered, view: View) -> Generator[Step, Outcome, list[int]]:
-        """Refresh what is remembered, if asked to; pick."""
+    def select(self, state: Collected, view: View) -> Generator[Step, Outcome, list[int]]:
+        """Collect gradients, if asked to; pick."""
         ids = view.eligible[np.argsort(view.client_info.key[view.eligible])]
         if view.k >= len(ids):
             return list(map(int, ids))
+        asked = list[int]()
         if self.refresh == "all":
-            asks = tuple(Ask(i) for i in sorted(ids.tolist()))
-            probe = yield Step(asks, kind="probe-gradient", combine=False)
-            self._remember(state, view, probe.reports)
-        updates, looked_at = state.of(ids), self._looked_at(len(ids), view.k)
+            asked = ids.tolist()
+        elif self.start == "all":
+            asked = ids[~state.asked[ids]].tolist()
+        yield from self._collect(state, view, asked)
+        updates, looked_at = state.last.of(ids), self._looked_at(len(ids), view.k)
         if len(ids) <= self.LIMIT:
             apart = lengths(updates, updates)
             picks = greedy(len(ids), view.k, lambda some: apart[:, some], looked_at, view.rng("select"))
@@ -77,15 +97,30 @@ class DivFl(Selector):
             picks = greedy(
                 len(ids), view.k, lambda some: lengths(updates, updates[some]), looked_at, view.rng("select")
             )
-        return [int(ids[i]) for i in picks]
+        picked = [int(ids[i]) for i in picks]
+        if self._of_gradients:
+            yield from self._collect(state, view, sorted({*picked} - {*asked}))
+        return picked
 
-    def feedback(self, state: Remembered, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
-        """Remember the updates that arrived."""
-        if self.refresh == "selected":
+    def feedback(self, state: Collected, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
+        """Remember the updates that arrived, unless gradients are remembered."""
+        if not self._of_gradients:
             self._remember(state, view, [r for outcome in outcomes if outcome.step.combine for r in outcome.reports])
 
-    def _remember(self, state: Remembered, view: View, reports: Sequence[Report]) -> None:
-        state.keep(sketch({report.client: report.aggregated["update"] for report in reports}, self.sketch, view))
+    @property
+    def _of_gradients(self) -> bool:
+        """Whether gradients are compared: updates are of another sign and length, and must not stand beside them."""
+        return self.refresh == "all" or self.start == "all"
+
+    def _collect(self, state: Collected, view: View, clients: Sequence[int]) -> Generator[Step, Outcome, None]:
+        """Ask clients for their gradients, and remember them."""
+        if clients:
+            probe = yield Step(tuple(Ask(i) for i in sorted(clients)), kind="probe-gradient", combine=False)
+            state.asked[clients] = True
+            self._remember(state, view, probe.reports)
+
+    def _remember(self, state: Collected, view: View, reports: Sequence[Report]) -> None:
+        state.last.keep(sketch({report.client: report.aggregated["update"] for report in reports}, self.sketch, view))
 
     def _looked_at(self, clients: int, k: int) -> int:
         return clients if not self.stochastic else min(clients, max(k, int(self.stochastic * clients + 1e-9)))

@@ -6,13 +6,16 @@ member that was taken least often; where clients were missing, more are asked, f
 Repaired in Algorithm 1: a small cluster that is visited twice gives no client twice and leaves no gap; extras count as
 picks of the client, not of the cluster; the straggler rate is a mean, where line 46 adds up without bound
 (`rate = "literal"`; "reset" counts each round anew). Label vectors are shares, with which the paper's ten clusters
-are found, not counts. Beyond the paper, clients that join or whose labels changed go to the nearest centre.
+are found, not counts. Beyond the paper, clients that join or whose labels changed go to the nearest centre, and
+clusters are found anew once most labels have changed. Where a rehearsal of some rounds says that random clients would
+be nearer to both the mix of all labels and to even shares, an event warns.
 
 Where clusters were found without label counts being told (`client_info.clusters`), those are taken as they are.
 """
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +25,14 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.options import Count
+from fedstrata.core.options import Count, Fraction
 from fedstrata.core.server_parts import Selector
 from fedstrata.core.steps import Outcome, Scores, View
 from fedstrata.methods.selectors.clusters import Rule, find_clusters, nearest
 from fedstrata.methods.selectors.members import Members, fingerprints
-from fedstrata.server.metrics import CLIENTS_LISTED
+from fedstrata.server.metrics import CLIENTS_LISTED, label_divergence
+
+REHEARSED, ROUNDS = 20_000, 50  # most clients with whom rounds are rehearsed, and how many
 
 
 @dataclass
@@ -36,7 +41,8 @@ class Fairness:
 
     centres: np.ndarray  # [k, C]; [0, C] before the first round, and where clusters were found elsewhere
     cluster: np.ndarray  # of each client; -1: it never had data
-    told: np.ndarray  # fingerprint of the label counts by which each client was clustered
+    told: np.ndarray  # fingerprint of the label counts by which each client was put into its cluster
+    found: np.ndarray  # the same when the clusters were found
     picks: np.ndarray  # by client
     cluster_picks: np.ndarray
     straggler: np.ndarray  # whether a client's last report is missing
@@ -57,28 +63,33 @@ class Flips(Selector):
 
     features: Literal["l1", "counts"] = "l1"  # shares of labels, or their counts
     clusters: Count | None = None  # None: found by the elbow
-    elbow: Rule = "curvature"
-    repeats: Count = 20  # T
-    over_provision: bool = True
-    rate: Literal["mean", "literal", "reset"] = "mean"
+    elbow: Rule = "min"  # how many clusters: where the Davies-Bouldin index is lowest, or bends; or as Equation 3 says
+    repeats: Count = 20  # T: runs of k-means for each number of clusters
+    over_provision: bool = True  # where reports were lost, more clients are asked
+    rate: Literal["mean", "literal", "reset"] = "mean"  # of lost clients: so far, added up, or in the last round
+    recluster: Fraction = 0.5  # share of clients whose labels changed, above which clusters are found anew
 
     def init(self, view: View) -> Fairness:
         """Begin with nobody clustered: that is done in the first round, and not again when a run is resumed."""
         clients, classes = view.client_info.clients, view.client_info.classes
         none = np.zeros(0, dtype=np.int64)
-        state = Fairness(np.zeros((0, classes)), none, none, none, none, none.astype(bool))
+        state = Fairness(np.zeros((0, classes)), none, none, none, none, none, none.astype(bool))
         _grow(state, clients)
         return state
 
     def select(self, state: Fairness, view: View) -> list[int]:
         """Take k clients from the clusters in turn, and extras where clients were missing."""
-        members = self._refreshed(state, view)
-        here = members.only(view.eligible)
-        queue = [(int(state.cluster_picks[c]), members.first(c), c) for c in here.filled()]
+        here = self._refreshed(state, view).only(view.eligible)
+        chosen = self._pick(state, here, view.k)
+        return chosen + (self._extras(state, view, here, chosen) if self.over_provision else [])
+
+    def _pick(self, state: Fairness, here: Members, k: int) -> list[int]:
+        """Take k clients from the clusters in turn, and from each the member that was taken least often."""
+        queue = [(int(state.cluster_picks[c]), here.first(c), c) for c in here.filled()]
         heapq.heapify(queue)
         turns: list[int] = []
         taken = np.zeros(len(state.cluster_picks), dtype=np.int64)
-        while queue and len(turns) < view.k:
+        while queue and len(turns) < k:
             picks, first, c = heapq.heappop(queue)
             if taken[c] < here.size(c):  # else its members are all in, and it waits for the next round
                 turns.append(c)
@@ -88,7 +99,7 @@ class Flips(Selector):
         chosen = [next(least[c]) for c in turns]
         state.picks[chosen] += 1
         state.cluster_picks += taken
-        return chosen + (self._extras(state, view, here, chosen) if self.over_provision else [])
+        return chosen
 
     def feedback(self, state: Fairness, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         """Learn who is missing and who is back."""
@@ -144,27 +155,61 @@ class Flips(Selector):
         return state.members
 
     def _cluster(self, state: Fairness, view: View) -> None:
-        """Cluster everybody at first; later, only who joined or whose label counts changed."""
+        """Cluster everybody at first, and when most have changed; otherwise, who joined or has other label counts."""
         counts, ids = view.client_info.counts, view.client_info.holders
         told = fingerprints(counts)
         changed = ids[(state.cluster[ids] < 0) | (state.told[ids] != told[ids])]
         before = state.cluster[changed]
-        vectors = self._vectors(counts[changed])
-        if not len(state.centres):
-            found = find_clusters(vectors, self.clusters, self.elbow, self.repeats, view.rng("select"), view.note)
-            state.centres = found.centres
-            state.cluster_picks = np.zeros(len(found.centres), dtype=np.int64)
-            curve = {str(k): round(dbi, 6) for k, dbi in found.curve.items()}
-            state.cluster[changed] = nearest(vectors, state.centres)
-            members = {"members": state.cluster.tolist()} if len(state.cluster) <= CLIENTS_LISTED else {}
-            about = {"davies_bouldin": curve, "searched": found.searched} | members
-            view.note("clusters", clusters=len(found.centres), **about)
+        if not len(state.centres) or np.mean(state.found[ids] != told[ids]) > self.recluster:
+            self._find(state, view, ids)
+            state.found[ids] = told[ids]
         elif len(changed):
-            state.cluster[changed] = nearest(vectors, state.centres)
+            state.cluster[changed] = nearest(self._vectors(counts[changed]), state.centres)
             moved = int((state.cluster[changed] != before).sum())
             view.note("clusters", round=view.round + 1, changed=len(changed), moved=moved)
+        if len(changed) < len(ids):
             _welcome(state, view, changed[before < 0])
         state.told[changed] = told[changed]
+
+    def _find(self, state: Fairness, view: View, ids: np.ndarray) -> None:
+        """Find clusters among all clients; everybody keeps the picks they had."""
+        counts, again = view.client_info.counts[ids], {"round": view.round + 1} if len(state.centres) else {}
+        vectors = self._vectors(counts)
+        found = find_clusters(vectors, self.clusters, self.elbow, self.repeats, view.rng("select"), view.note)
+        state.centres = found.centres
+        state.cluster[ids] = nearest(vectors, state.centres)
+        state.cluster_picks = np.zeros(len(found.centres), dtype=np.int64)
+        curve = {str(k): round(dbi, 6) for k, dbi in found.curve.items()}
+        members = {"members": state.cluster.tolist()} if len(state.cluster) <= CLIENTS_LISTED else {}
+        about = {"davies_bouldin": curve, "searched": found.searched} | members
+        view.note("clusters", **again, clusters=len(found.centres), **about)
+        if len(found.centres) > view.k:
+            why = f"{len(found.centres)} clusters take turns in rounds of {view.k} clients"
+            view.note("warning", what="method.selector", why=why)
+        self._rehearse(state, view, ids)
+
+    def _rehearse(self, state: Fairness, view: View, ids: np.ndarray) -> None:
+        """Warn where random clients would give rounds that are better balanced."""
+        if len(ids) > REHEARSED or view.k >= len(ids):
+            return
+        counts, key = view.client_info.counts, view.client_info.key
+        members = Members.of(state.cluster, len(state.cluster_picks), ids, key, counts)
+        trial, rng = copy.deepcopy(state), view.rng("rehearse")
+        ours = [self._pick(trial, members, view.k) for _ in range(ROUNDS)]
+        drawn = [rng.choice(ids, view.k, replace=False) for _ in range(ROUNDS)]
+        mix = counts[ids].sum(0) / counts[ids].sum()
+        even = (mix > 0) / np.count_nonzero(mix)
+        gaps = [
+            [float(np.mean([label_divergence(counts[some].sum(0), to) for some in rounds])) for to in (mix, even)]
+            for rounds in (ours, drawn)
+        ]
+        if gaps[0][0] > gaps[1][0] and gaps[0][1] > gaps[1][1]:
+            why = (
+                f"rounds would be less balanced than random ones: {gaps[0][0]:.3f} nats from the mix of all labels "
+                f"against {gaps[1][0]:.3f}, {gaps[0][1]:.3f} from even shares against {gaps[1][1]:.3f}; set "
+                "method.selector.clusters so that a round is a multiple of it, from the number of labels on"
+            )
+            view.note("warning", what="method.selector", why=why)
 
     def _vectors(self, counts: np.ndarray) -> np.ndarray:
         if self.features == "counts":
@@ -202,6 +247,7 @@ def _grow(state: Fairness, clients: int) -> None:
     more = max(clients - len(state.cluster), 0)
     state.cluster = np.concatenate([state.cluster, np.full(more, -1)])
     state.told = np.concatenate([state.told, np.zeros(more, dtype=np.int64)])
+    state.found = np.concatenate([state.found, np.zeros(more, dtype=np.int64)])
     state.picks = np.concatenate([state.picks, np.zeros(more, dtype=np.int64)])
     state.straggler = np.concatenate([state.straggler, np.zeros(more, dtype=bool)])
 

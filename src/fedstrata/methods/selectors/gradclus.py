@@ -37,8 +37,8 @@ class GradClus(Selector):
     individual: ClassVar[bool] = True
     LIMIT: ClassVar[int] = 5_000
 
-    distance: Literal["arccos", "l1", "l2"] = "arccos"
-    ward_on: On = "rows"
+    distance: Literal["arccos", "l1", "l2"] = "arccos"  # between updates
+    ward_on: On = "rows"  # of the distance matrix, or condensed distances
     mass_rule: bool = True  # False: k clusters, one member of each
     start: Literal["zero", "normal"] = "zero"  # the update of a client never seen
     warm_up: Natural = 0  # rounds of draws by size, with replacement, before the first urns

@@ -5,10 +5,15 @@ temperature, is high where labels are balanced. First everybody trains once, in 
 clustered (Ward) by the angle between their head updates and by their entropies; clusters are drawn with probability
 prop. to exp(gamma (1 - t/R) mean entropy), and members of a cluster with equal chances, without replacement.
 
-Departures: the authors' code redraws where a cluster has no member left, without end where the others' probabilities
-underflow; here the draw is among those that have some. Its signal, row means of the head's weights, is
-`signal = "wrow"`; its switch to clustered sampling where entropies differ much is `switch_var = 0.1`. Beyond `LIMIT`
-clients the tree is built over a sample of them, which needs `sketch`.
+After warm-up the authors' code learns nothing more of clients where their data were dealt out with several alphas, and
+renews updates in every round where all clients share one alpha. A server cannot know which: `refresh = "warm-up"`, as
+in most of their experiments, keeps the first update of every client, and `refresh = "always"` the last.
+
+Departures: with "warm-up", a client that warm-up missed is learnt of when it first reports; the authors' code takes its
+labels for even for good, and so prefers it. Their code redraws where a cluster has no member left, without end where
+the others' probabilities underflow; here the draw is among those that have some. Its signal, row means of the head's
+weights, is `signal = "wrow"`; its switch to clustered sampling where entropies differ much is `switch_var = 0.1`.
+Beyond `LIMIT` clients the tree is built over a sample of them, which needs `sketch`.
 """
 
 from __future__ import annotations
@@ -64,11 +69,12 @@ class Hics(Selector):
     clusters: Count = 10  # M
     gamma: NonNegative = 4.0  # how much even labels are preferred in the first round
     lam: NonNegative = 10.0  # how much entropies count beside angles
-    temperature: Positive = 0.001
-    signal: Literal["bias", "wrow"] = "bias"
+    temperature: Positive = 0.001  # of the softmax whose entropy is taken
+    signal: Literal["bias", "wrow"] = "bias"  # the update of the head's bias, or the row means of its weights'
     switch_var: NonNegative | None = None  # variance of entropies from which urns are drawn from, as in GradClus
-    ward_on: On = "rows"
+    ward_on: On = "rows"  # of the distance matrix, or condensed distances
     sketch: Natural = 0  # numbers kept of a head update; 0 keeps all
+    refresh: Literal["warm-up", "always"] = "warm-up"  # whose update is kept: a client's first, or its last
 
     def meters(self, others: Sequence[LocalPart]) -> Sequence[LocalPart]:
         """Clients show how their heads moved."""
@@ -132,7 +138,9 @@ class Hics(Selector):
         for outcome in trained:
             state.asked[[ask.client for ask in outcome.step.asks]] = True
         size = (view.space.head.stop - view.space.head.start,)
-        shown = {r.client: r.open_tensors.get("HeadUpdate/head") for outcome in trained for r in outcome.reports}
+        old = set(state.last.ids.tolist()) if self.refresh == "warm-up" else set[int]()
+        reports = [r for outcome in trained for r in outcome.reports if r.client not in old]
+        shown = {r.client: r.open_tensors.get("HeadUpdate/head") for r in reports}
         heads = {client: head.cpu() for client, head in shown.items() if head is not None and head.shape == size}
         if silent := sorted(shown.keys() - heads.keys()):  # sites are not trusted
             why = "their reports do not show how the head moved"

@@ -2,12 +2,16 @@
 
 A client is worth U = n sqrt(mean loss^2 over the samples it trained on), a bonus for having waited long, and a penalty
 if it takes longer than the preferred duration. Most of a round exploits clients of high worth; a share that shrinks
-explores clients never heard of, large ones first. A pacer prefers longer rounds once utility stops growing.
+explores clients never heard of, large ones first, and is gone once everybody was heard of. A pacer prefers longer
+rounds once utility stops growing. As in the authors' code, utilities are clipped at a quantile, but divided by the
+range of all of them, unclipped: one outlier makes the others' differences small beside the bonus for waiting.
 
-Departures: utilities are clipped and ranged over clients that reported, not over sizes of unexplored ones too. A
-duration is unknown until a report came, or failed to. Draws in proportion to a score are exponential races, which have
-the distribution of drawing one after another and take linear time. Asking more clients than are wanted is the system's
-(`system.over_select`; the paper's is 1.3).
+Departures: utilities are clipped and ranged over clients that reported, not over sizes of unexplored ones too. The
+authors' code still fills the explored share of one round at random before it notices that nobody is left to explore,
+and then never explores again; here that round is exploited whole, and a client that gets its first samples later is
+explored with the share `epsilon_min`. A duration is unknown until a report came, or failed to. Draws in proportion to a
+score are exponential races, which have the distribution of drawing one after another and take linear time. Asking more
+clients than are wanted is the system's (`system.over_select`; the paper's is 1.3).
 """
 
 from __future__ import annotations
@@ -89,9 +93,9 @@ class Oort(Selector):
     reads: ClassVar[str] = "how high each selected client's training losses are, and how long it took"
     needs: ClassVar[frozenset[str]] = frozenset({"sizes"})
 
-    epsilon: Fraction = 0.9  # share of a round that explores, before the first decay
+    epsilon: Fraction = 0.9  # share of a round that explores, before the first decay; 0 once everybody was heard of
     decay: Fraction = 0.98  # of epsilon, each round
-    epsilon_min: Fraction = 0.2
+    epsilon_min: Fraction = 0.2  # least epsilon while somebody was never heard of
     clip: Fraction = 0.95  # quantile of utilities above which they count no more
     threshold: Percentile = 30.0  # percentile of durations that is preferred, at first
     pacer_rounds: Count = 20  # between two looks of the pacer
@@ -122,7 +126,8 @@ class Oort(Selector):
     def select(self, state: Experience, view: View) -> list[int]:
         """Exploit, explore, and fill up."""
         state.now += 1
-        state.epsilon = max(state.epsilon * self.decay, self.epsilon_min)
+        to_explore = not state.explored[view.client_info.holders].all()  # those who are away today count too
+        state.epsilon = max(state.epsilon * self.decay, self.epsilon_min) if to_explore else 0.0
         rng, k = view.rng("select"), min(view.k, len(view.eligible))
         preferred, left_out = self.preferred(state), self.blacklist(state, view)
         ids = view.eligible[~left_out[view.eligible]]
@@ -140,7 +145,7 @@ class Oort(Selector):
         explored = unknown[best][_drawn(rng, worth[best], wanted)]
 
         picked = np.concatenate([state.exploited, explored])
-        if (short := min(k, len(ids)) - len(picked)) > 0:  # explored clients take the places left by unexplored ones
+        if (short := min(k, len(ids)) - len(picked)) > 0:  # fewer unexplored clients are there than may be explored
             picked = np.concatenate([picked, rng.choice(ids[~np.isin(ids, picked)], short, replace=False)])
         if (short := k - len(picked)) > 0:
             why = f"{k} clients are wanted, {len(ids)} are not on the blacklist"
@@ -151,13 +156,13 @@ class Oort(Selector):
         return chosen
 
     def scores(self, state: Experience, ids: np.ndarray, preferred: float) -> np.ndarray:
-        """Score explored clients: clipped utility between 0 and 1, a bonus for waiting, a penalty for slowness."""
+        """Score explored clients: clipped utility over its range, a bonus for waiting, a penalty for slowness."""
         if not len(ids):
             return np.zeros(0)
         utility = state.utility[ids]
         place = _floor(self.clip * len(ids), len(ids) - 1)
         ceiling, floor = np.partition(utility, place)[place], 0.999 * utility.min()
-        worth = (np.minimum(utility, ceiling) - floor) / max(ceiling - floor, 1e-4)
+        worth = (np.minimum(utility, ceiling) - floor) / max(utility.max() - floor, 1e-4)
         stale = np.sqrt(0.1 * np.log(state.now) / np.maximum(state.last[ids], 1))
         return np.asarray((worth + stale) * slowness(state.duration[ids], preferred, self.penalty))
 

@@ -6,7 +6,9 @@ grow, tiers that do badly become likelier, in order of accuracy; credits bound h
 
 Departures: tiers of equal count (the paper: of equal width); weights n, n-1, ..., 1 (the paper's give the best tier 0);
 a tier that is too small is filled up from the next slower one; once all credits are spent they are dealt anew. Clients
-that were away are profiled when they first come, and all are sorted into tiers again.
+that were away are profiled when they first come, and all are sorted into tiers again. Only a round whose model was
+scored at the clients is looked at, and a round in which no report came is not: with `train.evaluate.every` above 1
+there are fewer looks, at most one in so many rounds, and each compares two accuracies that were measured.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class Tiers:
     tier: np.ndarray  # of every client, the fastest is 0; -1: in none
     credits: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of every tier
     probability: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    accuracy: np.ndarray = field(default_factory=lambda: np.zeros(0))  # NaN: nobody of the tier was tested
-    history: list[np.ndarray] = field(default_factory=list)  # accuracies after each round since the last look
+    accuracy: np.ndarray = field(default_factory=lambda: np.zeros(0))  # as last measured; NaN: it never was
+    before: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the same, at the last look
+    looked: int = -1  # round of the last look; -1: none yet
     current: int = -1  # the tier of this round
 
 
@@ -60,8 +63,8 @@ class Tifl(Selector):
     reads: ClassVar[str] = "how long each client takes, and how accurate the model is on each client's own test data"
     programs: ClassVar[Mapping[str, Program]] = MappingProxyType({"profile": profile})
 
-    tiers: Count = 5
-    interval: Natural = 0  # rounds between two looks at the accuracy; 0: as many as there are tiers
+    tiers: Count = 5  # of equally many clients, by latency
+    interval: Natural = 0  # fewest rounds between two looks at the accuracy; 0: as many as there are tiers
     credits: Natural = 0  # how often each tier may be used; 0: rounds / tiers, which presses nobody
     max_latency: NonNegative = 0.0  # seconds above which a client never trains; 0: no limit
 
@@ -114,8 +117,8 @@ class Tifl(Selector):
         for tier, ids in enumerate(np.array_split(order, count) if count else []):
             state.tier[ids] = tier
         if count != len(state.credits):
-            state.credits, state.accuracy = np.zeros(count, dtype=np.int64), np.full(count, np.nan)
-            state.history.clear()
+            state.credits, state.looked = np.zeros(count, dtype=np.int64), -1
+            state.accuracy, state.before = (np.full(count, np.nan) for _ in range(2))
             self._deal(state, view)
 
     def _deal(self, state: Tiers, view: View) -> None:
@@ -131,18 +134,24 @@ class Tifl(Selector):
 
     def feedback(self, state: Tiers, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
         """Note how each tier does on its own test data; look every few rounds whether that helped."""
-        arrived = any(o.reports for o in outcomes if o.step.combine)
-        if arrived and scores.clients:
-            clients, own = np.array(list(scores.clients)), np.array(list(scores.clients.values()))
-            tested = (state.tier[clients] >= 0) & np.isfinite(own)
-            tier, count = state.tier[clients][tested], len(state.credits)
-            tests = np.bincount(tier, minlength=count)
-            sums = np.bincount(tier, weights=own[tested], minlength=count)
-            state.accuracy = np.where(tests > 0, sums / np.maximum(tests, 1), state.accuracy)
-        state.history.append(state.accuracy.copy())
-        if len(state.history) <= (self.interval or len(state.credits) or self.tiers):
+        measured = self._measured(state, scores)
+        if not any(o.reports for o in outcomes if o.step.combine) or np.isnan(measured).all():
+            return  # nothing new is known, which is not the same as no progress
+        state.accuracy = np.where(np.isnan(measured), state.accuracy, measured)
+        if state.looked >= 0 and view.round - state.looked < (self.interval or len(state.credits)):
             return
-        before, now, last = state.history[0], state.history[-1], state.current
-        del state.history[:-1]
-        if last >= 0 and now[last] <= before[last] and (state.credits > 0).any():
-            state.probability = changed(now, state.credits)
+        last = state.current
+        grew = last < 0 or not measured[last] <= state.before[last]  # what was never measured did not fail to grow
+        if not grew and (state.credits > 0).any():
+            state.probability = changed(state.accuracy, state.credits)
+        state.before, state.looked = state.accuracy.copy(), view.round
+
+    def _measured(self, state: Tiers, scores: Scores) -> np.ndarray:
+        """Return the mean accuracy of each tier in this round; NaN where nobody of it was tested."""
+        clients = np.array(list(scores.clients), dtype=np.int64)
+        own = np.array(list(scores.clients.values()), dtype=np.float64)
+        tested = (state.tier[clients] >= 0) & np.isfinite(own)
+        tier, count = state.tier[clients][tested], len(state.credits)
+        tests = np.bincount(tier, minlength=count)
+        sums = np.bincount(tier, weights=own[tested], minlength=count)
+        return np.where(tests > 0, sums / np.maximum(tests, 1), np.nan)

@@ -143,6 +143,9 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
             "Kullback-Leibler divergence of the labels that the clients of a round hold from those of all; 0 is even."
         )
         yield Shown("labels", "divergence", "Label divergence of each round", band + said, drawn)
+    if drawn := curves.curves(runs_data, "label_imbalance"):
+        said = "The same divergence from even shares of all labels, which FLIPS aims at where some labels are rare."
+        yield Shown("labels", "imbalance", "Label imbalance of each round", band + said, drawn)
     if drawn := clients.rank_clients(runs_data):
         said = "Each client's accuracy on its own test data at the end. The worst tenth is shaded."
         yield Shown("clients", "ranked", "Clients, worst first", said, drawn)

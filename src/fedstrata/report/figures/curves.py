@@ -26,11 +26,18 @@ METRICS = {
     "worst10": "worst tenth of clients",
     "loss_test": "loss on test data",
     "label_divergence": "divergence of a round's labels",
+    "label_imbalance": "divergence of a round's labels from even shares",
     "update_norm": "mean length of updates",
     "jain": "fairness of participation (Jain)",
 }
 ALL_POINTS = 2400  # of all curves of a figure together
-UNITS = {"loss_test": "loss", "label_divergence": "nats", "update_norm": "length of an update", "jain": "Jain's index"}
+UNITS = {
+    "loss_test": "loss",
+    "label_divergence": "nats",
+    "label_imbalance": "nats",
+    "update_norm": "length of an update",
+    "jain": "Jain's index",
+}
 SHARES = ("accuracy", "balanced_accuracy", "worst10", "jain")
 
 
