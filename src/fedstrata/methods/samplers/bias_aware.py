@@ -82,9 +82,8 @@ def seem_wrong(losses: np.ndarray) -> np.ndarray:
     two, one = np.logaddexp(as_right, as_wrong).sum(), -n * (log(x.mean()) + 1)
     if two - one <= 1.5 * log(n) or mean - right <= APART * width:
         return nobody
-    return np.asarray(
-        (belongs > 0.5) & (x > right)
-    )  # a normal distribution also reaches down to where nothing is wrong
+    # A normal distribution also reaches down to where nothing is wrong.
+    return np.asarray((belongs > 0.5) & (x > right))
 
 
 @dataclass(frozen=True)
