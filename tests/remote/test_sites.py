@@ -339,6 +339,7 @@ def test_masked_sums_need_keys_and_the_right_ones(tmp_path, keys):
         {"method.combiner": "soft"},
         {"method.name": "fednova"},
         {"method.name": "fedpbs"},
+        {"method.name": "fedcda"},
     ],
     ids=lambda wish: next(iter(wish.values())),
 )
