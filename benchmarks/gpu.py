@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks import _gpu_micro
+from benchmarks._rows import row
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data import store
 from fedstrata.runs.training import describe_experiment
@@ -74,7 +75,7 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return ratios of whole commands, then those of single rounds."""
     if not torch.cuda.is_available():
         print("torch sees no GPU: nothing is measured", file=sys.stderr)
-        return [_row("runs on a GPU", None, "x", 8.0)]
+        return [row("runs on a GPU", None, "x", at_least=8.0)]
     with tempfile.TemporaryDirectory() as folder:
         rows = list(_real(Path(folder), 10 if quick else ROUNDS, 5 if quick else COMPARED))
     return rows if quick else [*rows, *_gpu_micro.measure()]
@@ -85,29 +86,34 @@ def _real(folder: Path, rounds: int, compared: int) -> Iterator[dict[str, Any]]:
         asked = FASHION | {"train.rounds": rounds}
         ours = _command(folder / "fedavg", "run", asked | {"method.name": "fedavg"})
         naive = _naive(folder / "naive.toml", asked)
-        yield _row("fashion-mnist, CNN tf32: a run of ours", ours.seconds, "s")
-        yield _row("fashion-mnist, CNN tf32: the naive loop", naive / ours.seconds, "x ours", 8.0)
-        yield _row("fashion-mnist, CNN tf32: first round after the command", ours.first, "s", 5.0, least=False)
+        yield row("fashion-mnist, CNN tf32: a run of ours", ours.seconds, "s")
+        yield row("fashion-mnist, CNN tf32: the naive loop", naive / ours.seconds, "x ours", at_least=8.0)
+        yield row("fashion-mnist, CNN tf32: first round after the command", ours.first, "s", at_most=5.0)
         for method in STATEFUL:
             other = _command(folder / method, "run", asked | {"method.name": method})
-            yield _row(f"fashion-mnist, {method} against fedavg", other.seconds / ours.seconds, "x", 1.4, least=False)
+            yield row(f"fashion-mnist, {method} against fedavg", other.seconds / ours.seconds, "x", at_most=1.4)
         cells = _command(folder / "cells", "compare", asked | {"train.rounds": compared}, METHODS)
-        yield _row(f"fashion-mnist, 14 methods x 2 seeds x {compared} rounds", cells.seconds, "s", 180.0, least=False)
+        yield row(f"fashion-mnist, 14 methods x 2 seeds x {compared} rounds", cells.seconds, "s", at_most=180.0)
         asked = STRATIFY | {"train.rounds": max(rounds // 15, 2)}
         ours, plain = _command(folder / "stratify", "run", asked), _naive(folder / "stratify.toml", asked)
-        yield _row(
-            "fashion-mnist, Stratify batch: a plain loop over pooled batches", plain / ours.seconds, "x ours", 4.0
+        yield row(
+            "fashion-mnist, Stratify batch: a plain loop over pooled batches",
+            plain / ours.seconds,
+            "x ours",
+            at_least=4.0,
         )
     else:
-        yield _row("fashion-mnist, CNN tf32: the naive loop", None, "x ours", 8.0)
+        yield row("fashion-mnist, CNN tf32: the naive loop", None, "x ours", at_least=8.0)
     if "cifar10" in store.names():
         asked = CIFAR | {"train.rounds": max(rounds // 3, 5)}
         ours = _command(folder / "cifar", "run", asked)
         naive = _naive(folder / "cifar.toml", asked)
-        yield _row("cifar10, ResNet-18 GN bf16, crop and flip: a run of ours", ours.seconds, "s")
-        yield _row("cifar10, ResNet-18 GN bf16, crop and flip: the naive loop", naive / ours.seconds, "x ours", 4.0)
+        yield row("cifar10, ResNet-18 GN bf16, crop and flip: a run of ours", ours.seconds, "s")
+        yield row(
+            "cifar10, ResNet-18 GN bf16, crop and flip: the naive loop", naive / ours.seconds, "x ours", at_least=4.0
+        )
     else:
-        yield _row("cifar10, ResNet-18 GN bf16, crop and flip: the naive loop", None, "x ours", 4.0)
+        yield row("cifar10, ResNet-18 GN bf16, crop and flip: the naive loop", None, "x ours", at_least=4.0)
 
 
 def _command(out: Path, verb: str, asked: Mapping[str, Any], methods: str | None = None) -> Taken:
@@ -140,8 +146,3 @@ def _naive(path: Path, asked: Mapping[str, Any]) -> float:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     whole, told = time.perf_counter() - started, json.loads(done.stdout.splitlines()[-1])
     return whole + (experiment.train.rounds - some) * median(told["rounds"])
-
-
-def _row(name: str, value: float | None, unit: str, goal: float | None = None, least: bool = True) -> dict[str, Any]:
-    met = None if value is None else goal is None or (value >= goal if least else value <= goal)
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "met": met}

@@ -33,6 +33,8 @@ SHOWN = (
     "run_dir",
 )
 
+TARGETS = ("rounds_to_target", "time_to_target")
+
 
 def run(
     experiment: ExperimentFile = None,
@@ -78,8 +80,8 @@ def conclude(done: Run, as_json: bool) -> None:
     """Print the outcome of a run."""
     from fedstrata.config.experiment import Experiment, Privacy
 
-    targets = [key for key in ("rounds_to_target", "time_to_target") if key in done.summary]
-    shown = {key: done.summary.get(key) for key in (*SHOWN, *targets)}
+    asked_for = [key for key in ("personal_mean", "personal_worst10", *TARGETS) if key in done.summary]
+    shown = {key: done.summary.get(key) for key in (*SHOWN, *asked_for)}
     for remark in done.summary["remarks"]:
         print(f"warning: {remark}", file=sys.stderr)
     if as_json:

@@ -12,7 +12,6 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import GIVEN, Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
 from fedstrata.runs.execution import Watch, run_session
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import RemoteClients, build_session
@@ -83,7 +82,7 @@ def train(
     if out == "":
         raise RequestError("out is empty; name a folder, or leave it out")
     path = None if out is None else Path(out)
-    return begin(checked, federation or read_data(checked), model, path, watch)
+    return begin(checked, federation or build_federation(checked), model, path, watch)
 
 
 def describe_experiment(
@@ -113,13 +112,6 @@ def describe_experiment(
             raise RequestError(f"{told[0]} cannot be set: the model was given")
         asked["model.name"] = GIVEN
     return Experiment.of(experiment, **asked)
-
-
-def read_data(experiment: Experiment) -> Federation:
-    """Build the federation that an experiment describes, while a GPU gets ready."""
-    if uses_gpu(experiment.engine.device):
-        wake_gpu()
-    return build_federation(experiment)
 
 
 def begin(
@@ -195,7 +187,7 @@ def resume(
             return folder
         if model is not None and experiment.model.name != GIVEN:
             raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
-        session = build_session(experiment, federation or read_data(experiment), model, remote)
+        session = build_session(experiment, federation or build_federation(experiment), model, remote)
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
             folder.cut_events(0)
             return run_session(session, folder, session.initial_state(folder.log), watch)

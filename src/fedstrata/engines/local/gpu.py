@@ -9,12 +9,10 @@ step is done again by those that are left: a client update leaves nothing behind
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from threading import Thread
 
 import torch
 from torch import Tensor
@@ -37,19 +35,6 @@ CHUNK = 8192  # samples that are normalised at a time
 def uses_gpu(device: str) -> bool:
     """Say whether `engine.device` means a GPU on this machine."""
     return device != "cpu" and torch.cuda.is_available()
-
-
-def wake_gpu() -> None:
-    """Let a GPU get ready in the background, while data are read: its context and libraries take a second."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for every worker: 8 would be shared
-    Thread(target=_wake, daemon=True).start()
-
-
-def _wake() -> None:
-    with suppress(RuntimeError):  # what is wrong with it will be said where it is needed
-        x = torch.ones(1, 1, 8, 8, device="cuda", requires_grad=True)
-        (torch.conv2d(x, x[..., :3, :3]).flatten() @ x.flatten()[:36]).backward()  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
 
 
 def workers_on_gpu(products: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -59,6 +60,7 @@ class LocalEngineOptions(Part):
         RequestError
             Where what was asked for cannot be had: a GPU, or worker processes.
         """
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for every worker: 8 would be shared
         if self.device == "cuda" and not torch.cuda.is_available():
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
         device = "cuda" if uses_gpu(self.device) else "cpu"

@@ -37,8 +37,6 @@ from fedstrata.runs.session import check_experiment, with_devices
 from fedstrata.runs.training import describe_experiment, differences, fixed
 
 KEYS = ("version", "experiment", "methods", "seeds", "cells", "notes")  # of comparison.json; others come from the runs
-ON_A_GPU = 3  # cells at a time: while one evaluates or plans, others compute
-CORES_OF_A_GPU = 500  # as which it works, roughly
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
 
@@ -213,12 +211,10 @@ class Comparison:
             raise RequestError(f"jobs = {asked}: {reason}; use 1")
         if asked is not None:
             return min(asked, len(left))
-        engine, guess = left[0].experiment.engine, sum(cell.guess for cell in left)
-        on_gpu = uses_gpu(engine.device)
-        if guess < WORTH_PROCESSES * (CORES_OF_A_GPU if on_gpu else 1):
+        engine = left[0].experiment.engine
+        if uses_gpu(engine.device) or sum(cell.guess for cell in left) < WORTH_PROCESSES:  # one cell fills a GPU
             return 1
-        workers = 1 if on_gpu or engine.workers == "auto" else engine.workers
-        jobs = min(cores() // workers, ON_A_GPU if on_gpu else len(left), len(left))
+        jobs = min(cores() // (1 if engine.workers == "auto" else engine.workers), len(left))
         if reason is not None and jobs > 1:
             self.notes = [*dict.fromkeys([*self.notes, f"cells were played one after another: {reason}"])]
         return jobs if jobs > 1 and reason is None else 1
