@@ -8,11 +8,9 @@ step is done again by those that are left: a client update leaves nothing behind
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,7 +55,6 @@ class GpuPool(InProcessPool):
         self._record, self._streams = record, list[torch.cuda.Stream]()
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         local, x = prepare_samples(local, federation.train.x, devices[:workers])
-        local = replace(local, build=partial(copy.deepcopy, local.build()))  # first weights are drawn once, not by all
         self._data = {d: (x[d], federation.train.y.to(d)) for d in devices[:workers]}
         self._wanted = [devices[i % len(devices)] for i in range(workers)]
         super().__init__(local, federation, together, give_up)

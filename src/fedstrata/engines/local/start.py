@@ -22,7 +22,6 @@ from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPoo
 from fedstrata.engines.local.gpu import GpuPool, uses_gpu, workers_on_gpu
 from fedstrata.engines.local.processes import ProcessPool, why_not
 
-WORTH_A_SEARCH = 5e4  # seconds of work on one core, a minute on a GPU, above which it looks for its quickest kernels
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
 
@@ -78,8 +77,6 @@ class LocalEngineOptions(Part):
         if device == "cuda":
             fast = self.precision in ("tf32", "bf16")
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
-            # The quickest kernels, which need not be the same in every run, are worth a search only in a long one.
-            torch.backends.cudnn.benchmark = fast and guess.seconds > WORTH_A_SEARCH
             workers, why = (
                 workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
                 None,
