@@ -8,9 +8,11 @@ step is done again by those that are left: a client update leaves nothing behind
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -33,6 +35,25 @@ CHUNK = 8192  # samples that are normalised at a time
 def uses_gpu(device: str) -> bool:
     """Say whether `engine.device` means a GPU on this machine."""
     return device != "cpu" and torch.cuda.is_available()
+
+
+def wake_gpu() -> None:
+    """Begin what a GPU needs before its first step, a second in which the host can read data."""
+    ask_for_queues()
+    Thread(target=_first_step, name="wake-gpu", daemon=True).start()
+
+
+def ask_for_queues() -> None:
+    """Get a hardware queue for every worker, which otherwise share eight; works until the GPU is first used."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+def _first_step() -> None:
+    with suppress(RuntimeError):  # what goes wrong here goes wrong again where it is told of
+        w = torch.zeros(4, 1, 3, 3, device="cuda", requires_grad=True)
+        out = torch.conv2d(torch.zeros(1, 1, 8, 8, device="cuda"), w).flatten(1) @ w.new_zeros(144, 1)
+        torch.autograd.grad(out.sum(), w)
+        torch.cuda.synchronize()
 
 
 def workers_on_gpu(products: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -19,7 +18,7 @@ from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPool
-from fedstrata.engines.local.gpu import GpuPool, uses_gpu, workers_on_gpu
+from fedstrata.engines.local.gpu import GpuPool, ask_for_queues, uses_gpu, workers_on_gpu
 from fedstrata.engines.local.processes import ProcessPool, why_not
 
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
@@ -59,7 +58,7 @@ class LocalEngineOptions(Part):
         RequestError
             Where what was asked for cannot be had: a GPU, or worker processes.
         """
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for every worker: 8 would be shared
+        ask_for_queues()
         if self.device == "cuda" and not torch.cuda.is_available():
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
         device = "cuda" if uses_gpu(self.device) else "cpu"

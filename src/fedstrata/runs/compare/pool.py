@@ -12,7 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -92,7 +92,8 @@ def side_by_side(
     """Play so many cells at a time, in order; a process that dies takes only its own cell with it."""
     hello = pickle.dumps((federation, model))
     on_gpu = any(uses_gpu(cell.experiment.engine.device) for cell in cells)
-    with sharing_gpu(jobs) if on_gpu else nullcontext({}) as environment:
+    with ExitStack() as stack:
+        environment = stack.enter_context(sharing_gpu(jobs)) if on_gpu else {}
         _share_out(cells, tell, jobs, partial(_started, hello, environment))
 
 
