@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstrata.runs.compare.cells import Entry
 from fedstrata.runs.compare.paired import caution, difference, interval, ranks
+from fedstrata.runs.compare.settings import Entry
 
 FIGURES = (
     "accuracy",
@@ -35,7 +35,7 @@ TITLES = {
     "seconds": "seconds",
 }
 
-Summaries = Mapping[tuple[str, int], Mapping[str, Any]]  # of the cells that are finished, by method and seed
+Summaries = Mapping[tuple[str, int], Mapping[str, Any]]  # of a condition's finished cells, by method and seed
 
 
 def rows_of(entries: Sequence[Entry], seeds: Sequence[int], done: Summaries) -> list[dict[str, Any]]:
