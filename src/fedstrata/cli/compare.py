@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,14 +62,24 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Runs at a time; one a core without it, where that pays.")
     ] = None,
+    table: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Also write the table: .tex (booktabs), .md or .csv.")
+    ] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="Print every figure, however wide the table gets.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare methods on the same partition, first model and draws."""
+    """Compare methods on the same partition, first model and draws.
+
+    A file may say all of it in a table [compare]; what is said here goes on top.
+    """
     from fedstrata.cli.live import watcher
     from fedstrata.runs.compare import Request, prepare, reopen
+    from fedstrata.runs.compare.tables import check_format
 
     stop_cleanly()
+    for path in table or ():
+        check_format(path)
     try:
         if resume is not None:
             if any((experiment, methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None)):
@@ -88,11 +100,15 @@ def compare(
         raise typer.Exit(130) from None
     finally:
         shown.close()
-    conclude(done, as_json)
+    for path in table or ():
+        done.write_table(path)
+    conclude(done, as_json, wide)
 
 
-def conclude(done: Comparison, as_json: bool) -> None:
-    """Print the outcome; a cell that failed is an error, whatever the others say."""
+def conclude(done: Comparison, as_json: bool, wide: bool = False) -> None:
+    """Print the outcome and what can be done next; a cell that failed is an error, whatever the others say."""
+    from fedstrata.runs.compare.tables import WIDTH
+
     for remark in done.remarks:
         print(f"note: {remark}", file=sys.stderr)
     for cell in done.failed:
@@ -101,6 +117,9 @@ def conclude(done: Comparison, as_json: bool) -> None:
         failed = [dict(zip(("condition", "method", "seed", "why"), (*c.key, c.why), strict=True)) for c in done.failed]
         print(json.dumps({"rows": done.rows, "remarks": done.remarks, "failed": failed, "path": str(done.path)}))
     else:
-        print(f"{done.table()}\nruns: {done.path}")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+        path = shlex.quote(str(done.path))
+        retry = f"; try those that failed again: fedstrata compare --resume {path}" if done.failed else ""
+        print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}{retry}")
     if done.failed:
         raise typer.Exit(1)

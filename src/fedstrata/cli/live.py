@@ -138,8 +138,12 @@ class LiveTable(Watcher):
         return f"({sum(now) / len(now):.4f})" if now else ""
 
     def _now(self, cells: Sequence[Cell]) -> str:
-        at_work = [(cell.seed, self.rounds.get(cell.key)) for cell in cells]
-        return "  ".join(f"seed {seed}: {now[0]}/{now[1]}" for seed, now in at_work if now is not None)
+        at_work = [(cell, self.rounds.get(cell.key)) for cell in cells]
+        return "  ".join(
+            f"{f'{cell.condition}, ' if cell.condition else ''}seed {cell.seed}: {now[0]}/{now[1]}"
+            for cell, now in at_work
+            if now is not None
+        )
 
     def _caption(self) -> str:
         return f"{self.ended()}/{len(self.comparison.cells)} runs{self.left()}"

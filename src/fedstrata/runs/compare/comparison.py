@@ -25,12 +25,14 @@ from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, listed
+from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.layout import lay_out, read_folder
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.request import Request
-from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
+from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of
 from fedstrata.runs.compare.settings import Condition, Entry, Given
+from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
 from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.training import with_given
 
@@ -175,15 +177,37 @@ class Comparison:
         """The cells that failed; each says why."""
         return [cell for cell in self.cells if cell.state == "failed"]
 
-    def table(self) -> str:
+    def table(self, *, width: int = WIDTH, wide: bool = False) -> str:
         """Write the rows as a plain table.
+
+        Parameters
+        ----------
+        width
+            Of a line, in characters.
+        wide
+            Every figure, however wide that gets; with conditions, of one after another.
 
         Returns
         -------
         str
-            With what each stage brings, where stages were ablated.
+            With conditions, a column for each; with what each stage brings, where stages were ablated.
         """
-        return table_of(self.rows)
+        return terminal_table(self.rows, width, wide)
+
+    def write_table(self, path: str | Path) -> None:
+        """Write the rows into a file: LaTeX (`.tex`), Markdown (`.md`), or every figure as CSV (`.csv`).
+
+        Parameters
+        ----------
+        path
+            The file; its ending says in which format.
+
+        Raises
+        ------
+        RequestError
+            If the ending is another one, or the file cannot be written.
+        """
+        write_table(Path(path), self.rows)
 
     def run(self, *, jobs: int | None = None, watch: Tell | None = None) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
@@ -332,7 +356,7 @@ def compare(
     >>> [run.summary["seed"] for run in comparison.runs["scaffold"]]
     [0, 1]
     >>> print(comparison.table())
-    method  rank  accuracy ...
+    method    accuracy ...
     """
     request = Request.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same)
     prepared = prepare(experiment, request, overrides, federation, model, out)
@@ -371,6 +395,7 @@ def prepare(
         without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
         design = replace(design, entries=[whole, *without])
     design.check()
+    notes += side_differences(design)
     return _laid_out(None if out is None else Path(out), design, notes, federation, model)
 
 

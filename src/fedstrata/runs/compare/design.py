@@ -56,12 +56,12 @@ class Design:
                 raise RequestError(f"{setting.name} sets train.seed; say how many seeds with seeds instead")
         for condition in self.conditions:
             if "method.name" in condition.overrides and (
-                own := next((e for e in self.entries if "method.name" in e.overrides), None)
+                row := next((e.name for e in self.entries if "method.name" in e.overrides), None)
             ):
-                raise RequestError(f"condition {condition.name} sets method.name, which the row {own.name} sets itself")
+                raise RequestError(f"condition {condition.name} sets method.name, which the row {row} sets itself")
         for key in self.same:
-            if setting_it := next((e.name for e in self.entries if any(_within(k, key) for k in e.overrides)), None):
-                raise RequestError(f"same = {key}: the row {setting_it} sets it itself")
+            if own := next((e.name for e in self.entries[1:] if any(_within(k, key) for k in e.overrides)), None):
+                raise RequestError(f"same = {key}: the row {own} sets it itself")
         self._refuse_twins()
 
     def to_json(self) -> dict[str, Any]:
