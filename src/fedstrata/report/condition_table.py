@@ -13,7 +13,7 @@ from fedstrata.report.figures.style import thin
 from fedstrata.report.gather import GatheredRuns, group_of
 from fedstrata.report.html_tables import compared, folded
 from fedstrata.report.run_data import RunData
-from fedstrata.runs.compare.grid import HEADLINE, conditions_of, grid_of_conditions, write_figure
+from fedstrata.runs.compare.grid import HEADLINE, cells_of, conditions_of, grid_of_conditions, write_figure
 
 WARMEST = 55  # percent of colour in the best cell of a condition
 WIDE, HIGH, POINTS = 84, 20, 40  # of a small curve, in pixels, and its most points
@@ -24,6 +24,8 @@ def by_condition(gathered: GatheredRuns) -> Iterator[str]:
     rows, names = gathered.rows, conditions_of(gathered.rows)
     yield _table(rows, names, grouped(gathered.runs_data))
     yield from (f'<p class="quiet">Note: {escape(note)}.</p>' for note in gathered.remarks)
+    if plain := [row for row in rows if not row.get("condition")]:  # of another comparison in the same report
+        yield from compared(plain)
     for name in names:
         own = [row for row in rows if row.get("condition") == name]
         yield folded(f"Differences, tests and costs under {name}", "".join(compared(own)))
@@ -31,10 +33,13 @@ def by_condition(gathered: GatheredRuns) -> Iterator[str]:
 
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mapping[str, Sequence[RunData]]) -> str:
     grid = grid_of_conditions(rows)
-    at = {(row["condition"], row["method"]): row for row in rows if row.get("condition")}
-    methods = [line[0] for line in grid.lines]
+    at, methods = cells_of(rows), [line[0] for line in grid.lines]
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in grid.titles)
-    columns = [_column([at[name, method] for method in methods], runs) for name in names]
+    groups = [[group_of({"condition": name, "method": method}) for method in methods] for name in names]
+    columns = [
+        _column([at[name, method] for method in methods], [runs.get(group, ()) for group in own])
+        for name, own in zip(names, groups, strict=True)
+    ]
     lines = []
     for place, line in enumerate(grid.lines):
         cells = "".join(column[place] for column in columns)
@@ -48,11 +53,11 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
     return f'<div {region}><table class="heat"><caption>{about}</caption>{table}</table></div>'
 
 
-def _column(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[RunData]]) -> list[str]:
+def _column(rows: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[RunData]]) -> list[str]:
     """Return the cells of a condition; colours and curves share a scale within it, and only there."""
     means = np.array([np.nan if (mean := row[HEADLINE]["mean"]) is None else mean for row in rows], dtype=np.float64)
     low, high = (np.nanmin(means), np.nanmax(means)) if not np.isnan(means).all() else (0.0, 0.0)
-    curves = [_mean_curve(runs.get(group_of(row), ())) for row in rows]
+    curves = list(map(_mean_curve, runs))
     top = max((float(curve[:, 1].max()) for curve in curves if len(curve)), default=1.0)
     cells = []
     for row, mean, curve in zip(rows, means, curves, strict=True):

@@ -34,6 +34,9 @@ SIGNIFICANT = 0.05
 
 Row = Mapping[str, Any]
 
+NOTHING: dict[str, Any] = {"mean": None, "interval": None, "p": None}
+UNKNOWN: Row = {HEADLINE: NOTHING, "accuracy_over_first": NOTHING, "rank": NOTHING}
+
 
 @dataclass
 class Grid:
@@ -61,6 +64,13 @@ def conditions_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["condition"] for row in rows if row.get("condition")))
 
 
+def cells_of(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """Return the row of every condition and method; where there is none, one that knows nothing."""
+    there = {(row["condition"], row["method"]): row for row in rows if row.get("condition")}
+    methods = dict.fromkeys(method for _, method in there)
+    return {(name, method): there.get((name, method), UNKNOWN) for method in methods for name in conditions_of(rows)}
+
+
 def grid_of_figures(rows: Sequence[Row], whole: bool = False) -> Grid:
     """Return one row a method and a column a figure; costs that are the same for all are told once, unless `whole`."""
     kept, shared = {"method": "method"}, []
@@ -80,8 +90,8 @@ def grid_of_figures(rows: Sequence[Row], whole: bool = False) -> Grid:
 
 def grid_of_conditions(rows: Sequence[Row], marked: bool = False) -> Grid:
     """Return one row a method and a column a condition, then the mean rank over all conditions."""
-    names, methods = conditions_of(rows), list(dict.fromkeys(row["method"] for row in rows))
-    at = {(row["condition"], row["method"]): row for row in rows}
+    at = cells_of(rows)
+    names, methods = conditions_of(rows), list(dict.fromkeys(method for _, method in at))
     levels = max(len(name.split(", ")) for name in names)
     parts = [[*name.split(", "), *[""] * levels][:levels] for name in names]
     heads = [["", *level, ""] for level in zip(*parts, strict=True)]

@@ -99,7 +99,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 def flat_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
     """Return names and lines with every figure of every row, as numbers."""
-    columns: dict[str, list[Any]] = {"condition": [r["condition"] for r in rows]} if conditions_of(rows) else {}
+    columns: dict[str, list[Any]] = {"condition": [r.get("condition") for r in rows]} if conditions_of(rows) else {}
     columns |= {"method": [row["method"] for row in rows], "seeds": [r.get("seeds") for r in rows]}
     for name in figures_of(rows):
         told = [row.get(name) or {} for row in rows]
@@ -188,7 +188,7 @@ def _aligned(grid: Grid) -> list[str]:
     first, *widths = _widths(grid)
     return [
         "  ".join([line[0].ljust(first), *(c.rjust(w) for c, w in zip(line[1:], widths, strict=True))]).rstrip()
-        for line in (*grid.heads, *grid.lines)
+        for line in (*(head for head in grid.heads if any(head)), *grid.lines)
     ]
 
 
