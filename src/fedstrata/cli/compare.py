@@ -74,7 +74,7 @@ def compare(
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
     from fedstrata.cli.live import watcher
-    from fedstrata.runs.compare import Request, prepare, reopen
+    from fedstrata.runs.compare import ComparisonRequest, prepare, reopen
     from fedstrata.runs.compare.tables import check_format
 
     stop_cleanly()
@@ -86,7 +86,9 @@ def compare(
                 raise RequestError("--resume takes everything from the folder; leave out the file and other options")
             prepared = reopen(resume)
         else:
-            asked = Request.of(methods, variant or (), over or (), condition or (), seeds, budget, ablate, same)
+            asked = ComparisonRequest.of(
+                methods, variant or (), over or (), condition or (), seeds, budget, ablate, same
+            )
             prepared = prepare(experiment, asked, overrides(sets), out=out)
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)
