@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,6 +75,8 @@ def compare(
 
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
+    from rich.console import Console
+
     from fedstrata.cli.live import watcher
     from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
     from fedstrata.runs.compare.tables import check_format
@@ -90,7 +93,9 @@ def compare(
             asked = ComparisonRequest.of(
                 methods, variant or (), over or (), condition or (), seeds, budget, ablate, same
             )
-            prepared = prepare(experiment, asked, overrides(sets), out=out)
+            console = Console(stderr=True)
+            with console.status("checking every cell") if console.is_terminal and not quiet else nullcontext():
+                prepared = prepare(experiment, asked, overrides(sets), out=out)
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)
         raise typer.Exit(130) from None
