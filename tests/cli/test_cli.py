@@ -26,12 +26,19 @@ RUN_KEYS = [
     "accuracy",
     "balanced_accuracy",
     "worst10",
+    "best_accuracy",
+    "best_balanced_accuracy",
+    "accuracy_last10",
+    "accuracy_last10_std",
     "bytes_up",
     "bytes_down",
     "bytes_p2p",
     "client_updates",
     "seconds",
     "run_dir",
+    "rounds_to",
+    "bytes_to",
+    "remarks",
 ]
 ENDLESS = ["--set", "train.rounds=100000"]
 ALONE = ["--set", "engine.workers=1", "--set", "engine.vmap=never"]  # which is quicker to start

@@ -24,6 +24,10 @@ SHOWN = (
     "accuracy",
     "balanced_accuracy",
     "worst10",
+    "best_accuracy",
+    "best_balanced_accuracy",
+    "accuracy_last10",
+    "accuracy_last10_std",
     "bytes_up",
     "bytes_down",
     "bytes_p2p",
@@ -31,9 +35,11 @@ SHOWN = (
     "seconds",
     "time",
     "run_dir",
+    "rounds_to",
+    "bytes_to",
+    "remarks",
 )
-
-TARGETS = ("rounds_to_target", "time_to_target")
+ASKED_FOR = ("personal_mean", "personal_worst10", "rounds_to_target", "bytes_to_target", "time_to_target")
 
 
 def run(
@@ -80,15 +86,19 @@ def conclude(done: Run, as_json: bool) -> None:
     """Print the outcome of a run."""
     from fedstrata.config.experiment import Experiment, Privacy
 
-    asked_for = [key for key in ("personal_mean", "personal_worst10", *TARGETS) if key in done.summary]
+    asked_for = [key for key in ASKED_FOR if key in done.summary]
     shown = {key: done.summary.get(key) for key in (*SHOWN, *asked_for)}
     for remark in done.summary["remarks"]:
         print(f"warning: {remark}", file=sys.stderr)
     if as_json:
         print(json.dumps(shown))
         return
+    del shown["remarks"]  # they are said already
     shown["stopped"] = done.summary["stopped"]
-    print("\n".join(f"{key:18} {_said(value)}" for key, value in shown.items()))
+    lines = {key: _said(value) for key, value in shown.items() if value != {}}
+    for key in ("best_accuracy", "best_balanced_accuracy"):
+        lines[key] += f" (round {done.summary[f'{key}_round']})"
+    print("\n".join(f"{key:22} {said}" for key, said in lines.items()))
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
         print("\nWho could learn what:")
         print("\n".join(_statement(done.summary["privacy"])))
@@ -120,4 +130,6 @@ def stop_cleanly() -> None:
 
 
 def _said(value: Any) -> str:
+    if isinstance(value, dict):  # by target
+        return ", ".join(f"{target}: {'never' if spent is None else _said(spent)}" for target, spent in value.items())
     return f"{value:.4f}" if isinstance(value, float) else str(value)
