@@ -332,8 +332,8 @@ def test_a_run_goes_on_only_with_its_own_data_and_model(tmp_path):
 def test_a_finished_run_that_was_edited_is_refused_too(tmp_path):
     run = train(overrides=SMALL, out=tmp_path / "run")
     file = run.path / "experiment.toml"
-    file.write_text(file.read_text().replace("rounds = 5\n", "rounds = 9\n"))
-    with pytest.raises(RequestError, match=r"train\.rounds: 5 -> 9"):
+    file.write_text(file.read_text().replace("epochs = 1\n", "epochs = 9\n"))
+    with pytest.raises(RequestError, match=r"train\.epochs: 1 -> 9"):
         resume(run.path)
 
 

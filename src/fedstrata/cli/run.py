@@ -48,7 +48,10 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder; the next free one under runs/ without it.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Continue the run in this folder; with --set train.rounds=N, to N rounds."),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -57,13 +60,13 @@ def run(
     from fedstrata.runs.training import resume as resume_run
     from fedstrata.runs.training import train
 
-    if resume is not None and (experiment or sets or out):
-        raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")
+    if resume is not None and (experiment or out):
+        raise RequestError("--resume takes the experiment from the run folder; leave out the file and --out")
     stop_cleanly()
     progress = reporter(quiet)
     try:
         if resume is not None:
-            done = resume_run(resume, watch=progress)
+            done = resume_run(resume, overrides=overrides(sets), watch=progress)
         else:
             done = train(experiment, overrides=overrides(sets), out=out, watch=progress)
     except KeyboardInterrupt:

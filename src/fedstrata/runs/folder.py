@@ -265,6 +265,17 @@ class Run:
                 )
             file.truncate(size)
 
+    def write_experiment(self, experiment: str) -> None:
+        """Write the experiment of a run that goes on with another one.
+
+        Parameters
+        ----------
+        experiment
+            As TOML.
+        """
+        with writing_to(self.path):
+            write_atomically(self.path / "experiment.toml", experiment.encode())
+
     # ---- results -------------------------------------------------------------------------------------------------
 
     def write_result(
@@ -287,6 +298,12 @@ class Run:
                 write_atomically(self.path / f"{name}.safetensors", save(dict(model), about))
             text = json.dumps(finite(summary), indent=2) + "\n"
             write_atomically(self.path / "summary.json", text.encode())
+
+    def forget_result(self) -> None:
+        """Remove the summary, with which a run is not finished any more, and then the models."""
+        with writing_to(self.path):
+            for name in ("summary.json", "model.safetensors", "best.safetensors"):
+                (self.path / name).unlink(missing_ok=True)
 
     @property
     def summary(self) -> dict[str, Any]:
