@@ -389,7 +389,7 @@ def test_each_stage_is_put_back_alone_and_what_it_brings_is_shown(cli):
     assert [row["without"] for row in without] == ["corrections", "combiner"]
     for row in without:
         assert row["brings"]["mean"] == pytest.approx(whole["accuracy"]["mean"] - row["accuracy"]["mean"])
-    methods = {m["name"]: m["experiment"]["method"] for m in known()["methods"]}
+    methods = {name: one.dump()["method"] for (_, name), one in reopen("c").design.experiments.items()}
     assert methods["scaffold-without-corrections"]["corrections"] == []
     assert methods["scaffold-without-corrections"]["combiner"]["kind"] == "uniform"
     assert methods["scaffold-without-combiner"]["combiner"]["kind"] == "size"

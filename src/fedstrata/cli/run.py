@@ -57,11 +57,17 @@ def run(
 ) -> None:
     """Train a model over a federation."""
     from fedstrata.cli.progress import reporter
+    from fedstrata.config import tables
     from fedstrata.runs.training import resume as resume_run
     from fedstrata.runs.training import train
 
     if resume is not None and (experiment or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file and --out")
+    if experiment is not None and "compare" in tables.read(experiment):
+        print(
+            f"note: this plays the plain experiment of {experiment}; its comparison: fedstrata compare {experiment}",
+            file=sys.stderr,
+        )
     stop_cleanly()
     progress = reporter(quiet)
     try:

@@ -284,7 +284,7 @@ class Experiment(Section):
         ----------
         source
             A TOML file, the same as nested mappings, another experiment, or nothing for the embedded default. Parts may
-            be objects.
+            be objects. A table `compare` is left to `fedstrata compare`.
         **overrides
             Dotted keys and their values, put on top: `**{"train.rounds": 10}`.
 
@@ -309,6 +309,9 @@ class Experiment(Section):
         fedstrata.core.errors.RequestError: train.round is not an option (did you mean "rounds"?); allowed: ...
         """
         table = source.dump() if isinstance(source, Experiment) else tables.read(source)
+        table.pop("compare", None)  # what a comparison of such experiments holds; no run depends on it
+        if told := [key for key in overrides if key.split(".")[0] == "compare"]:
+            raise RequestError(f"{told[0]} cannot be set; `fedstrata compare` has options for it")
         if "method.name" in overrides:
             _forget_recipe(table, overrides["method.name"])
         for key, value in overrides.items():

@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from fedstrata.report.outcome import share
-from fedstrata.report.tables import Table, figures_of
+from fedstrata.report.tables import Table
+from fedstrata.runs.compare.tables import figures_of
 
 ROWS = 40  # most rows of a table in the page; CSV files hold all
 DIFFERENCES = ("accuracy_over_first", "brings")

@@ -9,12 +9,15 @@ import numpy as np
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.grid import conditions_of
 
 
 def outcome(gathered: GatheredRuns) -> str:
     """Say what came out."""
     if len(gathered.runs_data) == 1:
         return _of_run(gathered.runs_data[0])
+    if names := conditions_of(gathered.rows):
+        return _of_conditions(gathered.rows, names)
     if len(gathered.rows) > 1:
         return _of_comparison(gathered.rows)
     scored = [(float(a[-1]), run_data) for run_data in gathered.runs_data if len(a := _scores(run_data))]
@@ -65,6 +68,23 @@ def _of_comparison(rows: list[dict[str, Any]]) -> str:
     if np.isnan(lowest + highest):
         return said + " One seed says little: more give an interval."
     return said + (" Their intervals overlap." if lowest <= highest else "")
+
+
+def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:
+    """Count the conditions under which each method is the best."""
+    wins = dict.fromkeys((row["method"] for row in rows), 0)
+    for name in names:
+        own = [row for row in rows if row.get("condition") == name and _mean(row) is not None]
+        top = max((_mean(row) or 0.0 for row in own), default=None)
+        for row in own:
+            wins[row["method"]] += _mean(row) == top
+    ranked = sorted(wins.items(), key=lambda own: -own[1])
+    if len(ranked) == 1:
+        means = [mean for row in rows if (mean := _mean(row)) is not None]
+        between = f": from {share(min(means))} to {share(max(means))}" if means else ""
+        return f"{ranked[0][0]} under {len(names)} conditions{between}."
+    said = "; ".join(f"{method} {count}" for method, count in ranked if count)
+    return f"Of {len(ranked)} methods under {len(names)} conditions, so often each has the highest accuracy: {said}."
 
 
 def _scores(run_data: RunData) -> np.ndarray:

@@ -94,11 +94,17 @@ def describe_experiment(
     model: nn.Module | None,
 ) -> Experiment:
     """Return the checked experiment; data and model from Python are described by what identifies them."""
+    asked = dict(overrides or {}) | ({"method.name": method} if method else {})
+    return Experiment.of(experiment, **with_given(asked, federation, model))
+
+
+def with_given(overrides: Mapping[str, Any], federation: Federation | None, model: nn.Module | None) -> dict[str, Any]:
+    """Return overrides with what identifies data and model from Python; refuse those that contradict them."""
     if model is not None and not isinstance(model, nn.Module):
         raise RequestError(f"model must be a torch module, not {model!r}")
     if federation is not None and not isinstance(federation, Federation):
         raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
-    asked = dict(overrides or {}) | ({"method.name": method} if method else {})
+    asked = dict(overrides)
     if federation is not None:
         if told := [key for key in asked if key.split(".")[0] == "data"]:
             raise RequestError(f"{told[0]} cannot be set: the federation was given")
@@ -112,7 +118,7 @@ def describe_experiment(
         if told := [key for key in asked if key.split(".")[0] == "model" and key not in ("model.head", "model.init")]:
             raise RequestError(f"{told[0]} cannot be set: the model was given")
         asked["model.name"] = GIVEN
-    return Experiment.of(experiment, **asked)
+    return asked
 
 
 def begin(

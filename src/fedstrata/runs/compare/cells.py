@@ -1,4 +1,4 @@
-"""A cell of a comparison: one method with one seed, and the hash by which it is known again."""
+"""A cell of a comparison: one row under one condition with one seed, and the hash by which it is known again."""
 
 from __future__ import annotations
 
@@ -22,24 +22,11 @@ VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.'
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A method as it enters a comparison: its row's name, and its experiment with the first seed."""
-
-    name: str
-    experiment: Experiment
-    without: str | None = None  # the stage that was put back to FedAvg's
-
-    def seeded(self, seed: int) -> Experiment:
-        """Return the experiment with a seed."""
-        train = self.experiment.train.model_copy(update={"seed": seed})
-        return self.experiment.model_copy(update={"train": train})
-
-
 @dataclass
 class Cell:
-    """One method with one seed."""
+    """One row under one condition with one seed."""
 
+    condition: str  # empty where there is only one
     method: str
     seed: int
     experiment: Experiment
@@ -51,6 +38,11 @@ class Cell:
     why: str | None = None  # it failed
 
     @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is found by."""
+        return self.condition, self.method, self.seed
+
+    @property
     def run(self) -> Run:
         """The run."""
         return Run(self.path)
@@ -58,7 +50,7 @@ class Cell:
     @property
     def name(self) -> str:
         """What to call it."""
-        return f"{self.method}, seed {self.seed}"
+        return f"{f'{self.condition}: ' if self.condition else ''}{self.method}, seed {self.seed}"
 
 
 def identity(experiment: Experiment, data: str, weights: str | None) -> str:
@@ -88,5 +80,6 @@ def first_weights(init: str | None, model: nn.Module | None) -> str | None:
 
 def listed(cell: Cell, root: Path) -> dict[str, Any]:
     """Return a cell's line in comparison.json."""
-    line = {"method": cell.method, "seed": cell.seed, "state": cell.state, "run_dir": str(cell.path.relative_to(root))}
-    return {**line, "data": cell.data, "hash": cell.hash} | ({"why": cell.why} if cell.why else {})
+    line = {"condition": cell.condition, "method": cell.method, "seed": cell.seed, "state": cell.state}
+    known = {"run_dir": str(cell.path.relative_to(root)), "data": cell.data, "hash": cell.hash}
+    return {**line, **known} | ({"why": cell.why} if cell.why else {})

@@ -1,10 +1,7 @@
-"""A comparison and the folder that holds it: prepared and checked as a whole, then played cell by cell.
+"""A comparison: prepared and checked as a whole, then played cell by cell; `layout.py` says how its folder looks.
 
-OUT/comparison.json      methods with their experiments, seeds, every cell with its state, rows, remarks
-OUT/METHOD/seed-N        a run folder for each cell
-
-A cell is known again by a hash of its experiment, its data and the versions that figures depend on. What is finished
-is never played again: the same command goes on where it was, and one with more methods or seeds plays the new cells.
+What is finished is never played again: the same command goes on where it was, and one with more methods, conditions or
+seeds plays the new cells.
 """
 
 from __future__ import annotations
@@ -12,50 +9,50 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedstrata.config.build import build_federation
+from fedstrata.config import tables
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
-from fedstrata.core.plan import per_round
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.cost import Guess
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
-from fedstrata.runs.compare.cells import VERSION, Cell, Entry, first_weights, identity, listed
+from fedstrata.runs.compare.cells import VERSION, Cell, listed
+from fedstrata.runs.compare.control import side_differences
+from fedstrata.runs.compare.design import Design, read_same
+from fedstrata.runs.compare.layout import lay_out, read_folder
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
-from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
-from fedstrata.runs.folder import LOCK, Run, finite
-from fedstrata.runs.session import check_experiment, with_devices
-from fedstrata.runs.training import describe_experiment, differences, fixed
+from fedstrata.runs.compare.request import Request
+from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of
+from fedstrata.runs.compare.settings import Condition, Entry, Given
+from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
+from fedstrata.runs.folder import Run, finite
+from fedstrata.runs.training import with_given
 
-KEYS = ("version", "experiment", "methods", "seeds", "cells", "notes")  # of comparison.json; others come from the runs
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
 
 @dataclass
 class Comparison:
-    """Several methods over several seeds. `run` plays what is left; `rows` sums up what is there.
+    """Rows under conditions over several seeds. `run` plays what is left; `rows` sums up what is there.
 
     Attributes
     ----------
     path
         The folder.
-    entries
-        The methods, each with its name and its experiment; the first is what the others are compared with.
-    seeds
-        As numbers.
+    design
+        What is compared: `entries` (methods and variants; the first is what the others are compared with),
+        `conditions`, `seeds`, and the experiment of each row under each condition.
     cells
-        One method with one seed each: `method`, `seed`, `state`, `run` and, where it failed, `why`.
-    base
-        The experiment without a method of the comparison: what all cells share.
+        One row under one condition with one seed each: `method`, `condition`, `seed`, `state`, `run` and, where it
+        failed, `why`.
     notes
         What was found while the comparison was laid out.
     federation, model
@@ -74,10 +71,8 @@ class Comparison:
     """
 
     path: Path
-    entries: list[Entry]
-    seeds: list[int]
+    design: Design
     cells: list[Cell]
-    base: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     federation: Federation | None = None
     model: nn.Module | None = None
@@ -108,31 +103,73 @@ class Comparison:
         return reopen(path, federation, model)
 
     def __repr__(self) -> str:
-        said = [f"{r['method']} {r['accuracy']['mean']:.4f}" for r in self.rows if r["accuracy"]["mean"] is not None]
+        means = [(r, r["accuracy"]["mean"]) for r in self.rows if r["accuracy"]["mean"] is not None]
+        said = [f"{_title(r.get('condition', ''), r['method'])} {mean:.4f}" for r, mean in means]
         left = sum(cell.state != "finished" for cell in self.cells)
         return f"Comparison({str(self.path)!r}: {', '.join(said)}{f'; {left} cells not finished' if left else ''})"
 
     @property
-    def done(self) -> Summaries:
-        """Summaries of the finished cells, by method and seed."""
-        there = [cell for cell in self.cells if cell.state == "finished"]
+    def entries(self) -> list[Entry]:
+        """The rows: methods and variants of them."""
+        return self.design.entries
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """The columns; without conditions one that has no name."""
+        return self.design.conditions
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, as numbers."""
+        return self.design.seeds
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """What all cells have in common, as far as rows and conditions do not change it."""
+        return self.design.base
+
+    def done(self, condition: str = "") -> Summaries:
+        """Return summaries of the finished cells of a condition, by method and seed.
+
+        Parameters
+        ----------
+        condition
+            Its name.
+
+        Returns
+        -------
+        dict
+        """
+        there = [cell for cell in self.cells if cell.state == "finished" and cell.condition == condition]
         return {(c.method, c.seed): {**c.run.summary, "run_dir": str(c.path)} for c in there}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One row a method: mean and interval of every figure, difference to the first method, rank."""
-        return rows_of(self.entries, self.seeds, self.done)
+        """One row a method, condition by condition: means, intervals, difference to the first method, rank."""
+        rows = []
+        for condition in self.conditions:
+            own = {"condition": condition.name} if condition.name else {}
+            rows += [{**own, **row} for row in rows_of(self.entries, self.seeds, self.done(condition.name))]
+        return rows
 
     @property
     def remarks(self) -> list[str]:
         """What a reader of the rows should not miss."""
-        return [*self.notes, *remarks_of(self.entries, self.seeds, self.done)]
+        said: dict[str, list[str]] = {}
+        for condition in self.conditions:
+            for remark in remarks_of(self.entries, self.seeds, self.done(condition.name)):
+                said.setdefault(remark, []).append(condition.name)
+        everywhere = len(self.conditions)
+        where = {text: "" if len(at) == everywhere else f"under {'; '.join(at)}: " for text, at in said.items()}
+        return [*self.notes, *(f"{where[text]}{text}" for text in said)]
 
     @property
     def runs(self) -> dict[str, list[Run]]:
-        """The finished runs of each method, in the order of the seeds."""
+        """The finished runs of each method, in the order of the seeds; with conditions, by "CONDITION/METHOD"."""
+        places = [(c.name, e.name) for c in self.conditions for e in self.entries]
         return {
-            e.name: [c.run for c in self.cells if c.method == e.name and c.state == "finished"] for e in self.entries
+            _title(*place): [c.run for c in self.cells if c.key[:2] == place and c.state == "finished"]
+            for place in places
         }
 
     @property
@@ -140,15 +177,37 @@ class Comparison:
         """The cells that failed; each says why."""
         return [cell for cell in self.cells if cell.state == "failed"]
 
-    def table(self) -> str:
+    def table(self, *, width: int = WIDTH, wide: bool = False) -> str:
         """Write the rows as a plain table.
+
+        Parameters
+        ----------
+        width
+            Of a line, in characters.
+        wide
+            Every figure, however wide that gets; with conditions, of one after another.
 
         Returns
         -------
         str
-            With what each stage brings, where stages were ablated.
+            With conditions, a column for each; with what each stage brings, where stages were ablated.
         """
-        return table_of(self.rows)
+        return terminal_table(self.rows, width, wide)
+
+    def write_table(self, path: str | Path) -> None:
+        """Write the rows into a file: LaTeX (`.tex`), Markdown (`.md`), or every figure as CSV (`.csv`).
+
+        Parameters
+        ----------
+        path
+            The file; its ending says in which format.
+
+        Raises
+        ------
+        RequestError
+            If the ending is another one, or the file cannot be written.
+        """
+        write_table(Path(path), self.rows)
 
     def run(self, *, jobs: int | None = None, watch: Tell | None = None) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
@@ -220,12 +279,9 @@ class Comparison:
         return jobs if jobs > 1 and reason is None else 1
 
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        methods = [{"name": e.name, "without": e.without, "experiment": e.experiment.dump()} for e in self.entries]
         about = {
             "version": VERSION,
-            "experiment": self.base,
-            "methods": methods,
-            "seeds": self.seeds,
+            **self.design.to_json(),
             "cells": [*self.others, *(listed(cell, self.path) for cell in self.cells)],
             "notes": self.notes,
             "rows": rows,
@@ -237,33 +293,47 @@ class Comparison:
 def compare(
     experiment: Mapping[str, Any] | str | Path | Experiment | None = None,
     *,
-    methods: Sequence[str] = (),
-    seeds: int = 1,
+    methods: Sequence[str] | str = (),
+    variants: Given = (),
+    over: Mapping[str, Sequence[Any]] | None = None,
+    conditions: Given = (),
+    seeds: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     federation: Federation | None = None,
     model: nn.Module | None = None,
     out: str | Path | None = None,
     budget: str | None = None,
-    ablate: Sequence[str] = (),
+    ablate: Sequence[str] | str = (),
+    same: Sequence[str] | str = (),
     jobs: int | None = None,
     watch: Tell | None = None,
 ) -> Comparison:
-    """Run every method with every seed, and sum the runs up.
+    """Run every method under every condition with every seed, and sum the runs up.
 
     Parameters
     ----------
     experiment, overrides, federation, model
-        As in `train`.
+        As in `train`. What the table `[compare]` of a file asks for is done, unless it is asked for differently here.
     methods
-        Names of recipes; the first is what the others are compared with.
+        Names of recipes, with keys of their own where wanted: "scaffold(corrections.0.gradients=raw)". The first is
+        what the others are compared with.
+    variants
+        Further rows by name, with the keys that they set: `{"slow": {"method.name": "fedyogi", "train.lr": 0.01}}`, or
+        a list of such tables, whose names are made of what they set.
+    over
+        Keys with their values: one condition for every value, and where there are several keys, for every combination.
+    conditions
+        Conditions by name, with all the keys that they set, as with `variants`; with `over`, each with every value.
     seeds
-        How many, counted up from the experiment's own.
+        How many, counted up from the experiment's own; 1 if nothing says otherwise.
     out
         The folder of the runs, by default the next free one under `runs/`. A comparison that lies there goes on.
     budget
         What each run may spend: "rounds=100", "bytes=50MB", "client_updates=2000" or "time=3600" (virtual seconds).
     ablate
         Stages of the one method, or of the experiment's own, to put back to FedAvg's, one at a time.
+    same
+        Stages or keys in which all rows get what the first one has, such as "combiner" or "train.lr".
     jobs, watch
         As in `Comparison.run`.
 
@@ -274,7 +344,7 @@ def compare(
     Raises
     ------
     RequestError
-        If an experiment is wrong, two methods are the same, a method does not fit the data, or the folder holds
+        If an experiment is wrong, two rows are the same, a method does not fit the data, or the folder holds
         something else; nothing was trained then.
 
     Examples
@@ -286,163 +356,64 @@ def compare(
     >>> [run.summary["seed"] for run in comparison.runs["scaffold"]]
     [0, 1]
     >>> print(comparison.table())
-    method  rank  accuracy ...
+    method    accuracy ...
     """
-    prepared = prepare(experiment, methods, seeds, overrides, federation, model, out, budget, ablate)
+    request = Request.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same)
+    prepared = prepare(experiment, request, overrides, federation, model, out)
     return prepared.run(jobs=jobs, watch=watch)
 
 
 def prepare(
     experiment: Mapping[str, Any] | str | Path | Experiment | None,
-    methods: Sequence[str],
-    seeds: int,
-    overrides: Mapping[str, Any] | None,
-    federation: Federation | None,
-    model: nn.Module | None,
-    out: str | Path | None,
-    budget: str | None,
-    ablate: Sequence[str],
+    request: Request,
+    overrides: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    out: str | Path | None = None,
 ) -> Comparison:
     """Check a whole comparison, so that what does not fit is refused before the first cell is played."""
-    if isinstance(methods, str):
-        raise RequestError(f'methods = "{methods}" must be a list of names')
     if out == "":
         raise RequestError("out is empty; name a folder, or leave it out")
     if "method.name" in (overrides or {}):
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
-    if not methods and not ablate:
+    source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
+    asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
+    shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
+    own = Experiment.of(source, **shared)
+    entries, conditions = asked.entries(), asked.list_conditions()
+    if not entries and not asked.ablate and conditions == [Condition("")]:
         raise RequestError("compare needs at least one method")
-    if ablate and len(methods) > 1:
-        raise RequestError(f"--ablate takes one method apart, not {len(methods)}: {', '.join(methods)}")
-    if len(set(methods)) != len(methods):
-        raise RequestError(f"a method is named twice: {', '.join(methods)}")
-    if seeds < 1:
-        raise RequestError(f"seeds = {seeds} must be at least 1")
-    asked = {**(overrides or {}), **budgets.overrides(budget)}
-    own = describe_experiment(experiment, None, asked, federation, model)
-    first = own.train.seed
-    named = {name: describe_experiment(experiment, name, asked, federation, model) for name in methods}
-    entries = [Entry(name, one) for name, one in (named or {own.method.name: own}).items()]
-    _refuse_twins(entries)
+    if asked.ablate and len(entries) > 1:
+        raise RequestError(f"--ablate takes one method apart, not {len(entries)}: {', '.join(e.name for e in entries)}")
+    for setting in (*entries, *conditions):
+        with_given(setting.overrides, federation, model)
+    seeds = list(range(own.train.seed, own.train.seed + (asked.seeds or 1)))
+    design = Design(source, shared, entries or [Entry(own.method.name)], conditions, seeds, read_same(asked.same))
     notes: list[str] = []
-    if ablate:
-        without, notes = ablate_method(entries[0], ablate)
-        entries += without
-    path = None if out is None else Path(out)
-    return _laid_out(path, entries, list(range(first, first + seeds)), _shared(own), notes, federation, model)
+    if asked.ablate:
+        whole = design.entries[0]
+        without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
+        design = replace(design, entries=[whole, *without])
+    design.check()
+    notes += side_differences(design)
+    return _laid_out(None if out is None else Path(out), design, notes, federation, model)
 
 
 def reopen(path: str | Path, federation: Federation | None = None, model: nn.Module | None = None) -> Comparison:
     """Take up the comparison that lies in a folder, as it was last asked for."""
     path = Path(path)
-    known = _known(path)
+    known = read_folder(path)
     if known is None:
         raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
-    entries = [Entry(m["name"], Experiment.of(m["experiment"]), m["without"]) for m in known["methods"]]
-    return _laid_out(path, entries, known["seeds"], known["experiment"], known["notes"], federation, model)
+    return _laid_out(path, Design.from_json(known), known["notes"], federation, model)
 
 
 def _laid_out(
-    path: Path | None,
-    entries: list[Entry],
-    seeds: list[int],
-    base: dict[str, Any],
-    notes: list[str],
-    federation: Federation | None,
-    model: nn.Module | None,
+    path: Path | None, design: Design, notes: list[str], federation: Federation | None, model: nn.Module | None
 ) -> Comparison:
-    """Check that methods fit the data, and find out which cells a folder holds already."""
-    known = None if path is None else _known(path)
-    if path is not None and known is not None:
-        _refuse_another(path, known, base)
-    weights = first_weights(entries[0].experiment.model.init, model)
-    found, guesses = dict[int, str](), dict[str, float]()
-    for seed in seeds:
-        data = federation or build_federation(entries[0].seeded(seed))
-        found[seed] = with_devices(entries[0].seeded(seed), data).fingerprint
-        if not guesses:
-            guesses = {entry.name: _fitting(entry, data, model) for entry in entries}
-    path = path or Run.claim(Path("runs"), "compare")
-    path.mkdir(parents=True, exist_ok=True)
-    lines = {} if known is None else {(line["method"], line["seed"]): line for line in known["cells"]}
-    cells = []
-    for seed in seeds:
-        for entry in entries:
-            one, place = entry.seeded(seed), path / entry.name / f"seed-{seed}"
-            key = identity(one, found[seed], weights)
-            cell = Cell(entry.name, seed, one, place, found[seed], key, guesses[entry.name])
-            if (line := lines.pop((entry.name, seed), None)) is not None:
-                _refuse_changed(cell, line)
-            cell.state = "finished" if cell.run.summary else "waiting"
-            cells.append(cell)
-    return Comparison(path, entries, seeds, cells, base, notes, federation, model, list(lines.values()))
+    path, cells, others = lay_out(path, design, federation, model)
+    return Comparison(path, design, cells, notes, federation, model, others)
 
 
-def _fitting(entry: Entry, data: Federation, model: nn.Module | None) -> float:
-    """Assemble a method as its runs will, and guess how long one takes on one core."""
-    try:
-        data, plan = check_experiment(entry.experiment, data, model)
-    except RequestError as error:
-        raise RequestError(f"{entry.name} cannot be compared: {error}") from error
-    client_updates = plan.rounds * min(per_round(plan.clients_per_round, len(data)), len(data))
-    return Guess.of(plan.local, data, client_updates).seconds
-
-
-def _refuse_twins(entries: Sequence[Entry]) -> None:
-    """Refuse methods that an experiment's own stages have made the same: their rows would only differ in name."""
-    seen: dict[str, str] = {}
-    for entry in entries:
-        stages = entry.experiment.method.model_dump_json(exclude={"name"})
-        if stages in seen:
-            raise RequestError(
-                f"{seen[stages]} and {entry.name} are the same here: the stages that the experiment sets replace what "
-                "makes them differ; leave those stages out"
-            )
-        seen[stages] = entry.name
-
-
-def _shared(experiment: Experiment) -> dict[str, Any]:
-    """Return what all cells of a comparison have in common; seeds may be added."""
-    table = fixed(experiment.dump())
-    return {**table, "train": {key: value for key, value in table["train"].items() if key != "seed"}}
-
-
-def _known(path: Path) -> dict[str, Any] | None:
-    """Read the comparison in a folder; None if it is empty or not there."""
-    if path.is_file():
-        raise RequestError(f"{path} is a file; a comparison needs a folder of its own")
-    if not path.is_dir() or all(file.name == LOCK for file in path.iterdir()):
-        return None
-    try:
-        known: dict[str, Any] = json.loads((path / "comparison.json").read_text())
-        missing = [key for key in KEYS if key not in known]
-    except FileNotFoundError:
-        raise RequestError(f"{path} holds other files; a comparison needs a folder of its own") from None
-    except ValueError as error:
-        raise RequestError(f"{path}/comparison.json is damaged: {error}") from None
-    if missing:
-        raise RequestError(f"{path}/comparison.json has no {' and no '.join(missing)}; choose another folder")
-    return known
-
-
-def _refuse_another(path: Path, known: Mapping[str, Any], base: Mapping[str, Any]) -> None:
-    if known["version"] != VERSION:
-        raise RequestError(
-            f"{path} was made by {known['version']}, and this is {VERSION}: figures may differ; choose another folder"
-        )
-    if edits := differences(known["experiment"], base):
-        raise RequestError(f"{path} holds a comparison of another experiment ({edits}); choose another folder")
-
-
-def _refuse_changed(cell: Cell, line: Mapping[str, Any]) -> None:
-    """Refuse to put other results beside those that are there."""
-    if line["hash"] == cell.hash:
-        return
-    if line["data"] != cell.data:
-        raise RequestError(f"the data of seed {cell.seed} are not those that {cell.path} was made with")
-    edits = ""
-    with suppress(RequestError):
-        edits = differences(fixed(Experiment.of(cell.path / "experiment.toml").dump()), fixed(cell.experiment.dump()))
-    raise RequestError(
-        f"{cell.path} holds a run of another experiment ({edits or 'its first weights differ'}); choose another folder"
-    )
+def _title(condition: str, method: str) -> str:
+    return f"{condition}/{method}" if condition else method

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstrata.runs.compare.cells import Entry
 from fedstrata.runs.compare.paired import caution, difference, interval, ranks
+from fedstrata.runs.compare.settings import Entry
 
 FIGURES = (
     "accuracy",
@@ -20,22 +20,7 @@ FIGURES = (
     "time",
     "seconds",
 )
-TITLES = {
-    "rank": "rank",
-    "accuracy": "accuracy",
-    "accuracy_over_first": "over first",
-    "p": "p",
-    "balanced_accuracy": "balanced",
-    "worst10": "worst 10 %",
-    "client_updates": "updates",
-    "bytes_up": "MB up",
-    "bytes_down": "MB down",
-    "bytes_p2p": "MB p2p",
-    "time": "time",
-    "seconds": "seconds",
-}
-
-Summaries = Mapping[tuple[str, int], Mapping[str, Any]]  # of the cells that are finished, by method and seed
+Summaries = Mapping[tuple[str, int], Mapping[str, Any]]  # of a condition's finished cells, by method and seed
 
 
 def rows_of(entries: Sequence[Entry], seeds: Sequence[int], done: Summaries) -> list[dict[str, Any]]:
@@ -71,52 +56,3 @@ def remarks_of(entries: Sequence[Entry], seeds: Sequence[int], done: Summaries) 
             said.setdefault(f"{method}: {remark}", []).append(str(seed))
     over = [f"{remark} (seed {', '.join(at)})" for remark, at in said.items()]
     return over + (caution(len(seeds)) if len(entries) > 1 else [])
-
-
-def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write the rows as a plain table, and what each stage brings where stages were ablated."""
-    lines = [["method", *TITLES.values()]]
-    lines += [[row["method"], *(_cell(key, row) for key in TITLES)] for row in rows]
-    text = _aligned(lines)
-    if len(rows) > 1:
-        text += (
-            "\nmean [95 % bootstrap interval over seeds]; over first: paired difference in accuracy; p: of the paired"
-        )
-        text += "\npermutation test, one method against the first; rank: mean over seeds; worst 10 %: of the clients"
-    if brought := [row for row in rows if "brings" in row]:
-        ablation = [["stage", "brings", "p"]]
-        for row in brought:
-            p = row["brings"]["p"]
-            ablation.append([row["without"], _ranged(row["brings"], "+"), "-" if p is None else f"{p:.3g}"])
-        text += f"\n\n{_aligned(ablation)}\nbrings: accuracy of {rows[0]['method']} less its accuracy without the stage"
-    return text
-
-
-def _cell(key: str, row: Mapping[str, Any]) -> str:
-    if key == "p":
-        p = row["accuracy_over_first"]["p"]
-        return "-" if p is None else f"{p:.3g}"
-    figure = row[key]
-    if figure["mean"] is None:
-        return "-"
-    if key in ("accuracy", "accuracy_over_first"):
-        return _ranged(figure, "+" if key == "accuracy_over_first" else "")
-    if key.startswith("bytes"):
-        return f"{figure['mean'] / 1e6:.1f}"
-    decimals = {"client_updates": 0, "rank": 1, "time": 1, "seconds": 1}.get(key, 3)
-    return f"{figure['mean']:.{decimals}f}"
-
-
-def _ranged(figure: Mapping[str, Any], sign: str) -> str:
-    if figure["mean"] is None:
-        return "-"
-    ends = figure["interval"]
-    return f"{figure['mean']:{sign}.3f}" + (f" [{ends[0]:{sign}.3f}, {ends[1]:{sign}.3f}]" if ends else "")
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
-        for line in lines
-    )
