@@ -13,7 +13,15 @@ from fedstrata.report.figures.style import thin
 from fedstrata.report.gather import GatheredRuns, group_of
 from fedstrata.report.html_tables import compared, folded
 from fedstrata.report.run_data import RunData
-from fedstrata.runs.compare.grid import HEADLINE, conditions_of, grid_of_conditions, write_figure
+from fedstrata.runs.compare.grid import (
+    conditions_of,
+    grid_of_conditions,
+    metrics_in,
+    standing,
+    titled,
+    write_figure,
+    write_value,
+)
 
 WARMEST = 55  # percent of colour in the best cell of a condition
 WIDE, HIGH, POINTS = 84, 20, 40  # of a small curve, in pixels, and its most points
@@ -39,9 +47,12 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
     for place, line in enumerate(grid.lines):
         cells = "".join(column[place] for column in columns)
         lines.append(f'<tr><th scope="row">{escape(line[0])}</th>{cells}<td>{escape(line[-1])}</td></tr>')
+    metric = metrics_in(rows)[0]
+    title = titled(metric.name)
     about = (
-        "Accuracy in %: means over seeds; in brackets, 95 % intervals. The darker, the nearer to the best of its "
-        "condition, which is bold. Curves are of the same accuracy by round. Rank: mean over conditions and seeds."
+        f"{title[0].upper()}{title[1:]}{', less is better' if metric.lower else ' in %'}: means over seeds; in "
+        "brackets, 95 % intervals. The darker, the nearer to the best of its condition, which is bold. Curves are of "
+        "the accuracy by round. Rank: mean over conditions and seeds."
     )
     region = 'class="scroll" tabindex="0" role="region" aria-label="Methods by condition"'
     table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
@@ -50,17 +61,21 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
 
 def _column(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[RunData]]) -> list[str]:
     """Return the cells of a condition; colours and curves share a scale within it, and only there."""
-    means = np.array([np.nan if (mean := row[HEADLINE]["mean"]) is None else mean for row in rows], dtype=np.float64)
+    metric = metrics_in(rows)[0]
+    places = [standing(row, metric) for row in rows]
+    best = max((place for place in places if place is not None), default=None)
+    means = np.array([np.nan if row[metric.name]["mean"] is None else row[metric.name]["mean"] for row in rows])
+    means = -means if metric.lower else means
     low, high = (np.nanmin(means), np.nanmax(means)) if not np.isnan(means).all() else (0.0, 0.0)
     curves = [_mean_curve(runs.get(group_of(row), ())) for row in rows]
     top = max((float(curve[:, 1].max()) for curve in curves if len(curve)), default=1.0)
     cells = []
-    for row, mean, curve in zip(rows, means, curves, strict=True):
+    for row, mean, place, curve in zip(rows, means, places, curves, strict=True):
         heat = 0 if np.isnan(mean) or high == low else round(WARMEST * (mean - low) / (high - low))
-        said = escape(write_figure(HEADLINE, row[HEADLINE], interval=False))
-        ends = row[HEADLINE]["interval"]
-        between = f"<small>[{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]</small>" if ends else ""
-        figure = f"<strong>{said}</strong>" if mean == high and len(rows) > 1 else said
+        said = escape(write_figure(metric.name, row[metric.name], interval=False))
+        ends = row[metric.name]["interval"]
+        between = f"<small>[{', '.join(write_value(metric.name, end) for end in ends)}]</small>" if ends else ""
+        figure = f"<strong>{said}</strong>" if place is not None and place == best and len(rows) > 1 else said
         cells.append(f'<td style="--heat:{heat}%">{figure} {between}{_drawn(curve, top)}</td>')
     return cells
 

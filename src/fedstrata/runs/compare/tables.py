@@ -13,21 +13,25 @@ from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
+from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import (
-    HEADLINE,
+    OVER_FIRST,
     Grid,
     Row,
     conditions_of,
     grid_of_conditions,
     grid_of_figures,
+    metrics_in,
+    titled,
     write_figure,
 )
+from fedstrata.runs.metrics import HIGHER
 
 WIDTH = 80  # of a terminal that does not say
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
-def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False) -> str:
+def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, tested: Friedman | None = None) -> str:
     """Write rows as plain text: by figures or, under conditions, by condition. No line is broken but between columns.
 
     What does not fit into the width is named, unless it shall be as wide as it gets: then every figure is there, under
@@ -37,7 +41,9 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False) 
     if not names:
         return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows)])
     text = _in_blocks(grid_of_conditions(rows, marked=True), 10**6 if wide else width)
-    text += _read(rows, "* the best of a condition; + and -: p < 0.05 against the first", width)
+    text += _read(rows, "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", width)
+    for line in tested.describe() if tested else ():
+        text += _wrapped(line, width)
     for name in names if wide else ():
         own = [row for row in rows if row["condition"] == name]
         text += ["", f"{name}:", *_of_figures(own, width, wide), *_of_stages(own)]
@@ -106,8 +112,9 @@ def flat_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
         columns[name] = [own.get("mean") for own in told]
         for at, end in enumerate(("from", "to")):
             columns[f"{name}_{end}"] = [(own.get("interval") or (None, None))[at] for own in told]
-        if any("p" in own for own in told):
-            columns[f"{name}_p"] = [own.get("p") for own in told]
+        for more in ("p", "p_holm", "reached", "runs"):
+            if any(more in own for own in told):
+                columns[f"{name}_{more}"] = [own.get(more) for own in told]
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
@@ -130,7 +137,9 @@ def _of_figures(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
         kept.pop()
     text = _aligned(grid.take(kept))
     if len(rows) > 1:
-        text += _read(rows, "over first: paired difference in points; p: of its permutation test", width)
+        points = " in points" if metrics_in(rows)[0].name in HIGHER else ""
+        holm = ", corrected for how many there are by Holm" if len(rows) > 2 else ""
+        text += _read(rows, f"over first: paired difference{points}; p: of its permutation test{holm}", width)
     if grid.shared:
         text += _wrapped(f"the same for all: {', '.join(grid.shared)}", width)
     if left := grid.titles[len(kept) :]:
@@ -143,18 +152,25 @@ def _of_stages(rows: Sequence[Row]) -> list[str]:
     brought = [row for row in rows if "brings" in row]
     if not brought:
         return []
-    lines = []
+    lines, metric = [], metrics_in(rows)[0]
+    title = titled(metric.name)
     for row in brought:
         p = row["brings"]["p"]
-        lines.append([row["without"], write_figure("brings", row["brings"]), "-" if p is None else f"{p:.3g}"])
-    about = f"brings: accuracy of {rows[0]['method']} less its accuracy without the stage, in points"
+        brings = write_figure(f"{metric.name}{OVER_FIRST}", row["brings"])
+        lines.append([row["without"], brings, "-" if p is None else f"{p:.3g}"])
+    whole, without = f"that of {rows[0]['method']}", f"{title} without the stage"
+    about = f"brings: {without} less {whole}" if metric.lower else f"brings: {whole} less {without}, in points"
     return ["", *_aligned(Grid([["stage", "brings", "p"]], lines)), about]
 
 
 def _read(rows: Sequence[Row], rest: str, width: int) -> list[str]:
     """Say how to read a table."""
-    several = any(row[HEADLINE].get("interval") for row in rows)
-    return _wrapped(f"accuracy in %: mean{' [95 % interval over seeds]' if several else ''}; {rest}", width)
+    metric = metrics_in(rows)[0]
+    unit = ", less is better" if metric.lower else " in %"
+    several = any(row[metric.name].get("interval") for row in rows)
+    return _wrapped(
+        f"{titled(metric.name)}{unit}: mean{' [95 % interval over seeds]' if several else ''}; {rest}", width
+    )
 
 
 def _wrapped(text: str, width: int) -> list[str]:
