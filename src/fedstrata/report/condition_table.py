@@ -14,6 +14,8 @@ from fedstrata.report.gather import GatheredRuns, group_of
 from fedstrata.report.html_tables import compared, folded
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.grid import (
+    Row,
+    cells_of,
     conditions_of,
     grid_of_conditions,
     metrics_in,
@@ -22,6 +24,7 @@ from fedstrata.runs.compare.grid import (
     write_figure,
     write_value,
 )
+from fedstrata.runs.metrics import Metric
 
 WARMEST = 55  # percent of colour in the best cell of a condition
 WIDE, HIGH, POINTS = 84, 20, 40  # of a small curve, in pixels, and its most points
@@ -32,22 +35,26 @@ def by_condition(gathered: GatheredRuns) -> Iterator[str]:
     rows, names = gathered.rows, conditions_of(gathered.rows)
     yield _table(rows, names, grouped(gathered.runs_data))
     yield from (f'<p class="quiet">Note: {escape(note)}.</p>' for note in gathered.remarks)
+    if plain := [row for row in rows if not row.get("condition")]:  # of another comparison in the same report
+        yield from compared(plain)
     for name in names:
         own = [row for row in rows if row.get("condition") == name]
         yield folded(f"Differences, tests and costs under {name}", "".join(compared(own)))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mapping[str, Sequence[RunData]]) -> str:
-    grid = grid_of_conditions(rows)
-    at = {(row["condition"], row["method"]): row for row in rows if row.get("condition")}
-    methods = [line[0] for line in grid.lines]
+    grid, metric = grid_of_conditions(rows), metrics_in(rows)[0]
+    at, methods = cells_of(rows), [line[0] for line in grid.lines]
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in grid.titles)
-    columns = [_column([at[name, method] for method in methods], runs) for name in names]
+    groups = [[group_of({"condition": name, "method": method}) for method in methods] for name in names]
+    columns = [
+        _column([at[name, method] for method in methods], [runs.get(group, ()) for group in own], metric)
+        for name, own in zip(names, groups, strict=True)
+    ]
     lines = []
     for place, line in enumerate(grid.lines):
         cells = "".join(column[place] for column in columns)
         lines.append(f'<tr><th scope="row">{escape(line[0])}</th>{cells}<td>{escape(line[-1])}</td></tr>')
-    metric = metrics_in(rows)[0]
     title = titled(metric.name)
     about = (
         f"{title[0].upper()}{title[1:]}{', less is better' if metric.lower else ' in %'}: means over seeds; in "
@@ -59,21 +66,21 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
     return f'<div {region}><table class="heat"><caption>{about}</caption>{table}</table></div>'
 
 
-def _column(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[RunData]]) -> list[str]:
+def _column(rows: Sequence[Row], runs: Sequence[Sequence[RunData]], metric: Metric) -> list[str]:
     """Return the cells of a condition; colours and curves share a scale within it, and only there."""
-    metric = metrics_in(rows)[0]
+    figures = [row.get(metric.name) or {} for row in rows]
     places = [standing(row, metric) for row in rows]
     best = max((place for place in places if place is not None), default=None)
-    means = np.array([np.nan if row[metric.name]["mean"] is None else row[metric.name]["mean"] for row in rows])
+    means = np.array([np.nan if (mean := own.get("mean")) is None else mean for own in figures], dtype=np.float64)
     means = -means if metric.lower else means
     low, high = (np.nanmin(means), np.nanmax(means)) if not np.isnan(means).all() else (0.0, 0.0)
-    curves = [_mean_curve(runs.get(group_of(row), ())) for row in rows]
+    curves = list(map(_mean_curve, runs))
     top = max((float(curve[:, 1].max()) for curve in curves if len(curve)), default=1.0)
     cells = []
-    for row, mean, place, curve in zip(rows, means, places, curves, strict=True):
+    for own, mean, place, curve in zip(figures, means, places, curves, strict=True):
         heat = 0 if np.isnan(mean) or high == low else round(WARMEST * (mean - low) / (high - low))
-        said = escape(write_figure(metric.name, row[metric.name], interval=False))
-        ends = row[metric.name]["interval"]
+        said = escape(write_figure(metric.name, own, interval=False))
+        ends = own.get("interval")
         between = f"<small>[{', '.join(write_value(metric.name, end) for end in ends)}]</small>" if ends else ""
         figure = f"<strong>{said}</strong>" if place is not None and place == best and len(rows) > 1 else said
         cells.append(f'<td style="--heat:{heat}%">{figure} {between}{_drawn(curve, top)}</td>')

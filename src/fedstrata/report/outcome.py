@@ -66,10 +66,12 @@ def _of_comparison(rows: list[dict[str, Any]]) -> str:
     most = "lowest" if metric.lower else "highest"
     said = f"Of {len(rows)} methods over {first.get('seeds')} seeds, {first['method']} has the {most} mean {title}, "
     said += f"{_figure(first, metric)}; then {second['method']}, {_figure(second, metric)}."
-    ends = [row[metric.name]["interval"] for row in (first, second)]
+    ends = [(row.get(metric.name) or {}).get("interval") for row in (first, second)]
     if first.get("seeds") == 1:
         return said + " One seed says little: more give an interval."
-    overlap = all(ends) and ends[0][0] <= ends[1][1] and ends[1][0] <= ends[0][1]
+    (one, other), overlap = ends, False
+    if one and other:
+        overlap = one[0] <= other[1] and other[0] <= one[1]
     return said + (" Their intervals overlap." if overlap else "")
 
 
@@ -85,7 +87,7 @@ def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:
             wins[method] += place is not None and place == top
     ranked = sorted(wins.items(), key=lambda own: -own[1])
     if len(ranked) == 1:
-        means = [mean for row in rows if (mean := row[metric.name]["mean"]) is not None]
+        means = [mean for row in rows if (mean := (row.get(metric.name) or {}).get("mean")) is not None]
         between = f": from {_value(metric, min(means))} to {_value(metric, max(means))}" if means else ""
         return f"{ranked[0][0]} under {len(names)} conditions{between}."
     said = "; ".join(f"{method} {count}" for method, count in ranked if count)
@@ -95,8 +97,8 @@ def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:
 
 def _figure(row: dict[str, Any], metric: Metric) -> str:
     """Write what a row came to, with its interval in words."""
-    figure = row[metric.name]
-    mean, ends = figure["mean"], figure["interval"]
+    figure = row.get(metric.name) or {}
+    mean, ends = figure.get("mean"), figure.get("interval")
     if mean is None:
         return write_figure(metric.name, figure)
     often = f" in {figure['reached']} of {figure['runs']} runs" if figure.get("reached") != figure.get("runs") else ""

@@ -31,6 +31,9 @@ SIGNIFICANT = 0.05
 
 Row = Mapping[str, Any]
 
+NOTHING: dict[str, Any] = {"mean": None, "interval": None}
+UNKNOWN: Row = {"rank": NOTHING}
+
 
 @dataclass
 class Grid:
@@ -77,6 +80,13 @@ def standing(row: Row, metric: Metric) -> tuple[float, float] | None:
     return (figure["reached"] / figure["runs"], -math.inf if mean is None else -mean) if figure.get("runs") else None
 
 
+def cells_of(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """Return the row of every condition and method; where there is none, one that knows nothing."""
+    there = {(row["condition"], row["method"]): row for row in rows if row.get("condition")}
+    methods = dict.fromkeys(method for _, method in there)
+    return {(name, method): there.get((name, method), UNKNOWN) for method in methods for name in conditions_of(rows)}
+
+
 def grid_of_figures(rows: Sequence[Row], whole: bool = False) -> Grid:
     """Return one row a method and a column a figure; costs that are the same for all are told once, unless `whole`."""
     kept, shared = {"method": "method"}, []
@@ -103,10 +113,10 @@ def _columns(rows: Sequence[Row]) -> dict[str, str]:
     return columns | {name: title for name, title in TITLES.items() if name not in columns}
 
 
-def grid_of_conditions(rows: Sequence[Row], marked: bool = False) -> Grid:
-    """Return one row a method and a column a condition, then the mean rank over all conditions."""
-    names, methods = conditions_of(rows), list(dict.fromkeys(row["method"] for row in rows))
-    at, metric = {(row["condition"], row["method"]): row for row in rows}, metrics_in(rows)[0]
+def grid_of_conditions(rows: Sequence[Row], marked: bool = False, metric: Metric | None = None) -> Grid:
+    """Return one row a method and a column a condition, then the mean rank over all conditions by the first metric."""
+    at, metric = cells_of(rows), metric or metrics_in(rows)[0]
+    names, methods = conditions_of(rows), list(dict.fromkeys(method for _, method in at))
     levels = max(len(name.split(", ")) for name in names)
     parts = [[*name.split(", "), *[""] * levels][:levels] for name in names]
     heads = [["", *level, ""] for level in zip(*parts, strict=True)]
@@ -179,8 +189,9 @@ def write_seconds(amount: float) -> str:
 
 def _of_condition(row: Row, first: Row, metric: Metric, marked: bool) -> str:
     """Write what is compared; marked where it is better or worse than the first by Holm's p."""
-    p, stands, theirs = row[f"{metric.name}{OVER_FIRST}"]["p_holm"], standing(row, metric), standing(first, metric)
+    p = (row.get(f"{metric.name}{OVER_FIRST}") or {}).get("p_holm")
+    stands, theirs = standing(row, metric), standing(first, metric)
     mark = ""
     if marked and p is not None and p < SIGNIFICANT and stands is not None and theirs is not None:
         mark = "+" if stands > theirs else "-"
-    return write_figure(metric.name, row[metric.name]) + mark
+    return write_figure(metric.name, row.get(metric.name) or {}) + mark

@@ -90,9 +90,7 @@ class Request:
         """Return both: what is said here wins; variants, conditions and axes of other names are added."""
         said = {own.name: value for own in fields(self) if (value := getattr(self, own.name))}
         for name in ("variants", "conditions"):
-            mine = getattr(self, name)
-            names = {setting.name for setting in mine if setting.name}
-            said[name] = [*(s for s in getattr(other, name) if s.name not in names), *mine]
+            said[name] = _replaced(getattr(other, name), getattr(self, name))
         return replace(other, **said | {"over": {**other.over, **self.over}})
 
     def entries(self) -> list[Entry]:
@@ -117,6 +115,13 @@ class Request:
             for own in product(*axes)
         ]
         return [Condition(one.name, one.overrides) for one in (name_all(found, "condition") if axes else found)]
+
+
+def _replaced(old: Sequence[Setting], new: Sequence[Setting]) -> list[Setting]:
+    """Put settings in the place of those of the same name, and the others behind."""
+    named = {setting.name: setting for setting in new if setting.name}
+    known = {setting.name for setting in old}
+    return [*(named.get(s.name, s) for s in old), *(s for s in new if not s.name or s.name not in known)]
 
 
 def _names(given: Sequence[str] | str, what: str) -> list[str]:

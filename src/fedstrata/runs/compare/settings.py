@@ -132,9 +132,10 @@ def write_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, Mapping):
-        options = ", ".join(f"{k}={write_value(v)}" for k, v in value.items() if k != "kind")
-        kind = str(value.get("kind", ""))
-        return f"{kind}({options})" if options else kind
+        kind, options = str(value.get("kind", "")), {k: write_value(v) for k, v in value.items() if k != "kind"}
+        if len(options) == 1:
+            return f"{kind} {next(iter(options.values()))}".strip()
+        return f"{kind}({', '.join(f'{k}={v}' for k, v in options.items())})" if options else kind
     if isinstance(value, list | tuple):
         return "+".join(map(write_value, value)) or "none"
     return str(value)
@@ -150,7 +151,7 @@ def _from_text(text: str, what: str) -> Setting:
     name, colon, rest = text.partition(":")
     if not colon or "=" in name:
         name, rest = "", text
-    return Setting(name.strip(), _filled(_assignments(rest, f'{what} "{text}"'), f'{what} "{text}"'))
+    return _filled(Setting(name.strip(), _assignments(rest, f'{what} "{text}"')), what)
 
 
 def _from_table(given: Mapping[str, Any], what: str) -> Setting:
@@ -162,7 +163,7 @@ def _from_table(given: Mapping[str, Any], what: str) -> Setting:
     own: dict[str, Any] = {}
     for key, value in tables.flatten(table).items():
         _put_once(own, full_key(key, where), value, where)
-    return Setting(name, _filled(own, where))
+    return _filled(Setting(name, own), what)
 
 
 def _table(given: Any, what: str) -> dict[str, Any]:
@@ -185,7 +186,8 @@ def _put_once(own: dict[str, Any], key: str, value: Any, what: str) -> None:
     own[key] = value
 
 
-def _filled(overrides: dict[str, Any], what: str) -> dict[str, Any]:
-    if not overrides:
-        raise RequestError(f"{what} sets nothing; name at least one key, such as train.lr=0.01")
-    return overrides
+def _filled(setting: Setting, what: str) -> Setting:
+    """Refuse what neither sets anything nor has a name; with a name it is the experiment as it is."""
+    if not setting.overrides and not setting.name:
+        raise RequestError(f"a {what} sets nothing; name at least one key, such as train.lr=0.01")
+    return setting

@@ -25,7 +25,7 @@ from fedstrata.runs.compare.grid import (
     titled,
     write_figure,
 )
-from fedstrata.runs.metrics import HIGHER
+from fedstrata.runs.metrics import HIGHER, Metric
 
 WIDTH = 80  # of a terminal that does not say
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -40,8 +40,10 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, 
     names = conditions_of(rows)
     if not names:
         return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows)])
-    text = _in_blocks(grid_of_conditions(rows, marked=True), 10**6 if wide else width)
-    text += _read(rows, "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", width)
+    marks, text = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", list[str]()
+    for metric, grid in _grids(rows, marked=True):
+        text += [*([""] if text else []), *_in_blocks(grid, 10**6 if wide else width)]
+        text += _read(rows, marks, width, metric)
     for line in tested.describe() if tested else ():
         text += _wrapped(line, width)
     for name in names if wide else ():
@@ -69,8 +71,13 @@ def check_format(path: Path) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Write rows for Markdown; the best of a condition is bold."""
-    grid = _grid(rows)
+    """Write rows for Markdown; the best of a condition is bold. Of several metrics, each has a table."""
+    grids = _grids(rows)
+    heads = [f"{titled(metric.name)}:\n\n" if len(grids) > 1 else "" for metric, _ in grids]
+    return "\n".join(f"{head}{_markdown(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+
+
+def _markdown(grid: Grid) -> str:
     lines = [
         [_bold(cell, (at, c) in grid.best, "**{}**") for c, cell in enumerate(line)]
         for at, line in enumerate(grid.lines)
@@ -81,8 +88,15 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """Write rows for LaTeX with booktabs; values that conditions share stand once above them."""
-    grid = _grid(rows)
+    """Write rows for LaTeX with booktabs; of several metrics, each has a table."""
+    grids = _grids(rows)
+    heads = [f"% {titled(metric.name)}\n" if len(grids) > 1 else "" for metric, _ in grids]
+    tables = (f"{head}{_latex(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(tables)
+
+
+def _latex(grid: Grid) -> str:
+    """Write a grid for LaTeX; values that conditions share stand once above them."""
     *upper, last = grid.heads
     heads = [_spanning(grid.heads[: level + 1]) for level in range(len(upper))]
     heads.append([_escaped(cell) for cell in last])
@@ -92,7 +106,7 @@ def latex(rows: Sequence[Row]) -> str:
     ]
     begin = rf"\begin{{tabular}}{{l{'r' * (len(last) - 1)}}}"
     table = [r"\toprule", *_rows(heads), r"\midrule", *_rows(lines), r"\bottomrule"]
-    return "\n".join([r"% needs \usepackage{booktabs}", begin, *table, r"\end{tabular}", ""])
+    return "\n".join([begin, *table, r"\end{tabular}", ""])
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -105,7 +119,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 def flat_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
     """Return names and lines with every figure of every row, as numbers."""
-    columns: dict[str, list[Any]] = {"condition": [r["condition"] for r in rows]} if conditions_of(rows) else {}
+    columns: dict[str, list[Any]] = {"condition": [r.get("condition") for r in rows]} if conditions_of(rows) else {}
     columns |= {"method": [row["method"] for row in rows], "seeds": [r.get("seeds") for r in rows]}
     for name in figures_of(rows):
         told = [row.get(name) or {} for row in rows]
@@ -126,8 +140,14 @@ def figures_of(rows: Sequence[Row]) -> list[str]:
 WRITERS: dict[str, Callable[[Sequence[Row]], str]] = {".tex": latex, ".md": markdown, ".csv": csv_text}
 
 
-def _grid(rows: Sequence[Row]) -> Grid:
-    return grid_of_conditions(rows) if conditions_of(rows) else grid_of_figures(rows, whole=True)
+def _grids(rows: Sequence[Row], marked: bool = False) -> list[tuple[Metric, Grid]]:
+    """Return a grid of all figures or, under conditions, one a metric; ranks stand in the first."""
+    first, *others = metrics_in(rows)
+    if not conditions_of(rows):
+        return [(first, grid_of_figures(rows, whole=True))]
+    more = [(metric, grid_of_conditions(rows, marked, metric)) for metric in others]
+    ranked = grid_of_conditions(rows, marked)
+    return [(first, ranked), *((metric, grid.take(range(len(grid.titles) - 1))) for metric, grid in more)]
 
 
 def _of_figures(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
@@ -163,11 +183,11 @@ def _of_stages(rows: Sequence[Row]) -> list[str]:
     return ["", *_aligned(Grid([["stage", "brings", "p"]], lines)), about]
 
 
-def _read(rows: Sequence[Row], rest: str, width: int) -> list[str]:
+def _read(rows: Sequence[Row], rest: str, width: int, metric: Metric | None = None) -> list[str]:
     """Say how to read a table."""
-    metric = metrics_in(rows)[0]
+    metric = metric or metrics_in(rows)[0]
     unit = ", less is better" if metric.lower else " in %"
-    several = any(row[metric.name].get("interval") for row in rows)
+    several = any((row.get(metric.name) or {}).get("interval") for row in rows)
     return _wrapped(
         f"{titled(metric.name)}{unit}: mean{' [95 % interval over seeds]' if several else ''}; {rest}", width
     )
@@ -204,7 +224,7 @@ def _aligned(grid: Grid) -> list[str]:
     first, *widths = _widths(grid)
     return [
         "  ".join([line[0].ljust(first), *(c.rjust(w) for c, w in zip(line[1:], widths, strict=True))]).rstrip()
-        for line in (*grid.heads, *grid.lines)
+        for line in (*(head for head in grid.heads if any(head)), *grid.lines)
     ]
 
 
