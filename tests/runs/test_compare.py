@@ -77,7 +77,7 @@ def test_cells_are_paired_same_partition_first_model_and_draws():
 def test_the_object_says_what_there_is():
     done = quickly()
     assert repr(done).startswith("Comparison('c': fedavg 0.")
-    assert done.table().splitlines()[0].split()[:3] == ["method", "rank", "accuracy"]
+    assert done.table().splitlines()[0].split()[:4] == ["method", "accuracy", "over", "first"]
     assert done.runs["fedprox"][0].summary["method"] == "fedprox"
     assert done.remarks == ["one seed: no interval, no test"]
 
@@ -85,7 +85,8 @@ def test_the_object_says_what_there_is():
 def test_the_command_prints_a_table(cli):
     code, out, err = cli("compare", "--methods", "fedavg,sfl", "--seeds", "2", *SETS, "-q")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["method", "fedavg", "sfl", "mean", "permutation", "runs:"]
+    first = ["method", "fedavg", "sfl", "accuracy", "points;", "the", "more", "figures"]
+    assert [line.split()[0] for line in out.splitlines()] == first
     assert "[" in out.splitlines()[1]
     assert [line.split()[0] for line in err.splitlines()] == ["note:", "note:"]
 
@@ -395,7 +396,7 @@ def test_each_stage_is_put_back_alone_and_what_it_brings_is_shown(cli):
     assert methods["scaffold-without-combiner"]["combiner"]["kind"] == "size"
     assert methods["scaffold-without-combiner"]["corrections"] == methods["scaffold"]["corrections"]
     first = [line.split()[0] for line in out.splitlines()[-5:]]
-    assert first == ["stage", "corrections", "combiner", "brings:", "runs:"]
+    assert first == ["stage", "corrections", "combiner", "brings:", "figures"]
     assert [row["method"] for row in reopen("c").rows] == [row["method"] for row in known()["rows"]]
 
 
