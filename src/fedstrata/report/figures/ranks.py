@@ -9,6 +9,7 @@ from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import titled
 
 GREY = "#808080"  # which shows on light and on dark paper
+CHARACTER = 0.009  # width of a letter, as a share of the figure's
 
 
 def critical_difference(tested: Friedman) -> go.Figure:
@@ -46,8 +47,9 @@ def critical_difference(tested: Friedman) -> go.Figure:
     axis = go.Scatter(x=places, y=[0] * count, text=[str(place) for place in places], mode="lines+markers+text")
     looks = {"line": {"color": GREY, "width": 1.5}, "marker": {"symbol": "line-ns-open", "size": 8, "color": GREY}}
     top.add_trace(axis.update(**looks, textposition="top center", hoverinfo="skip", name="rank"))
-    margin = 0.35 * count
-    ends = [min(1, 0.8 - margin), max(count, needed, count + 0.2 + margin)]
+    longest = min(max(len(name) + 7 for name in names) * CHARACTER, 0.4)  # of the figure's width
+    margin = longest * count / (1 - 2 * longest)
+    ends = [0.8 - margin, max(needed, count + 0.2 + margin)]
     top.update_xaxes(visible=False, range=ends)
     top.update_yaxes(visible=False, range=[-bars - 0.8 * ((count + 1) // 2), 2.4])
     return top.update_layout(showlegend=False)
