@@ -14,7 +14,7 @@ import pytest
 from fedstrata import Run, client_updates
 from fedstrata.config import tables
 from fedstrata.config.experiment import Experiment
-from fedstrata.runs.compare import Request
+from fedstrata.runs.compare import ComparisonRequest
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.testing import check_correction, check_selector
 
@@ -95,7 +95,7 @@ def test_a_papers_table_is_one_file_and_one_command(name, cli):
     rows, conditions, small, fewer, cells = TABLES[name]
     file = ROOT / f"examples/{name}.toml"
     source = tables.read(file)
-    asked = Request.from_table(source.pop("compare"))
+    asked = ComparisonRequest.from_table(source.pop("compare"))
     design = Design(source, {}, asked.entries(), asked.list_conditions(), [0], read_same(asked.same))
     design.check()  # the whole of it; data are not needed for that
     assert (len(design.entries), len(design.conditions)) == (rows, conditions)

@@ -82,7 +82,7 @@ def compare(
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
     from fedstrata.cli.live import watcher
-    from fedstrata.runs.compare import Request, prepare, reopen
+    from fedstrata.runs.compare import ComparisonRequest, prepare, reopen
     from fedstrata.runs.compare.tables import check_format
 
     stop_cleanly()
@@ -95,7 +95,7 @@ def compare(
             prepared = reopen(resume, metric=metric or ())
         else:
             said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
-            asked = Request.of(*said)
+            asked = ComparisonRequest.of(*said)
             prepared = prepare(experiment, asked, overrides(sets), out=out)
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)

@@ -30,7 +30,7 @@ from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.layout import lay_out, read_folder
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
-from fedstrata.runs.compare.request import Request
+from fedstrata.runs.compare.request import ComparisonRequest
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
 from fedstrata.runs.compare.settings import Condition, Entry, Given
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
@@ -396,14 +396,14 @@ def compare(
     >>> print(comparison.table())
     method    accuracy ...
     """
-    request = Request.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric)
+    request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric)
     prepared = prepare(experiment, request, overrides, federation, model, out)
     return prepared.run(jobs=jobs, watch=watch)
 
 
 def prepare(
     experiment: Mapping[str, Any] | str | Path | Experiment | None,
-    request: Request,
+    request: ComparisonRequest,
     overrides: Mapping[str, Any] | None = None,
     federation: Federation | None = None,
     model: nn.Module | None = None,
@@ -415,7 +415,7 @@ def prepare(
     if "method.name" in (overrides or {}):
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
-    asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
+    asked = request.on_top_of(ComparisonRequest.from_table(source.pop("compare", {})))
     shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
     own = Experiment.of(source, **shared)
     entries, conditions = asked.entries(), asked.list_conditions()
