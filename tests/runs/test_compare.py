@@ -50,7 +50,7 @@ def test_rows_have_mean_and_interval_difference_and_rank(cli):
             assert low <= row[figure]["mean"] <= high
     accuracies = [[Run(path).summary["accuracy"] for path in row["run_dirs"]] for row in rows]
     over = [b - a for a, b in zip(*accuracies, strict=True)]
-    assert rows[0]["accuracy_over_first"] == {"mean": 0.0, "interval": [0.0, 0.0], "p": None}
+    assert rows[0]["accuracy_over_first"] == {"mean": 0.0, "interval": [0.0, 0.0], "p": None, "p_holm": None}
     assert rows[1]["accuracy_over_first"]["interval"] == [min(over), max(over)]
     assert rows[0]["rank"]["mean"] + rows[1]["rank"]["mean"] == 3
     assert known()["rows"] == rows

@@ -55,6 +55,14 @@ def compare(
     same: Annotated[
         str, typer.Option(metavar="STAGES", help="Give all rows what the first has, such as combiner or train.lr.")
     ] = "",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="M1,M2",
+            help="What is compared: accuracy, balanced_accuracy, worst10, best, mean_last10, rounds_to:0.8, ...; "
+            "ranks and tests follow the first.",
+        ),
+    ] = None,
     sets: Sets = None,
     out: Annotated[
         Path | None,
@@ -88,11 +96,10 @@ def compare(
         if resume is not None:
             if any((experiment, methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None)):
                 raise RequestError("--resume takes everything from the folder; leave out the file and other options")
-            prepared = Comparison.open(resume)
+            prepared = Comparison.open(resume, metric=metric or ())
         else:
-            asked = ComparisonRequest.of(
-                methods, variant or (), over or (), condition or (), seeds, budget, ablate, same
-            )
+            said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
+            asked = ComparisonRequest.of(*said)
             console = Console(stderr=True)
             with console.status("checking every cell") if console.is_terminal and not quiet else nullcontext():
                 prepared = prepare(experiment, asked, overrides(sets), out=out)
@@ -121,7 +128,9 @@ def conclude(done: Comparison, as_json: bool, wide: bool = False, files: Sequenc
         print(f"error: {cell.name} failed: {cell.why}", file=sys.stderr)
     if as_json:
         failed = [dict(zip(("condition", "method", "seed", "why"), (*c.key, c.why), strict=True)) for c in done.failed]
-        print(json.dumps({"rows": done.rows, "remarks": done.remarks, "failed": failed, "path": str(done.path)}))
+        tested = {"friedman": tested.to_json()} if (tested := done.friedman) else {}
+        told = {"metrics": [metric.name for metric in done.metrics], "rows": done.rows, **tested}
+        print(json.dumps({**told, "remarks": done.remarks, "failed": failed, "path": str(done.path)}))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
         path = shlex.quote(str(done.path))

@@ -109,6 +109,7 @@ class Evaluate(Section):
     every: Count = 1
     clients: Count = 1000
     personal: bool = False  # also after every client has fine-tuned the model for an epoch
+    best: Literal["accuracy", "balanced_accuracy", "worst10", "client_mean", "personal_mean"] = "accuracy"
 
 
 class Augment(Section):
@@ -128,6 +129,7 @@ class Train(Section):
     lr: Positive = 0.1
     optimizer: Spec = None
     lr_schedule: Spec = None
+    targets: list[Fraction] = []  # accuracies of which the summary says what they took
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
     augment: Augment = Augment()
@@ -340,6 +342,8 @@ class Experiment(Section):
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:
             raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
+        if self.train.evaluate.best == "personal_mean" and not self.train.evaluate.personal:
+            raise RequestError('train.evaluate.best = "personal_mean" needs train.evaluate.personal = true')
         engine = dataclasses.asdict(self.engine.make())
         return self.model_copy(
             update={

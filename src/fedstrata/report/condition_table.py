@@ -13,7 +13,18 @@ from fedstrata.report.figures.style import thin
 from fedstrata.report.gather import GatheredRuns, group_of
 from fedstrata.report.html_tables import compared, folded
 from fedstrata.report.run_data import RunData
-from fedstrata.runs.compare.grid import HEADLINE, cells_of, conditions_of, grid_of_conditions, write_figure
+from fedstrata.runs.compare.grid import (
+    Row,
+    cells_of,
+    conditions_of,
+    grid_of_conditions,
+    metrics_in,
+    standing,
+    titled,
+    write_figure,
+    write_value,
+)
+from fedstrata.runs.metrics import Metric
 
 WARMEST = 55  # percent of colour in the best cell of a condition
 WIDE, HIGH, POINTS = 84, 20, 40  # of a small curve, in pixels, and its most points
@@ -32,40 +43,46 @@ def by_condition(gathered: GatheredRuns) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mapping[str, Sequence[RunData]]) -> str:
-    grid = grid_of_conditions(rows)
+    grid, metric = grid_of_conditions(rows), metrics_in(rows)[0]
     at, methods = cells_of(rows), [line[0] for line in grid.lines]
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in grid.titles)
     groups = [[group_of({"condition": name, "method": method}) for method in methods] for name in names]
     columns = [
-        _column([at[name, method] for method in methods], [runs.get(group, ()) for group in own])
+        _column([at[name, method] for method in methods], [runs.get(group, ()) for group in own], metric)
         for name, own in zip(names, groups, strict=True)
     ]
     lines = []
     for place, line in enumerate(grid.lines):
         cells = "".join(column[place] for column in columns)
         lines.append(f'<tr><th scope="row">{escape(line[0])}</th>{cells}<td>{escape(line[-1])}</td></tr>')
+    title = titled(metric.name)
     about = (
-        "Accuracy in %: means over seeds; in brackets, 95 % intervals. The darker, the nearer to the best of its "
-        "condition, which is bold. Curves are of the same accuracy by round. Rank: mean over conditions and seeds."
+        f"{title[0].upper()}{title[1:]}{', less is better' if metric.lower else ' in %'}: means over seeds; in "
+        "brackets, 95 % intervals. The darker, the nearer to the best of its condition, which is bold. Curves are of "
+        "the accuracy by round. Rank: mean over conditions and seeds."
     )
     region = 'class="scroll" tabindex="0" role="region" aria-label="Methods by condition"'
     table = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div {region}><table class="heat"><caption>{about}</caption>{table}</table></div>'
 
 
-def _column(rows: Sequence[Mapping[str, Any]], runs: Sequence[Sequence[RunData]]) -> list[str]:
+def _column(rows: Sequence[Row], runs: Sequence[Sequence[RunData]], metric: Metric) -> list[str]:
     """Return the cells of a condition; colours and curves share a scale within it, and only there."""
-    means = np.array([np.nan if (mean := row[HEADLINE]["mean"]) is None else mean for row in rows], dtype=np.float64)
+    figures = [row.get(metric.name) or {} for row in rows]
+    places = [standing(row, metric) for row in rows]
+    best = max((place for place in places if place is not None), default=None)
+    means = np.array([np.nan if (mean := own.get("mean")) is None else mean for own in figures], dtype=np.float64)
+    means = -means if metric.lower else means
     low, high = (np.nanmin(means), np.nanmax(means)) if not np.isnan(means).all() else (0.0, 0.0)
     curves = list(map(_mean_curve, runs))
     top = max((float(curve[:, 1].max()) for curve in curves if len(curve)), default=1.0)
     cells = []
-    for row, mean, curve in zip(rows, means, curves, strict=True):
+    for own, mean, place, curve in zip(figures, means, places, curves, strict=True):
         heat = 0 if np.isnan(mean) or high == low else round(WARMEST * (mean - low) / (high - low))
-        said = escape(write_figure(HEADLINE, row[HEADLINE], interval=False))
-        ends = row[HEADLINE]["interval"]
-        between = f"<small>[{100 * ends[0]:.1f}, {100 * ends[1]:.1f}]</small>" if ends else ""
-        figure = f"<strong>{said}</strong>" if mean == high and len(rows) > 1 else said
+        said = escape(write_figure(metric.name, own, interval=False))
+        ends = own.get("interval")
+        between = f"<small>[{', '.join(write_value(metric.name, end) for end in ends)}]</small>" if ends else ""
+        figure = f"<strong>{said}</strong>" if place is not None and place == best and len(rows) > 1 else said
         cells.append(f'<td style="--heat:{heat}%">{figure} {between}{_drawn(curve, top)}</td>')
     return cells
 

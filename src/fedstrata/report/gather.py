@@ -11,6 +11,7 @@ from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.friedman import Friedman
 
 
 @dataclass
@@ -21,6 +22,7 @@ class GatheredRuns:
     rows: list[dict[str, Any]] = field(default_factory=list)  # of comparisons: one a method and condition
     remarks: list[str] = field(default_factory=list)  # what a reader of the rows should not miss
     warnings: list[str] = field(default_factory=list)
+    tested: Friedman | None = None  # of a single comparison over conditions
 
     @property
     def firsts(self) -> list[RunData]:
@@ -44,6 +46,7 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
         elif cells := list(_cells(path)):
             of = f"{path.resolve().name}/" if len(paths) > 1 else ""  # methods of two comparisons are not the same
             rows, remarks = _compared(path)
+            found.tested = _tested(path) if len(paths) == 1 else None
             found.remarks += [remark for remark in remarks if remark not in found.remarks]
             found.rows += [{**row, "method": f"{of}{row['method']}"} for row in rows]
             order = [(row.get("condition", ""), row["method"]) for row in rows]
@@ -85,6 +88,14 @@ def _compared(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         rows = [row for row in known["rows"] if isinstance(row["method"], str)] if known else []
         return rows, [str(remark) for remark in known.get("remarks", ())]
     except (KeyError, TypeError) as error:
+        raise RequestError(f"{path / 'comparison.json'} cannot be read: {error!r}") from None
+
+
+def _tested(path: Path) -> Friedman | None:
+    """Read the test of a comparison over its conditions."""
+    try:
+        return Friedman.from_json(told) if (told := _known(path).get("friedman")) else None
+    except TypeError as error:
         raise RequestError(f"{path / 'comparison.json'} cannot be read: {error!r}") from None
 
 

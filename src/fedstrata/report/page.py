@@ -81,7 +81,8 @@ def draw(gathered: GatheredRuns) -> list[Shown]:
         own += [(run_data, shown) for shown in small]
     own.sort(key=lambda pair: ORDER.index(pair[1].name))
     overlays = figures.under_conditions if len({run.condition for run in gathered.runs_data}) > 1 else figures.overlays
-    return [*overlays(gathered.runs_data), *(_of(run_data, shown, several) for run_data, shown in own)]
+    over = figures.over_conditions(gathered.tested)
+    return [*over, *overlays(gathered.runs_data), *(_of(run_data, shown, several) for run_data, shown in own)]
 
 
 def _of(run_data: RunData, shown: Shown, several: bool) -> Shown:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from fedstrata.report.figures import clients, curves, faults, labels, methods
+from fedstrata.report.figures import clients, curves, faults, labels, methods, ranks
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.friedman import Friedman
+from fedstrata.runs.compare.grid import titled
 
 CONDITIONS = 12  # most conditions whose curves are drawn large
 SECTIONS = {"curves": "Curves", "labels": "Labels", "clients": "Clients", "method": "The method", "faults": "Faults"}
@@ -154,6 +156,18 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
     if several and (drawn := curves.curves(runs_data, "update_norm")):
         said = band + "The length of the clients' updates."
         yield Shown("clients", "update-norm", "Mean length of updates", said, drawn)
+
+
+def over_conditions(tested: Friedman | None) -> Iterator[Shown]:
+    """Return the figure of methods over all conditions."""
+    if tested is not None:
+        said = (
+            f"Mean places of the methods over {tested.conditions} conditions, by {titled(tested.metric)}; 1 is the "
+            f"best. Friedman's p is {tested.p:.3g}. A bar joins methods whose ranks are closer than Nemenyi's critical "
+            "difference at 0.05: they cannot be told apart."
+        )
+        drawn = ranks.critical_difference(tested)
+        yield Shown("curves", "critical-difference", "Mean ranks over conditions", said, drawn)
 
 
 def under_conditions(runs_data: Sequence[RunData]) -> Iterator[Shown]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from fedstrata import __version__
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.runs.folder import Run
+from fedstrata.runs.metrics import Metric, evaluations
 from fedstrata.runs.training import fixed
 
 VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"  # what figures depend on
@@ -36,6 +38,7 @@ class Cell:
     guess: float = 0.0  # seconds on one core, roughly
     state: State = "waiting"
     why: str | None = None  # it failed
+    _reached: dict[str, float | None] = field(default_factory=dict, repr=False)  # metrics that are read from events
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -51,6 +54,18 @@ class Cell:
     def name(self) -> str:
         """What to call it."""
         return f"{f'{self.condition}: ' if self.condition else ''}{self.method}, seed {self.seed}"
+
+    def outcome(self, metrics: Sequence[Metric]) -> dict[str, Any]:
+        """Return the summary of a finished cell with the metrics that are asked for."""
+        summary = self.run.summary
+        return {**summary, "run_dir": str(self.path)} | {m.name: self._metric(m, summary) for m in metrics}
+
+    def _metric(self, metric: Metric, summary: Mapping[str, Any]) -> float | None:
+        if metric.target is None:
+            return metric.read(summary, ())
+        if metric.name not in self._reached:  # events may be many, and those of a finished run do not change
+            self._reached[metric.name] = metric.read(summary, evaluations(self.run.events()))
+        return self._reached[metric.name]
 
 
 def identity(experiment: Experiment, data: str, weights: str | None) -> str:

@@ -22,13 +22,15 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import VERSION, Cell, listed
 from fedstrata.runs.compare.design import Design
+from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
 from fedstrata.runs.compare.layout import lay_out, read_folder
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
-from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of
+from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
 from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
 from fedstrata.runs.folder import Run, finite
+from fedstrata.runs.metrics import Metric, metrics_of
 
 FEW = 3  # conditions that a remark names one by one
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
@@ -54,6 +56,8 @@ class Comparison:
         Data and network that came from Python.
     others
         Cells of earlier requests, as they are listed.
+    metrics
+        What is compared. Ranks, tests and the headline follow the first.
 
     Examples
     --------
@@ -72,10 +76,16 @@ class Comparison:
     federation: Federation | None = None
     model: nn.Module | None = None
     others: list[dict[str, Any]] = field(default_factory=list)
+    metrics: tuple[Metric, ...] = (ACCURACY,)
 
     @classmethod
     def open(
-        cls, path: str | Path, *, federation: Federation | None = None, model: nn.Module | None = None
+        cls,
+        path: str | Path,
+        *,
+        federation: Federation | None = None,
+        model: nn.Module | None = None,
+        metric: Sequence[str] | str = (),
     ) -> Comparison:
         """Open the comparison that lies in a folder, as it was last asked for; `run` plays what is left of it.
 
@@ -85,6 +95,8 @@ class Comparison:
             The folder, as in `out` of `compare`.
         federation, model
             Data and network that came from Python are passed again.
+        metric
+            What to compare, as in `compare`, where it is not what was asked for last: nothing is played again for it.
 
         Returns
         -------
@@ -99,10 +111,11 @@ class Comparison:
         known = read_folder(path)
         if known is None:
             raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
-        return laid_out(path, Design.from_json(known), known["notes"], federation, model)
+        return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
 
     def __repr__(self) -> str:
-        means = [(r, r["accuracy"]["mean"]) for r in self.rows if r["accuracy"]["mean"] is not None]
+        name = self.metrics[0].name
+        means = [(r, r[name]["mean"]) for r in self.rows if r[name]["mean"] is not None]
         said = [f"{_title(r.get('condition', ''), r['method'])} {mean:.4f}" for r, mean in means]
         left = sum(cell.state != "finished" for cell in self.cells)
         return f"Comparison({str(self.path)!r}: {', '.join(said)}{f'; {left} cells not finished' if left else ''})"
@@ -140,7 +153,7 @@ class Comparison:
         dict
         """
         there = [cell for cell in self.cells if cell.state == "finished" and cell.condition == condition]
-        return {(c.method, c.seed): {**c.run.summary, "run_dir": str(c.path)} for c in there}
+        return {(cell.method, cell.seed): cell.outcome(self.metrics) for cell in there}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -148,21 +161,39 @@ class Comparison:
         rows = []
         for condition in self.conditions:
             own = {"condition": condition.name} if condition.name else {}
-            rows += [{**own, **row} for row in rows_of(self.entries, self.seeds, self.done(condition.name))]
+            done = self.done(condition.name)
+            rows += [{**own, **row} for row in rows_of(self.entries, self.seeds, done, self.metrics)]
         return rows
+
+    @property
+    def friedman(self) -> Friedman | None:
+        """Friedman's test of the methods over conditions, by the first metric; None where there is nothing to test.
+
+        `ranks` are means over conditions, in each of which methods are ranked by their means over seeds; those closer
+        than `critical_difference` (Nemenyi) cannot be told apart: `alike`.
+        """
+        metric = self.metrics[0]
+        table: dict[str, list[float]] = {entry.name: [] for entry in self.entries}
+        for condition in self.conditions:
+            values = values_of(self.entries, self.seeds, self.done(condition.name), metric)
+            for name, own in values.items():
+                if own:
+                    table[name].append(sum(own) / len(own))  # infinite where a seed never got there
+        return friedman(metric.name, table, metric.lower)
 
     @property
     def remarks(self) -> list[str]:
         """What a reader of the rows should not miss."""
         said: dict[str, list[str]] = {}
         for condition in self.conditions:
-            for remark in remarks_of(self.entries, self.seeds, self.done(condition.name)):
+            for remark in remarks_of(self.entries, self.seeds, self.done(condition.name), self.metrics):
                 said.setdefault(remark, []).append(condition.name)
         many, told = len(self.conditions), []
         for text, at in said.items():
             where = f"under {'; '.join(at)}: " if len(at) <= FEW else f"under {len(at)} of {many} conditions: "
             told.append(text if len(at) == many else f"{where}{text}")
-        return [*self.notes, *told]
+        rough = caution(tested) if (tested := self.friedman) else []
+        return [*self.notes, *told, *rough]
 
     @property
     def runs(self) -> dict[str, list[Run]]:
@@ -193,7 +224,7 @@ class Comparison:
         str
             With conditions, a column for each; with what each stage brings, where stages were ablated.
         """
-        return terminal_table(self.rows, width, wide)
+        return terminal_table(self.rows, width, wide, self.friedman)
 
     def write_table(self, path: str | Path) -> None:
         """Write the rows into a file: LaTeX (`.tex`), Markdown (`.md`), or every figure as CSV (`.csv`).
@@ -287,18 +318,29 @@ class Comparison:
             **self.design.to_json(),
             "cells": [*self.others, *(listed(cell, self.path) for cell in self.cells)],
             "notes": self.notes,
+            "metrics": [metric.name for metric in self.metrics],
             "rows": rows,
+            "friedman": tested.to_json() if rows and (tested := self.friedman) else None,
             "remarks": self.remarks if rows else [],
         }
         write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 
 
 def laid_out(
-    path: Path | None, design: Design, notes: list[str], federation: Federation | None, model: nn.Module | None
+    path: Path | None,
+    design: Design,
+    notes: list[str],
+    federation: Federation | None,
+    model: nn.Module | None,
+    metric: Sequence[str] | str,
 ) -> Comparison:
     """Check a design and find out what a folder holds of it already; nothing is played yet."""
+    metrics = metrics_of(metric) if metric else (ACCURACY,)
+    for one in metrics:
+        if one.personal and not all(e.train.evaluate.personal for e in design.experiments.values()):
+            raise RequestError(f'metric = "{one.name}" needs train.evaluate.personal = true in all runs')
     path, cells, others = lay_out(path, design, federation, model)
-    return Comparison(path, design, cells, notes, federation, model, others)
+    return Comparison(path, design, cells, notes, federation, model, others, metrics)
 
 
 def _title(condition: str, method: str) -> str:

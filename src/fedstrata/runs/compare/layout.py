@@ -31,7 +31,7 @@ from fedstrata.runs.folder import LOCK, Run
 from fedstrata.runs.session import check_experiment, with_devices
 from fedstrata.runs.training import differences, fixed
 
-KEYS = ("version", *designs.KEYS, "cells", "notes")  # of comparison.json; others come from the runs
+KEYS = ("version", *designs.KEYS, "metrics", "cells", "notes")  # of comparison.json; others come from the runs
 
 
 def lay_out(

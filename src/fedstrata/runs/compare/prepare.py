@@ -39,6 +39,7 @@ def compare(
     budget: str | None = None,
     ablate: Sequence[str] | str = (),
     same: Sequence[str] | str = (),
+    metric: Sequence[str] | str = (),
     jobs: int | None = None,
     watch: Tell | None = None,
 ) -> Comparison:
@@ -68,6 +69,10 @@ def compare(
         Stages of the one method, or of the experiment's own, to put back to FedAvg's, one at a time.
     same
         Stages or keys in which all rows get what the first one has, such as "combiner" or "train.lr".
+    metric
+        What is compared, by default "accuracy"; of several, ranks and the headline follow the first. Figures of the
+        summary, "best", "mean_last10" and "personal" for short, or what an accuracy took: "rounds_to:0.8",
+        "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8".
     jobs, watch
         As in `Comparison.run`.
 
@@ -92,7 +97,7 @@ def compare(
     >>> print(comparison.table())
     method    accuracy ...
     """
-    request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same)
+    request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric)
     prepared = prepare(experiment, request, overrides, federation, model, out)
     return prepared.run(jobs=jobs, watch=watch)
 
@@ -130,4 +135,4 @@ def prepare(
         design = replace(design, entries=[whole, *without])
     design.check()
     notes += side_differences(design)
-    return laid_out(None if out is None else Path(out), design, notes, federation, model)
+    return laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)

@@ -23,6 +23,7 @@ from fedstrata.runs.compare.settings import (
     shorten,
     write_value,
 )
+from fedstrata.runs.metrics import metrics_of
 
 TABLES = {"variant": "variants", "condition": "conditions"}  # `[[compare.variant]]` is one of `variants`
 
@@ -39,6 +40,7 @@ class ComparisonRequest:
     budget: str | None = None
     ablate: Sequence[str] = ()
     same: Sequence[str] = ()
+    metric: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -51,6 +53,7 @@ class ComparisonRequest:
         budget: str | None = None,
         ablate: Sequence[str] | str = (),
         same: Sequence[str] | str = (),
+        metric: Sequence[str] | str = (),
     ) -> ComparisonRequest:
         """Read what the command line, a file or Python says."""
         if seeds is not None and (isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1):
@@ -66,6 +69,7 @@ class ComparisonRequest:
             budget=budget,
             ablate=_names(ablate, "ablate"),
             same=_names(same, "same"),
+            metric=[one.name for one in metrics_of(_names(metric, "metric"))] if metric else (),
         )
 
     @classmethod

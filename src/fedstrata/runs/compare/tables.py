@@ -13,21 +13,25 @@ from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
+from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import (
-    HEADLINE,
+    OVER_FIRST,
     Grid,
     Row,
     conditions_of,
     grid_of_conditions,
     grid_of_figures,
+    metrics_in,
+    titled,
     write_figure,
 )
+from fedstrata.runs.metrics import HIGHER, Metric
 
 WIDTH = 80  # of a terminal that does not say
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
-def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False) -> str:
+def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, tested: Friedman | None = None) -> str:
     """Write rows as plain text: by figures or, under conditions, by condition. No line is broken but between columns.
 
     What does not fit into the width is named, unless it shall be as wide as it gets: then every figure is there, under
@@ -36,8 +40,12 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False) 
     names = conditions_of(rows)
     if not names:
         return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows)])
-    text = _in_blocks(grid_of_conditions(rows, marked=True), 10**6 if wide else width)
-    text += _read(rows, "* the best of a condition; + and -: p < 0.05 against the first", width)
+    marks, text = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", list[str]()
+    for metric, grid in _grids(rows, marked=True):
+        text += [*([""] if text else []), *_in_blocks(grid, 10**6 if wide else width)]
+        text += _read(rows, marks, width, metric)
+    for line in tested.describe() if tested else ():
+        text += _wrapped(line, width)
     for name in names if wide else ():
         own = [row for row in rows if row["condition"] == name]
         text += ["", f"{name}:", *_of_figures(own, width, wide), *_of_stages(own)]
@@ -63,8 +71,13 @@ def check_format(path: Path) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Write rows for Markdown; the best of a condition is bold."""
-    grid = _grid(rows)
+    """Write rows for Markdown; the best of a condition is bold. Of several metrics, each has a table."""
+    grids = _grids(rows)
+    heads = [f"{titled(metric.name)}:\n\n" if len(grids) > 1 else "" for metric, _ in grids]
+    return "\n".join(f"{head}{_markdown(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+
+
+def _markdown(grid: Grid) -> str:
     lines = [
         [_bold(cell, (at, c) in grid.best, "**{}**") for c, cell in enumerate(line)]
         for at, line in enumerate(grid.lines)
@@ -75,8 +88,15 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """Write rows for LaTeX with booktabs; values that conditions share stand once above them."""
-    grid = _grid(rows)
+    """Write rows for LaTeX with booktabs; of several metrics, each has a table."""
+    grids = _grids(rows)
+    heads = [f"% {titled(metric.name)}\n" if len(grids) > 1 else "" for metric, _ in grids]
+    tables = (f"{head}{_latex(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(tables)
+
+
+def _latex(grid: Grid) -> str:
+    """Write a grid for LaTeX; values that conditions share stand once above them."""
     *upper, last = grid.heads
     heads = [_spanning(grid.heads[: level + 1]) for level in range(len(upper))]
     heads.append([_escaped(cell) for cell in last])
@@ -86,7 +106,7 @@ def latex(rows: Sequence[Row]) -> str:
     ]
     begin = rf"\begin{{tabular}}{{l{'r' * (len(last) - 1)}}}"
     table = [r"\toprule", *_rows(heads), r"\midrule", *_rows(lines), r"\bottomrule"]
-    return "\n".join([r"% needs \usepackage{booktabs}", begin, *table, r"\end{tabular}", ""])
+    return "\n".join([begin, *table, r"\end{tabular}", ""])
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -106,8 +126,9 @@ def flat_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
         columns[name] = [own.get("mean") for own in told]
         for at, end in enumerate(("from", "to")):
             columns[f"{name}_{end}"] = [(own.get("interval") or (None, None))[at] for own in told]
-        if any("p" in own for own in told):
-            columns[f"{name}_p"] = [own.get("p") for own in told]
+        for more in ("p", "p_holm", "reached", "runs"):
+            if any(more in own for own in told):
+                columns[f"{name}_{more}"] = [own.get(more) for own in told]
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
@@ -119,8 +140,14 @@ def figures_of(rows: Sequence[Row]) -> list[str]:
 WRITERS: dict[str, Callable[[Sequence[Row]], str]] = {".tex": latex, ".md": markdown, ".csv": csv_text}
 
 
-def _grid(rows: Sequence[Row]) -> Grid:
-    return grid_of_conditions(rows) if conditions_of(rows) else grid_of_figures(rows, whole=True)
+def _grids(rows: Sequence[Row], marked: bool = False) -> list[tuple[Metric, Grid]]:
+    """Return a grid of all figures or, under conditions, one a metric; ranks stand in the first."""
+    first, *others = metrics_in(rows)
+    if not conditions_of(rows):
+        return [(first, grid_of_figures(rows, whole=True))]
+    more = [(metric, grid_of_conditions(rows, marked, metric)) for metric in others]
+    ranked = grid_of_conditions(rows, marked)
+    return [(first, ranked), *((metric, grid.take(range(len(grid.titles) - 1))) for metric, grid in more)]
 
 
 def _of_figures(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
@@ -130,7 +157,9 @@ def _of_figures(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
         kept.pop()
     text = _aligned(grid.take(kept))
     if len(rows) > 1:
-        text += _read(rows, "over first: paired difference in points; p: of its permutation test", width)
+        points = " in points" if metrics_in(rows)[0].name in HIGHER else ""
+        holm = ", corrected for how many there are by Holm" if len(rows) > 2 else ""
+        text += _read(rows, f"over first: paired difference{points}; p: of its permutation test{holm}", width)
     if grid.shared:
         text += _wrapped(f"the same for all: {', '.join(grid.shared)}", width)
     if left := grid.titles[len(kept) :]:
@@ -143,18 +172,25 @@ def _of_stages(rows: Sequence[Row]) -> list[str]:
     brought = [row for row in rows if "brings" in row]
     if not brought:
         return []
-    lines = []
+    lines, metric = [], metrics_in(rows)[0]
+    title = titled(metric.name)
     for row in brought:
         p = row["brings"]["p"]
-        lines.append([row["without"], write_figure("brings", row["brings"]), "-" if p is None else f"{p:.3g}"])
-    about = f"brings: accuracy of {rows[0]['method']} less its accuracy without the stage, in points"
+        brings = write_figure(f"{metric.name}{OVER_FIRST}", row["brings"])
+        lines.append([row["without"], brings, "-" if p is None else f"{p:.3g}"])
+    whole, without = f"that of {rows[0]['method']}", f"{title} without the stage"
+    about = f"brings: {without} less {whole}" if metric.lower else f"brings: {whole} less {without}, in points"
     return ["", *_aligned(Grid([["stage", "brings", "p"]], lines)), about]
 
 
-def _read(rows: Sequence[Row], rest: str, width: int) -> list[str]:
+def _read(rows: Sequence[Row], rest: str, width: int, metric: Metric | None = None) -> list[str]:
     """Say how to read a table."""
-    several = any(row[HEADLINE].get("interval") for row in rows)
-    return _wrapped(f"accuracy in %: mean{' [95 % interval over seeds]' if several else ''}; {rest}", width)
+    metric = metric or metrics_in(rows)[0]
+    unit = ", less is better" if metric.lower else " in %"
+    several = any((row.get(metric.name) or {}).get("interval") for row in rows)
+    return _wrapped(
+        f"{titled(metric.name)}{unit}: mean{' [95 % interval over seeds]' if several else ''}; {rest}", width
+    )
 
 
 def _wrapped(text: str, width: int) -> list[str]:
