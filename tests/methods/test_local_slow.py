@@ -68,7 +68,7 @@ def table(title: str, asked: Mapping[str, Any], methods: Sequence[str], chance: 
     for method in methods:
         run = train(method=method, overrides={**asked, "train.rounds": ROUNDS}, out=out / method)
         summary, update_norm = run.summary, fmean(run.curve("update_norm"))
-        names = ("accuracy", "balanced_accuracy", "last10_accuracy", "worst10")
+        names = ("accuracy", "balanced_accuracy", "accuracy_last10", "worst10")
         figures = [*(summary[name] for name in names), update_norm, summary["seconds"]]
         with capsys.disabled():
             print(f"{method:14}" + "".join(f"{figure:10.3f}" for figure in figures))

@@ -24,8 +24,8 @@ FULL = "scaffold"  # has server state, broadcast and client state
 
 
 def equal(a: Run, b: Run) -> bool:
-    models = a.model(), b.model()
-    same_model = all(torch.equal(t, models[1][name]) for name, t in models[0].items())
+    models = [(a.model(), b.model()), (a.best.model(), b.best.model())]
+    same_model = all(torch.equal(t, theirs[name]) for ours, theirs in models for name, t in ours.items())
     timeless = [{k: v for k, v in r.summary.items() if k not in ("seconds", "run_dir")} for r in (a, b)]
     return same_model and a.events(wall=False) == b.events(wall=False) and timeless[0] == timeless[1]
 
@@ -257,7 +257,8 @@ def test_a_file_limit_of_the_system_ends_the_command_with_code_2(tmp_path):
 def test_the_folder_holds_what_the_contract_says_and_nothing_is_pickled(tmp_path):
     run = train(overrides=SMALL | {"method.name": FULL}, out=tmp_path / "run")
     names = {p.name for p in run.path.iterdir()}
-    assert names == {"experiment.toml", "events.jsonl", "checkpoint", "model.safetensors", "summary.json", "lock"}
+    files = {"experiment.toml", "events.jsonl", "model.safetensors", "best.safetensors", "summary.json", "lock"}
+    assert names == files | {"checkpoint"}
     for path in run.path.rglob("*"):
         if path.is_file() and path.suffix != ".safetensors":
             path.read_text()
@@ -331,8 +332,8 @@ def test_a_run_goes_on_only_with_its_own_data_and_model(tmp_path):
 def test_a_finished_run_that_was_edited_is_refused_too(tmp_path):
     run = train(overrides=SMALL, out=tmp_path / "run")
     file = run.path / "experiment.toml"
-    file.write_text(file.read_text().replace("rounds = 5\n", "rounds = 9\n"))
-    with pytest.raises(RequestError, match=r"train\.rounds: 5 -> 9"):
+    file.write_text(file.read_text().replace("epochs = 1\n", "epochs = 9\n"))
+    with pytest.raises(RequestError, match=r"train\.epochs: 1 -> 9"):
         resume(run.path)
 
 

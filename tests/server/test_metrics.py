@@ -18,7 +18,7 @@ from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.accounting import Traffic
 from fedstrata.server.evaluator import Evaluator
-from fedstrata.server.metrics import accuracy, first_round, jain, mean_recall, recalls, round_figures, worst
+from fedstrata.server.metrics import accuracy, jain, mean_recall, recalls, round_figures, worst
 from fedstrata.server.stopping import Progress, Stopping
 from fedstrata.testing.tiny import play, session_of
 
@@ -71,13 +71,6 @@ def test_jain(counts, index):
 )
 def test_the_worst_tenth(accuracies, mean):
     assert worst(np.array(accuracies)) == pytest.approx(mean)
-
-
-@pytest.mark.parametrize(
-    ("target", "sustained", "first"), [(0.8, 1, 2), (0.8, 2, None), (0.5, 4, 1), (0.7, 3, 2), (0.81, 1, None)]
-)
-def test_rounds_to_target(target, sustained, first):
-    assert first_round([0.5, 0.8, 0.7, 0.8], target, sustained) == first
 
 
 # ---- figures of a round ------------------------------------------------------------------------------------------

@@ -331,9 +331,18 @@ class CountsGlobally(Selector):
         return [len(GLOBAL) % 6]
 
 
+@dataclass(frozen=True)
+class LooksAhead(Selector):
+    """Asks whoever it would have asked in the last round."""
+
+    def select(self, state, view):
+        return [view.rounds % 6]
+
+
 @pytest.mark.parametrize(
     ("selector", "said"),
     [
+        (LooksAhead(), "a run of more rounds begins otherwise"),
         (Duplicates(), "asks a client twice"),
         (Nobody(), "no client was selected"),
         (HidesState(), "resumed run differs"),

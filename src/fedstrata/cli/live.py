@@ -24,15 +24,16 @@ class Watcher:
 
     def __init__(self, comparison: Comparison):
         self.comparison = comparison
-        self.rounds: dict[tuple[str, int], tuple[int, int]] = {}  # played and wanted, of the cells at work
-        self.accuracy = {key: float(summary["accuracy"]) for key, summary in comparison.done.items()}
+        self.rounds: dict[tuple[str, str, int], tuple[int, int]] = {}  # played and wanted, of the cells at work
+        there = [cell for cell in comparison.cells if cell.state == "finished"]
+        self.accuracy = {cell.key: float(cell.run.summary["accuracy"]) for cell in there}
         self.began, self.at_first = time.monotonic(), len(self.accuracy)
 
     def __call__(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """Take note of an event, and show what it changes."""
         if Reporter.asked_to_stop:
             raise KeyboardInterrupt
-        key, kind = (cell.method, cell.seed), event["event"]
+        key, kind = cell.key, event["event"]
         if kind == "begin":
             self.rounds[key] = event["round"], event["rounds"]
         elif kind == "round":
@@ -85,7 +86,8 @@ class LiveLines(Watcher):
         elif (said := remarked(event) or "") and event["event"] != "round":
             self._print(f"{cell.name}: {said}")
         elif time.monotonic() - self._last > PATIENCE:
-            at_work = [f"{method}, seed {seed}: round {a}/{b}" for (method, seed), (a, b) in self.rounds.items()]
+            names = {cell.key: cell.name for cell in self.comparison.cells}
+            at_work = [f"{names[key]}: round {a}/{b}" for key, (a, b) in self.rounds.items()]
             self._print(f"{at} done; {'; '.join(at_work)}{self.left()}")
 
     def _print(self, line: str) -> None:
@@ -129,15 +131,19 @@ class LiveTable(Watcher):
 
     def _mean(self, cells: Sequence[Cell]) -> str:
         """Return the mean of the finished cells, or that of the running ones in brackets."""
-        done = [self.accuracy[c.method, c.seed] for c in cells if c.state == "finished"]
+        done = [self.accuracy[c.key] for c in cells if c.state == "finished"]
         if done:
             return f"{sum(done) / len(done):.4f}"
-        now = [self.accuracy[c.method, c.seed] for c in cells if (c.method, c.seed) in self.accuracy]
+        now = [self.accuracy[c.key] for c in cells if c.key in self.accuracy]
         return f"({sum(now) / len(now):.4f})" if now else ""
 
     def _now(self, cells: Sequence[Cell]) -> str:
-        at_work = [(cell.seed, self.rounds.get((cell.method, cell.seed))) for cell in cells]
-        return "  ".join(f"seed {seed}: {now[0]}/{now[1]}" for seed, now in at_work if now is not None)
+        at_work = [(cell, self.rounds.get(cell.key)) for cell in cells]
+        return "  ".join(
+            f"{f'{cell.condition}, ' if cell.condition else ''}seed {cell.seed}: {now[0]}/{now[1]}"
+            for cell, now in at_work
+            if now is not None
+        )
 
     def _caption(self) -> str:
         return f"{self.ended()}/{len(self.comparison.cells)} runs{self.left()}"

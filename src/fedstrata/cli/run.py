@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import textwrap
@@ -24,6 +25,10 @@ SHOWN = (
     "accuracy",
     "balanced_accuracy",
     "worst10",
+    "best_accuracy",
+    "best_balanced_accuracy",
+    "accuracy_last10",
+    "accuracy_last10_std",
     "bytes_up",
     "bytes_down",
     "bytes_p2p",
@@ -31,9 +36,11 @@ SHOWN = (
     "seconds",
     "time",
     "run_dir",
+    "rounds_to",
+    "bytes_to",
+    "remarks",
 )
-
-TARGETS = ("rounds_to_target", "time_to_target")
+ASKED_FOR = ("personal_mean", "personal_worst10", "rounds_to_target", "bytes_to_target", "time_to_target")
 
 
 def run(
@@ -42,22 +49,31 @@ def run(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder; the next free one under runs/ without it.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Continue the run in this folder; with --set train.rounds=N, to N rounds."),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model over a federation."""
     from fedstrata.cli.progress import reporter
+    from fedstrata.config import tables
     from fedstrata.runs.training import resume as resume_run
     from fedstrata.runs.training import train
 
-    if resume is not None and (experiment or sets or out):
-        raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")
+    if resume is not None and (experiment or out):
+        raise RequestError("--resume takes the experiment from the run folder; leave out the file and --out")
+    if experiment is not None and "compare" in tables.read(experiment):
+        print(
+            f"note: this plays the plain experiment of {experiment}; its comparison: fedstrata compare {experiment}",
+            file=sys.stderr,
+        )
     stop_cleanly()
     progress = reporter(quiet)
     try:
         if resume is not None:
-            done = resume_run(resume, watch=progress)
+            done = resume_run(resume, overrides=overrides(sets), watch=progress)
         else:
             done = train(experiment, overrides=overrides(sets), out=out, watch=progress)
     except KeyboardInterrupt:
@@ -80,18 +96,23 @@ def conclude(done: Run, as_json: bool) -> None:
     """Print the outcome of a run."""
     from fedstrata.config.experiment import Experiment, Privacy
 
-    asked_for = [key for key in ("personal_mean", "personal_worst10", *TARGETS) if key in done.summary]
+    asked_for = [key for key in ASKED_FOR if key in done.summary]
     shown = {key: done.summary.get(key) for key in (*SHOWN, *asked_for)}
     for remark in done.summary["remarks"]:
         print(f"warning: {remark}", file=sys.stderr)
     if as_json:
         print(json.dumps(shown))
         return
+    del shown["remarks"]  # they are said already
     shown["stopped"] = done.summary["stopped"]
-    print("\n".join(f"{key:18} {_said(value)}" for key, value in shown.items()))
+    lines = {key: _said(value) for key, value in shown.items() if value != {}}
+    for key in ("best_accuracy", "best_balanced_accuracy"):
+        lines[key] += f" (round {done.summary[f'{key}_round']})"
+    print("\n".join(f"{key:22} {said}" for key, said in lines.items()))
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
         print("\nWho could learn what:")
         print("\n".join(_statement(done.summary["privacy"])))
+    print(f"figures and curves: fedstrata report {shlex.quote(str(done.path))}")
 
 
 def _statement(privacy: dict[str, Any]) -> list[str]:
@@ -120,4 +141,6 @@ def stop_cleanly() -> None:
 
 
 def _said(value: Any) -> str:
+    if isinstance(value, dict):  # by target
+        return ", ".join(f"{target}: {'never' if spent is None else _said(spent)}" for target, spent in value.items())
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -109,6 +109,7 @@ class Evaluate(Section):
     every: Count = 1
     clients: Count = 1000
     personal: bool = False  # also after every client has fine-tuned the model for an epoch
+    best: Literal["accuracy", "balanced_accuracy", "worst10", "client_mean", "personal_mean"] = "accuracy"
 
 
 class Augment(Section):
@@ -128,6 +129,7 @@ class Train(Section):
     lr: Positive = 0.1
     optimizer: Spec = None
     lr_schedule: Spec = None
+    targets: list[Fraction] = []  # accuracies of which the summary says what they took
     stop: Stop = Stop()
     evaluate: Evaluate = Evaluate()
     augment: Augment = Augment()
@@ -282,7 +284,7 @@ class Experiment(Section):
         ----------
         source
             A TOML file, the same as nested mappings, another experiment, or nothing for the embedded default. Parts may
-            be objects.
+            be objects. A table `compare` is left to `fedstrata compare`.
         **overrides
             Dotted keys and their values, put on top: `**{"train.rounds": 10}`.
 
@@ -307,6 +309,9 @@ class Experiment(Section):
         fedstrata.core.errors.RequestError: train.round is not an option (did you mean "rounds"?); allowed: ...
         """
         table = source.dump() if isinstance(source, Experiment) else tables.read(source)
+        table.pop("compare", None)  # what a comparison of such experiments holds; no run depends on it
+        if told := [key for key in overrides if key.split(".")[0] == "compare"]:
+            raise RequestError(f"{told[0]} cannot be set; `fedstrata compare` has options for it")
         if "method.name" in overrides:
             _forget_recipe(table, overrides["method.name"])
         for key, value in overrides.items():
@@ -337,6 +342,8 @@ class Experiment(Section):
         }
         if self.train.stop.vote is not None and self.train.stop.target is None:
             raise RequestError("train.stop.vote needs train.stop.target: the accuracy at which a client is satisfied")
+        if self.train.evaluate.best == "personal_mean" and not self.train.evaluate.personal:
+            raise RequestError('train.evaluate.best = "personal_mean" needs train.evaluate.personal = true')
         engine = dataclasses.asdict(self.engine.make())
         return self.model_copy(
             update={

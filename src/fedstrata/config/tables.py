@@ -59,15 +59,59 @@ def drop_none(value: Any) -> Any:
     return [drop_none(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def assignment(text: str) -> tuple[str, Any]:
+def assignment(text: str, option: str = "--set") -> tuple[str, Any]:
     """Read `a.b=value`; the value is TOML, or plain text where that fails."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise RequestError(f'--set "{text}" must look like train.rounds=10')
+        raise RequestError(f'{option} "{text}" must look like train.rounds=10')
+    return key.strip(), read_value(value)
+
+
+def read_value(text: str) -> Any:
+    """Read a value as TOML, or as plain text where that fails."""
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return text.strip()
+
+
+def split(text: str) -> list[str]:
+    """Split at commas, but not inside brackets or quotes; empty parts are left out."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        else:
+            depth += (sign in "([{") - (sign in ")]}")
+            if sign == "," and depth <= 0:
+                parts.append("")
+                continue
+        parts[-1] += sign
+    return [part.strip() for part in parts if part.strip()]
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted keys; a table with a kind is one value, because it describes a whole part."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, Mapping) and "kind" not in value
+        flat |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": plain(value)}
+    return flat
+
+
+def look_up(table: Mapping[str, Any], key: str) -> Any:
+    """Return what stands under a dotted key, or None."""
+    at: Any = table
+    for name in key.split("."):
+        if isinstance(at, list) and name.isdigit() and int(name) < len(at):
+            at = at[int(name)]
+        elif isinstance(at, Mapping) and name in at:
+            at = at[name]
+        else:
+            return None
+    return at
 
 
 def put(table: dict[str, Any], key: str, value: Any) -> None:

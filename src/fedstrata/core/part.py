@@ -22,6 +22,11 @@ class Part:
 
     paper: ClassVar[str] = ""
 
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether what it does in a round depends on how many rounds there will be: such a run cannot be extended."""
+        return False
+
     def conflicts(self, plan: Plan) -> str | None:
         """Say why this part cannot work in a plan; a run with it is refused before the first round.
 

@@ -141,15 +141,10 @@ class Plan:
                 raise
             raise PartError(f"{type(owner).__name__}: its state {error.said}") from None
 
-    def check(self) -> None:
-        """Refuse stages that cannot work together.
-
-        Raises
-        ------
-        RequestError
-            With the key of the part that does not fit, and its reason.
-        """
-        keys: dict[str, Part] = {
+    @property
+    def parts(self) -> dict[str, Part]:
+        """All parts, by the key that chose them."""
+        return {
             "method.driver": self.driver,
             "method.selector": self.selector,
             "method.combiner": self.combiner,
@@ -159,7 +154,16 @@ class Plan:
             "method.server_step": self.server_steps["server_step"],
             **{f"method.corrections ({name})": part for name, part in self.local.parts.items()},
         }
-        for key, part in keys.items():
+
+    def check(self) -> None:
+        """Refuse stages that cannot work together.
+
+        Raises
+        ------
+        RequestError
+            With the key of the part that does not fit, and its reason.
+        """
+        for key, part in self.parts.items():
             if reason := part.conflicts(self):
                 raise RequestError(f"{key} does not fit this plan: {reason}")
 

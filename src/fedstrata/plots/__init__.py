@@ -27,6 +27,7 @@ __all__ = [
     "balance",
     "client_accuracy",
     "clients",
+    "critical_difference",
     "faults",
     "labels",
     "method",
@@ -104,6 +105,30 @@ def labels(source: RunOrComparison) -> go.Figure:
 def clients(source: RunOrComparison) -> go.Figure:
     """Draw the clients' accuracies at the end, the worst first."""
     return _there(figures.clients.rank_clients(_read(source)), "an accuracy by client")
+
+
+def critical_difference(comparison: Comparison | str | Path) -> go.Figure:
+    """Draw the mean ranks of methods over conditions, and which of them cannot be told apart (Friedman, Nemenyi).
+
+    Parameters
+    ----------
+    comparison
+        A comparison of several methods under several conditions, or its folder.
+
+    Returns
+    -------
+    plotly.graph_objects.Figure
+
+    Raises
+    ------
+    RequestError
+        If there are fewer than two methods or conditions, or their runs are not finished.
+    """
+    path = comparison.path if isinstance(comparison, Comparison) else comparison
+    tested = comparison.friedman if isinstance(comparison, Comparison) else gather([path]).tested
+    if tested is None:
+        raise RequestError(f"{path} holds no two methods whose runs are finished under two conditions")
+    return figures.ranks.critical_difference(tested)
 
 
 def balance(run: OneRun) -> go.Figure:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.friedman import Friedman
 
 
 @dataclass
@@ -18,9 +19,10 @@ class GatheredRuns:
     """Runs to show together, and what a reader must know before comparing them."""
 
     runs_data: list[RunData] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)  # of comparisons: one a method
+    rows: list[dict[str, Any]] = field(default_factory=list)  # of comparisons: one a method and condition
     remarks: list[str] = field(default_factory=list)  # what a reader of the rows should not miss
     warnings: list[str] = field(default_factory=list)
+    tested: Friedman | None = None  # of a single comparison over conditions
 
     @property
     def firsts(self) -> list[RunData]:
@@ -44,13 +46,12 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
         elif cells := list(_cells(path)):
             of = f"{path.resolve().name}/" if len(paths) > 1 else ""  # methods of two comparisons are not the same
             rows, remarks = _compared(path)
+            found.tested = _tested(path) if len(paths) == 1 else None
             found.remarks += [remark for remark in remarks if remark not in found.remarks]
             found.rows += [{**row, "method": f"{of}{row['method']}"} for row in rows]
-            order = [row["method"] for row in rows]
-            cells.sort(key=lambda cell: order.index(cell[0]) if cell[0] in order else len(order))
-            found.runs_data += [
-                RunData.read(run, f"{of}{method}, {run.name}", f"{of}{method}") for method, run in cells
-            ]
+            order = [(row.get("condition", ""), row["method"]) for row in rows]
+            cells.sort(key=lambda cell: order.index(cell[:2]) if cell[:2] in order else len(order))
+            found.runs_data += [_read(run, condition, f"{of}{method}") for condition, method, run in cells]
         else:
             raise RequestError(f"{path} is not a run folder: it has no experiment.toml, and no runs below it")
     _name_apart(found.runs_data)
@@ -58,24 +59,58 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
     return found
 
 
-def _cells(path: Path) -> Iterator[tuple[str, Path]]:
-    """Return the runs of a comparison, finished or not: they lie in METHOD/seed-N."""
-    for experiment in sorted(path.glob("*/*/experiment.toml"), key=lambda p: (p.parts[-3], len(p.parts[-2]), p.parts)):
-        if (experiment.parent / "events.jsonl").exists():
-            yield experiment.parts[-3], experiment.parent
+def group_of(row: Mapping[str, Any]) -> str:
+    """Return the group of a row's runs: its method, under its condition where there are several."""
+    return f"{row['condition']}/{row['method']}" if row.get("condition") else str(row["method"])
+
+
+def _read(run: Path, condition: str, method: str) -> RunData:
+    group = group_of({"condition": condition, "method": method})
+    run_data = RunData.read(run, f"{group}, {run.name}", group)
+    run_data.condition = condition
+    return run_data
+
+
+def _cells(path: Path) -> Iterator[tuple[str, str, Path]]:
+    """Return condition, method and folder of the runs of a comparison, finished or not."""
+    told = {line.get("run_dir"): (line.get("condition", ""), line["method"]) for line in _known(path).get("cells", ())}
+    found = [*path.glob("*/*/experiment.toml"), *path.glob("*/*/*/experiment.toml")]
+    for run in sorted((file.parent for file in found), key=lambda p: (p.parts[:-1], len(p.name), p.name)):
+        if (run / "events.jsonl").exists():
+            *condition, method, _ = run.relative_to(path).parts
+            yield *told.get(str(run.relative_to(path)), ("".join(condition), method)), run
 
 
 def _compared(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the rows and remarks of a comparison; while it goes on there are none."""
+    known = _known(path)
+    try:
+        rows = [row for row in known["rows"] if isinstance(row["method"], str)] if known else []
+        return rows, [str(remark) for remark in known.get("remarks", ())]
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{path / 'comparison.json'} cannot be read: {error!r}") from None
+
+
+def _tested(path: Path) -> Friedman | None:
+    """Read the test of a comparison over its conditions."""
+    try:
+        return Friedman.from_json(told) if (told := _known(path).get("friedman")) else None
+    except TypeError as error:
+        raise RequestError(f"{path / 'comparison.json'} cannot be read: {error!r}") from None
+
+
+def _known(path: Path) -> dict[str, Any]:
+    """Read what a comparison wrote down; empty before it wrote anything."""
     told = path / "comparison.json"
     if not told.exists():
-        return [], []
+        return {}
     try:
         known = json.loads(told.read_text())
-        rows = [row for row in known["rows"] if isinstance(row["method"], str)]
-        return rows, [str(remark) for remark in known.get("remarks", ())]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise RequestError(f"{told} cannot be read: {error!r}") from None
+    if not isinstance(known, dict):
+        raise RequestError(f"{told} cannot be read: it holds no table")
+    return known
 
 
 def _name_apart(runs_data: Sequence[RunData]) -> None:
@@ -96,7 +131,10 @@ def _warnings(runs_data: Sequence[RunData]) -> Iterator[str]:
         if not finished:
             planned = run_data.asked("train", "rounds")
             yield f"{run_data.name} is not finished: {len(run_data)} of {planned} rounds are there"
-    yield from unlike(runs_data)
+    by_condition: dict[str, list[RunData]] = {}
+    for run_data in runs_data:
+        by_condition.setdefault(run_data.condition, []).append(run_data)
+    yield from dict.fromkeys(said for own in by_condition.values() for said in unlike(own))
 
 
 def unlike(runs_data: Sequence[RunData]) -> Iterator[str]:

@@ -7,18 +7,15 @@ from html import escape
 from typing import Any
 
 from fedstrata.report.outcome import share
-from fedstrata.report.tables import Table, figures_of
+from fedstrata.report.tables import FINAL, Table
+from fedstrata.runs.compare.grid import OVER_FIRST, metrics_in, write_figure
+from fedstrata.runs.compare.tables import figures_of
+from fedstrata.runs.metrics import HIGHER
 
 ROWS = 40  # most rows of a table in the page; CSV files hold all
-DIFFERENCES = ("accuracy_over_first", "brings")
-GAINS = ("accuracy", *DIFFERENCES, "rank", "balanced_accuracy", "worst10")  # the other figures are costs
-PERCENT = {"accuracy", "balanced_accuracy", "worst10", "share", "last_recall", "best_recall", "last_accuracy"}
-TITLES = {
-    "accuracy_over_first": "points over the first",
-    "brings": "points that the stage brings",
-    "worst10": "worst tenth of clients",
-    "time": "virtual seconds",
-}
+ACCURACIES = ("accuracy", "balanced_accuracy", "worst10")
+PERCENT = {*ACCURACIES, *FINAL, "share", "last_recall", "best_recall", "last_accuracy"}
+TITLES = {"worst10": "worst tenth of clients", "time": "virtual seconds"}
 
 
 def html(table: Table, caption: str = "", first: str = "") -> str:
@@ -61,19 +58,24 @@ def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = ()) -> Ite
     What a stage brings is its row's difference to the first, turned round: only one of the two is shown.
     """
     figures, seeds = figures_of(rows), max(row.get("seeds") or 0 for row in rows)
-    gains = [name for name in GAINS if name in figures]
-    if "brings" in gains:
-        gains.remove("accuracy_over_first")
-    costs = [name for name in figures if name not in GAINS]
+    first, *others = (metric.name for metric in metrics_in(rows))
+    over = f"{first}{OVER_FIRST}"
+    change = "brings" if "brings" in figures else over
+    gains = [name for name in dict.fromkeys((first, change, "rank", *others, *ACCURACIES)) if name in figures]
+    costs = [name for name in figures if name not in (*gains, "brings") and not name.endswith(OVER_FIRST)]
     same = {name for name in costs if len(rows) > 1 and len({_mean(name, row) for row in rows}) == 1}
     whole = all(row.get("seeds") == seeds for row in rows)
     columns = {"method": [row["method"] for row in rows]} | ({} if whole else {"seeds": [r.get("seeds") for r in rows]})
     for name in gains:
-        columns[_titled(name)] = [_ranged(name, row.get(name) or {}) for row in rows]
-        if any("p" in (row.get(name) or {}) for row in rows):
-            columns["p"] = [(row.get(name) or {}).get("p") for row in rows]
-    over = f"Means over {seeds} {'seed' if seeds == 1 else 'seeds'}"
-    yield html(_table(columns), f"{over}; in brackets, 95 % intervals; p of the paired test against the first")
+        title = _changed(first, name) if name == change else _titled(name)
+        columns[title] = [_ranged(over if name == change else name, row.get(name) or {}) for row in rows]
+        if name == change:
+            columns |= {"p": [(row.get(name) or {}).get("p") for row in rows]}
+            columns |= {"p by Holm": [(row.get(name) or {}).get("p_holm") for row in rows]} if len(rows) > 2 else {}
+    seeded = f"Means over {seeds} {'seed' if seeds == 1 else 'seeds'}"
+    about = f"{seeded}; in brackets, 95 % intervals; p of the paired test against the first"
+    holm = ", and corrected for how many there are by Holm" if len(rows) > 2 else ""
+    yield html(_table(columns), about + holm)
     yield from (f'<p class="quiet">Note: {escape(note)}.</p>' for note in remarks)
     columns = {"method": [row["method"] for row in rows]}
     columns |= {_titled(name): [_mean(name, row) for row in rows] for name in costs if name not in same}
@@ -102,7 +104,13 @@ def _table(columns: dict[str, list[Any]]) -> Table:
 
 
 def _titled(name: str) -> str:
-    return TITLES.get(name, name.replace("_", " "))
+    return TITLES.get(name, name.replace("_", " ").replace(":", " "))
+
+
+def _changed(metric: str, name: str) -> str:
+    points = "points " if metric in HIGHER else ""
+    brought = "brings" if metric in HIGHER else "saves"
+    return f"{points or 'what '}that the stage {brought}" if name == "brings" else f"{points}over the first"
 
 
 def _mean(name: str, row: dict[str, Any]) -> str:
@@ -115,15 +123,9 @@ def _shared(name: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _ranged(name: str, figure: dict[str, Any]) -> str:
-    """Write a mean with its interval: ranks as they are, shares in percent, differences of shares in points."""
-    mean, ends = figure.get("mean"), figure.get("interval")
-    if mean is None:
-        return "-"
-    if name == "rank":
-        return f"{mean:.1f}"
-    sign, unit = ("+", "") if name in DIFFERENCES else ("", " %")
-    between = f" [{100 * ends[0]:{sign}.1f}, {100 * ends[1]:{sign}.1f}]" if ends else ""
-    return f"{100 * mean:{sign}.1f}{between}{unit}"
+    """Write a mean with its interval: shares in percent, differences of shares in points, others in their unit."""
+    unit = " %" if name in HIGHER and figure.get("mean") is not None else ""
+    return write_figure(name, figure, interval=name != "rank") + unit
 
 
 def _kind(values: Sequence[Any]) -> str:

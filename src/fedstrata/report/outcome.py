@@ -9,12 +9,16 @@ import numpy as np
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing, titled, write_figure, write_value
+from fedstrata.runs.metrics import Metric
 
 
 def outcome(gathered: GatheredRuns) -> str:
     """Say what came out."""
     if len(gathered.runs_data) == 1:
         return _of_run(gathered.runs_data[0])
+    if names := conditions_of(gathered.rows):
+        return _of_conditions(gathered.rows, names)
     if len(gathered.rows) > 1:
         return _of_comparison(gathered.rows)
     scored = [(float(a[-1]), run_data) for run_data in gathered.runs_data if len(a := _scores(run_data))]
@@ -55,34 +59,58 @@ def _of_run(run_data: RunData) -> str:
 
 
 def _of_comparison(rows: list[dict[str, Any]]) -> str:
-    ranked = sorted(rows, key=lambda row: -(_mean(row) or 0.0))
+    metric = metrics_in(rows)[0]
+    title = titled(metric.name)
+    ranked = sorted(rows, key=lambda row: standing(row, metric) or (-1.0, 0.0), reverse=True)
     first, second = ranked[:2]
-    said = f"Of {len(rows)} methods over {first.get('seeds')} seeds, {first['method']} has the highest mean accuracy, "
-    said += (
-        f"{share(_mean(first))}{_interval(first)}; then {second['method']}, {share(_mean(second))}{_interval(second)}."
-    )
-    lowest, highest = _ends(first)[0], _ends(second)[1]
-    if np.isnan(lowest + highest):
+    most = "lowest" if metric.lower else "highest"
+    said = f"Of {len(rows)} methods over {first.get('seeds')} seeds, {first['method']} has the {most} mean {title}, "
+    said += f"{_figure(first, metric)}; then {second['method']}, {_figure(second, metric)}."
+    ends = [(row.get(metric.name) or {}).get("interval") for row in (first, second)]
+    if first.get("seeds") == 1:
         return said + " One seed says little: more give an interval."
-    return said + (" Their intervals overlap." if lowest <= highest else "")
+    (one, other), overlap = ends, False
+    if one and other:
+        overlap = one[0] <= other[1] and other[0] <= one[1]
+    return said + (" Their intervals overlap." if overlap else "")
+
+
+def _of_conditions(rows: list[dict[str, Any]], names: list[str]) -> str:
+    """Count the conditions under which each method is the best."""
+    metric = metrics_in(rows)[0]
+    title = titled(metric.name)
+    wins = dict.fromkeys((row["method"] for row in rows), 0)
+    for name in names:
+        own = [(row["method"], standing(row, metric)) for row in rows if row.get("condition") == name]
+        top = max((place for _, place in own if place is not None), default=None)
+        for method, place in own:
+            wins[method] += place is not None and place == top
+    ranked = sorted(wins.items(), key=lambda own: -own[1])
+    if len(ranked) == 1:
+        means = [mean for row in rows if (mean := (row.get(metric.name) or {}).get("mean")) is not None]
+        between = f": from {_value(metric, min(means))} to {_value(metric, max(means))}" if means else ""
+        return f"{ranked[0][0]} under {len(names)} conditions{between}."
+    said = "; ".join(f"{method} {count}" for method, count in ranked if count)
+    most = "lowest" if metric.lower else "highest"
+    return f"Of {len(ranked)} methods under {len(names)} conditions, so often each has the {most} {title}: {said}."
+
+
+def _figure(row: dict[str, Any], metric: Metric) -> str:
+    """Write what a row came to, with its interval in words."""
+    figure = row.get(metric.name) or {}
+    mean, ends = figure.get("mean"), figure.get("interval")
+    if mean is None:
+        return write_figure(metric.name, figure)
+    often = f" in {figure['reached']} of {figure['runs']} runs" if figure.get("reached") != figure.get("runs") else ""
+    between = f" ({write_value(metric.name, ends[0])} to {write_value(metric.name, ends[1])})" if ends else ""
+    return f"{_value(metric, mean)}{between}{often}"
+
+
+def _value(metric: Metric, value: float) -> str:
+    return write_value(metric.name, value) if metric.lower else share(value)
 
 
 def _scores(run_data: RunData) -> np.ndarray:
     accuracy = run_data.column("accuracy")
     known: np.ndarray = accuracy[~np.isnan(accuracy)]
     return known
-
-
-def _mean(row: dict[str, Any]) -> float | None:
-    mean = (row.get("accuracy") or {}).get("mean")
-    return None if mean is None else float(mean)
-
-
-def _ends(row: dict[str, Any]) -> tuple[float, float]:
-    low, high = (row.get("accuracy") or {}).get("interval") or (np.nan, np.nan)
-    return float(low), float(high)
-
-
-def _interval(row: dict[str, Any]) -> str:
-    low, high = _ends(row)
-    return "" if np.isnan(low) else f" ({100 * low:.1f} to {100 * high:.1f})"

@@ -9,13 +9,15 @@ from html import escape
 
 from fedstrata import __version__
 from fedstrata.report import figures, tables
+from fedstrata.report.condition_table import by_condition
 from fedstrata.report.document import document, frame, heading
-from fedstrata.report.figures import SECTIONS, Shown
+from fedstrata.report.figures import CONDITIONS, SECTIONS, Shown
 from fedstrata.report.figures.curves import AXES, grouped
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.html_tables import compared, cut, folded, html
 from fedstrata.report.outcome import outcome
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.grid import conditions_of
 
 IN_FULL = 4  # most runs all of whose own figures are drawn: the file stays under 6 MB
 BRIEFLY = 12  # most runs of which at least the method's own figures and the faults, which are small, are
@@ -25,6 +27,7 @@ ORDER = [name for _, name, *_ in figures.OWN]
 def page(gathered: GatheredRuns) -> str:
     """Write the page."""
     full, shown, title = gathered.firsts[:IN_FULL], draw(gathered), make_title(gathered)
+    conditions = {run_data.condition for run_data in gathered.runs_data}
     sections = [(key, name) for key, name in SECTIONS.items() if _has(key, shown, gathered)]
     rest = [("privacy", "Privacy"), ("reproduce", "Configuration")]
     axes = "".join(f'<option value="{key}">{escape(name)}</option>' for key, name in AXES.items())
@@ -38,7 +41,10 @@ def page(gathered: GatheredRuns) -> str:
     ]
     if len(gathered.firsts) < len(gathered.runs_data) or len(full) < len(gathered.firsts):
         names = "; ".join(run_data.name for run_data in full)
-        body.append(f'<p class="quiet">Curves are of all runs; labels and clients, one by one, of {escape(names)}.</p>')
+        shown_of = "all runs" if len(conditions) <= CONDITIONS else f"the first {CONDITIONS} conditions"
+        about = f"Curves are of {shown_of}; labels and clients, one by one, of {names}."
+        more = " A condition's own folder makes a report of its own, with all figures." if len(conditions) > 1 else ""
+        body.append(f'<p class="quiet">{escape(about + more)}</p>')
     for key, name in sections:
         tabled = [run_data for run_data in gathered.runs_data if run_data.faults][:BRIEFLY] if key == "faults" else full
         body += _section(key, name, [own for own in shown if own.section == key], tabled)
@@ -56,8 +62,14 @@ def make_title(gathered: GatheredRuns) -> str:
         return f"{runs_data[0].name}{on}"
     if len(seeds) > 1 or (seeds == {1} and not gathered.rows):
         return f"{len(runs_data)} runs{on}"
-    methods = f"{len(groups)} methods" if len(groups) > 1 else next(iter(groups))
-    return f"{methods}{on}" + (f", {seeds.pop()} seeds" if seeds != {1} else "")
+    conditions = {run_data.condition for run_data in runs_data if run_data.condition}
+    if conditions:
+        methods = {run_data.row for run_data in runs_data}
+        on += f" under {len(conditions)} conditions"
+        named = f"{len(methods)} methods" if len(methods) > 1 else methods.pop()
+    else:
+        named = f"{len(groups)} methods" if len(groups) > 1 else next(iter(groups))
+    return f"{named}{on}" + (f", {seeds.pop()} seeds" if seeds != {1} else "")
 
 
 def draw(gathered: GatheredRuns) -> list[Shown]:
@@ -68,7 +80,9 @@ def draw(gathered: GatheredRuns) -> list[Shown]:
         small = [shown for shown in figures.of_one(run_data) if at < IN_FULL or shown.section in ("method", "faults")]
         own += [(run_data, shown) for shown in small]
     own.sort(key=lambda pair: ORDER.index(pair[1].name))
-    return [*figures.overlays(gathered.runs_data), *(_of(run_data, shown, several) for run_data, shown in own)]
+    overlays = figures.under_conditions if len({run.condition for run in gathered.runs_data}) > 1 else figures.overlays
+    over = figures.over_conditions(gathered.tested)
+    return [*over, *overlays(gathered.runs_data), *(_of(run_data, shown, several) for run_data, shown in own)]
 
 
 def _of(run_data: RunData, shown: Shown, several: bool) -> Shown:
@@ -92,7 +106,8 @@ def _data(run_data: RunData) -> str:
 def _outcome_tables(gathered: GatheredRuns) -> Iterator[str]:
     of_runs = html(tables.runs(gathered.runs_data), "What each run came to", first="run")
     if gathered.rows:
-        yield from compared(gathered.rows, gathered.remarks)
+        several = conditions_of(gathered.rows)
+        yield from by_condition(gathered) if several else compared(gathered.rows, gathered.remarks)
         yield folded("Every run", of_runs)
     else:
         yield of_runs

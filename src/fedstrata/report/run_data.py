@@ -62,9 +62,11 @@ class RunData:
     name
         What to call the run.
     group
-        Runs of one group are the same method with other seeds.
+        Runs of one group are the same method, under the same condition, with other seeds.
     experiment
         As plain tables.
+    condition
+        Under which a comparison of several conditions played it; with such a one, the group is CONDITION/METHOD.
     warnings
         What of the run could not be read.
     start
@@ -93,6 +95,7 @@ class RunData:
     name: str = ""
     group: str = ""
     experiment: dict[str, Any] = field(default_factory=dict)
+    condition: str = ""
     warnings: list[str] = field(default_factory=list)
     start: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
@@ -217,6 +220,11 @@ class RunData:
             self._warn(str(error))
             return {}
         return summary if isinstance(summary, dict) else {}
+
+    @property
+    def row(self) -> str:
+        """What a comparison calls its method."""
+        return self.group.removeprefix(f"{self.condition}/")
 
     @property
     def method(self) -> str:

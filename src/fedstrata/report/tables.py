@@ -14,8 +14,11 @@ from fedstrata.report.figures.clients import MANY
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.tables import flat_table
 
 OUTCOME = ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time")
+FINAL = ("best_accuracy", "accuracy_last10", "accuracy_last10_std")  # known once a run is finished
+SHOWN = (*OUTCOME[:3], *FINAL, *OUTCOME[3:])
 BY_ROUND = (
     *OUTCOME[:3],
     "loss_test",
@@ -41,12 +44,14 @@ def runs(runs_data: Sequence[RunData]) -> Table:
     rows = []
     for run_data in runs_data:
         summary = run_data.summary
-        told = {key: summary.get(key, _last(run_data.column(key))) for key in OUTCOME}
+        told = {
+            key: summary.get(key) if key in FINAL else summary.get(key, _last(run_data.column(key))) for key in SHOWN
+        }
         state = summary.get("stopped", "not finished")
         rows.append(
             [run_data.name, run_data.asked("train", "seed"), len(run_data), *told.values(), state, str(run_data.path)]
         )
-    return Table("runs", ["run", "seed", "rounds", *OUTCOME, "state", "folder"], rows)
+    return Table("runs", ["run", "seed", "rounds", *SHOWN, "state", "folder"], rows)
 
 
 def rounds(run_data: RunData) -> Table:
@@ -102,21 +107,8 @@ def faults(run_data: RunData) -> Table:
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return a row a method: mean and interval of every figure, and p of those that are tested."""
-    columns: dict[str, list[Any]] = {"method": [row["method"] for row in rows], "seeds": [r.get("seeds") for r in rows]}
-    for name in figures_of(rows):
-        told = [row.get(name) or {} for row in rows]
-        columns[name] = [own.get("mean") for own in told]
-        for at, end in enumerate(("from", "to")):
-            columns[f"{name}_{end}"] = [(own.get("interval") or (None, None))[at] for own in told]
-        if any("p" in own for own in told):
-            columns[f"{name}_p"] = [own.get("p") for own in told]
-    return Table("comparison", list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
-
-
-def figures_of(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Name the figures that rows of a comparison have, in their order."""
-    return list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, dict) and "mean" in v))
+    """Return a row a method and condition: mean and interval of every figure, and p of those that are tested."""
+    return Table("comparison", *flat_table(rows))
 
 
 def write_csv(folder: Path, gathered: GatheredRuns) -> list[Path]:

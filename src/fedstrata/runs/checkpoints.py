@@ -83,10 +83,10 @@ class Checkpoints:
             stem = f"{snapshot.round:06d}"
             names = {c: f"client-{c}-{tag[0]}-{tag[1]}.safetensors" for c, (tag, _) in snapshot.changed.items()}
             written = writers.map(lambda c: self._put_tensors(names[c], snapshot.changed[c][1]), names)
-            server = self._put_tensors(f"{stem}.safetensors", snapshot.arrays)
             files = writers.map(
                 lambda name: self._put_stored(f"{stem}-{name}.safetensors", snapshot.stored[name]), snapshot.stored
             )
+            server = self._put_tensors(f"{stem}.safetensors", snapshot.arrays)
             stored = dict(zip(snapshot.stored, files, strict=True))
             new = {c: (snapshot.changed[c][0], file) for c, file in zip(names, written, strict=True)}
             clients = {**self._clients, **new}

@@ -12,6 +12,7 @@ from fedstrata.runs.checkpoints import BackgroundWriter
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import Session
 from fedstrata.runs.summary import log_start, write_result
+from fedstrata.server.best import keep_best
 from fedstrata.server.loop import run
 from fedstrata.server.state import State
 
@@ -78,7 +79,7 @@ def run_session(
         else:
             engine.restore(client_states)
         client_info = session.client_info if engine.can_fuse else session.client_info.without_ground_truth()
-        evaluate = session.make_evaluator(engine.device)
+        evaluate = keep_best(session.make_evaluator(engine.device), state, experiment.train.evaluate.best)
         with keeping_to(cores() if experiment.engine.workers == "auto" else experiment.engine.workers), one_thread():
             run(session.plan, client_info, engine, state, evaluate, session.stopping, log, save)
     finally:

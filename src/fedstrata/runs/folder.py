@@ -4,6 +4,7 @@ experiment.toml     the experiment, resolved
 events.jsonl        one JSON object a line; `wall` holds what a clock said and is never compared
 checkpoint/         CURRENT names the manifest that counts; see `checkpoints.py`
 model.safetensors   the final model, tensors by name
+best.safetensors    the model of the round whose `train.evaluate.best` was the highest
 summary.json        the outcome
 lock                empty; locked while a process runs here
 """
@@ -16,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -263,27 +265,45 @@ class Run:
                 )
             file.truncate(size)
 
-    # ---- results -------------------------------------------------------------------------------------------------
-
-    def write_result(self, model: Tensors, metadata: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Write the final model and the summary, which marks the run as finished.
+    def write_experiment(self, experiment: str) -> None:
+        """Write the experiment of a run that goes on with another one.
 
         Parameters
         ----------
-        model
-            Tensors by name.
+        experiment
+            As TOML.
+        """
+        with writing_to(self.path):
+            write_atomically(self.path / "experiment.toml", experiment.encode())
+
+    # ---- results -------------------------------------------------------------------------------------------------
+
+    def write_result(
+        self, models: Mapping[str, Tensors], metadata: Mapping[str, Any], summary: Mapping[str, Any]
+    ) -> None:
+        """Write models and the summary, which marks the run as finished.
+
+        Parameters
+        ----------
+        models
+            By the name of the file, "model" and "best": tensors by name.
         metadata
-            Goes into the model's file.
+            Goes into the models' files.
         summary
             The outcome.
         """
         with writing_to(self.path):
-            write_atomically(
-                self.path / "model.safetensors",
-                save(dict(model), {"about": json.dumps(dict(sorted(metadata.items())))}),
-            )
+            about = {"about": json.dumps(dict(sorted(metadata.items())))}
+            for name, model in models.items():
+                write_atomically(self.path / f"{name}.safetensors", save(dict(model), about))
             text = json.dumps(finite(summary), indent=2) + "\n"
             write_atomically(self.path / "summary.json", text.encode())
+
+    def forget_result(self) -> None:
+        """Remove the summary, with which a run is not finished any more, and then the models."""
+        with writing_to(self.path):
+            for name in ("summary.json", "model.safetensors", "best.safetensors"):
+                (self.path / name).unlink(missing_ok=True)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -327,6 +347,47 @@ class Run:
             Tensors by name, for `load_state_dict`.
         """
         return load((self.path / "model.safetensors").read_bytes())
+
+    @property
+    def best(self) -> BestRound | None:
+        """The best evaluated round: `metric`, `value`, `round` and `model()`; None while the run is not finished.
+
+        Which metric, says `train.evaluate.best`. Chosen by the test set, its accuracy is a little too good.
+        """
+        told = self.summary.get("best")
+        return None if told is None else BestRound(self.path / "best.safetensors", **told)
+
+
+@dataclass(frozen=True)
+class BestRound:
+    """The round of a run whose model was the best.
+
+    Attributes
+    ----------
+    path
+        The file that holds the model.
+    metric
+        By which it is the best, as in `train.evaluate.best`.
+    value
+        What it came to.
+    round
+        Counted from 1.
+    """
+
+    path: Path
+    metric: str
+    value: float
+    round: int
+
+    def model(self) -> dict[str, Tensor]:
+        """Read the model of that round.
+
+        Returns
+        -------
+        dict
+            Tensors by name, for `load_state_dict`.
+        """
+        return load(self.path.read_bytes())
 
 
 def finite(value: Any) -> Any:

@@ -10,16 +10,17 @@ from importlib.metadata import version
 from math import isfinite
 from typing import Any
 
-import numpy as np
-
 from fedstrata import __version__
 from fedstrata.core.engine import Log
+from fedstrata.core.flat_model import FlatModel
+from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
+from fedstrata.runs.metrics import evaluations, final_figures, spent_until, to_targets
 from fedstrata.runs.session import Session
 from fedstrata.server.loop import model_to_evaluate
-from fedstrata.server.metrics import CLIENTS_LISTED, first_round
+from fedstrata.server.metrics import CLIENTS_LISTED
 from fedstrata.server.state import State
 
 
@@ -59,10 +60,10 @@ def log_start(session: Session, log: Log) -> None:
 
 
 def write_result(session: Session, folder: Run, state: State, seconds: float) -> None:
-    """Write the summary and the final model."""
-    rounds = [e for e in folder.events() if e["event"] == "round"]
-    last = next(e for e in reversed(rounds) if "accuracy" in e)
-    curve = [e["accuracy"] for e in rounds if "accuracy" in e]
+    """Write the summary, the last model and the best."""
+    events, train = folder.events(), session.experiment.train
+    scored = evaluations(events)
+    last, targets = scored[-1], [*train.targets, *([] if train.stop.target is None else [train.stop.target])]
     summary = {
         "method": session.experiment.method.name,
         "seed": session.experiment.train.seed,
@@ -77,14 +78,16 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "loss_test": last["loss_test"],
         "client_mean": last.get("client_mean"),
         "jain": last["jain"],
-        "best_accuracy": max(curve),
-        "last10_accuracy": float(np.mean(curve[-10:])),
+        **final_figures(scored),
+        **to_targets(scored, targets),
+        "best": _best(session, state),
         "bytes_setup": session.client_info.setup_bytes,
-        "bytes_evaluate": sum(event.get("bytes_evaluate", 0) for event in rounds),
+        "bytes_evaluate": sum(event.get("bytes_evaluate", 0) for event in events),
         "precision": session.experiment.engine.precision,
         "stopped": state.stopped or "all rounds played",
         "remarks": [
-            *_remarks(folder.events()),
+            *_remarks(events),
+            *_without_best(session, state),
             *session.stopping.remarks(state.stopped, state.round, state.traffic, state.clock),
         ],
         "privacy": _statement(session, state.round),
@@ -92,17 +95,35 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
     summary |= {key: last[key] for key in ("personal_mean", "personal_worst10") if key in last}
     if session.accountant is not None:
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
-    if (target := session.experiment.train.stop.target) is not None:
-        summary["rounds_to_target"] = first_round(curve, target)
-        reached = [event["time"] for event in rounds if event.get("accuracy", -1.0) >= target]
-        summary["time_to_target"] = reached[0] if reached else None
+    if train.stop.target is not None:
+        summary |= {f"{name}_target": spent for name, spent in spent_until(scored, train.stop.target).items()}
     classes: Sequence[Any] = session.federation.classes
     if session.experiment.privacy.labels != "none":  # whoever has the model should not have the names with it
         classes = [f"placeholder {i}" for i in range(len(classes))]
     about = {"classes": tuple(classes), "method": session.experiment.method.name}
+    models = {"model": _named(session, model_to_evaluate(session.plan, state))}
+    if state.best.round:
+        models["best"] = _named(session, state.best.model(session.plan.space.P))
+    folder.write_result(models, about, summary)
+
+
+def _named(session: Session, model: FlatModel) -> Tensors:
+    """Return all tensors of the network with a model's weights, those that do not travel among them."""
     module = session.plan.local.build().to(session.plan.local.dtype)
-    module.load_state_dict(session.plan.space.named(model_to_evaluate(session.plan, state)), strict=False)
-    folder.write_result({k: v.clone() for k, v in module.state_dict().items()}, about, summary)
+    module.load_state_dict(session.plan.space.named(model), strict=False)
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def _best(session: Session, state: State) -> dict[str, Any] | None:
+    """Say what best.safetensors holds."""
+    best = state.best
+    metric = session.experiment.train.evaluate.best
+    return {"metric": metric, "value": best.value, "round": best.round} if best.round else None
+
+
+def _without_best(session: Session, state: State) -> list[str]:
+    metric = session.experiment.train.evaluate.best
+    return [] if state.best.round else [f"no best model was kept: no evaluation has a {metric}"]
 
 
 def _label_mix(session: Session) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
 from fedstrata.runs.execution import Watch, run_session
+from fedstrata.runs.extension import CHANGEABLE, refuse_extension
 from fedstrata.runs.folder import Run
 from fedstrata.runs.session import RemoteClients, build_session
 
@@ -96,11 +97,17 @@ def describe_experiment(
     model: nn.Module | None,
 ) -> Experiment:
     """Return the checked experiment; data and model from Python are described by what identifies them."""
+    asked = dict(overrides or {}) | ({"method.name": method} if method else {})
+    return Experiment.of(experiment, **with_given(asked, federation, model))
+
+
+def with_given(overrides: Mapping[str, Any], federation: Federation | None, model: nn.Module | None) -> dict[str, Any]:
+    """Return overrides with what identifies data and model from Python; refuse those that contradict them."""
     if model is not None and not isinstance(model, nn.Module):
         raise RequestError(f"model must be a torch module, not {model!r}")
     if federation is not None and not isinstance(federation, Federation):
         raise RequestError("federation must be a fedstrata.Federation; make one with Federation.from_clients")
-    asked = dict(overrides or {}) | ({"method.name": method} if method else {})
+    asked = dict(overrides)
     if federation is not None:
         if told := [key for key in asked if key.split(".")[0] == "data"]:
             raise RequestError(f"{told[0]} cannot be set: the federation was given")
@@ -114,7 +121,7 @@ def describe_experiment(
         if told := [key for key in asked if key.split(".")[0] == "model" and key not in ("model.head", "model.init")]:
             raise RequestError(f"{told[0]} cannot be set: the model was given")
         asked["model.name"] = GIVEN
-    return Experiment.of(experiment, **asked)
+    return asked
 
 
 def begin(
@@ -135,6 +142,7 @@ def begin(
 def resume(
     path: str | Path,
     *,
+    overrides: Mapping[str, Any] | None = None,
     federation: Federation | None = None,
     model: nn.Module | None = None,
     watch: Watch | None = None,
@@ -146,6 +154,9 @@ def resume(
     ----------
     path
         The run folder.
+    overrides
+        `{"train.rounds": 400}` extends a run, also a finished one, where it then equals a run of so many rounds. Where
+        it is executed may change too: `engine.workers`, `engine.device`, `engine.client_state`.
     federation, model
         Data and network that came from Python are passed again.
     watch
@@ -162,7 +173,8 @@ def resume(
     ------
     RequestError
         If the folder holds no run, another process is running in it, its experiment was edited, its checkpoint is
-        damaged, or the data or the model are not those that it was trained with.
+        damaged, the data or the model are not those that it was trained with, or rounds that are played would have been
+        others with the number of rounds asked for.
 
     Examples
     --------
@@ -177,21 +189,30 @@ def resume(
     Run('runs/cut': not finished)
     >>> fedstrata.resume("runs/cut").summary["rounds"]
     2
+    >>> fedstrata.resume("runs/cut", overrides={"train.rounds": 3}).summary["rounds"]
+    3
     """
+    for key in overrides or {}:
+        if key not in CHANGEABLE:
+            raise RequestError(f"{key} cannot be changed in a run that has begun; allowed: {', '.join(CHANGEABLE)}")
     with Run.open(Path(path)).locked() as folder:
-        experiment = Experiment.of(folder.path / "experiment.toml")
+        asked = Experiment.of(folder.path / "experiment.toml")
+        experiment = Experiment.of(asked, **(overrides or {}))
         manifest = folder.checkpoints.manifest()
-        if manifest is not None and (edits := differences(fixed(manifest["experiment"]), fixed(experiment.dump()))):
+        if manifest is not None and (edits := differences(_begun(manifest["experiment"]), _begun(experiment.dump()))):
             raise RequestError(
                 f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
                 "undo that, or start a new run from its model with model.init"
             )
-        if folder.summary:
+        before = experiment.train.rounds if manifest is None else manifest["experiment"]["train"]["rounds"]
+        extended = before != experiment.train.rounds
+        if folder.summary and not extended:
             return folder
         if model is not None and experiment.model.name != GIVEN:
             raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
         session = build_session(experiment, federation or build_federation(experiment), model, remote)
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
+            folder.write_experiment(experiment.to_toml())
             folder.cut_events(0)
             return run_session(session, folder, session.initial_state(folder.log), watch)
         for what, identity in session.identity.items():
@@ -199,6 +220,11 @@ def resume(
                 raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
         with session.plan.naming_states():
             state, client_states = folder.checkpoints.read(manifest, like=session.initial_state(init=False))
+        if extended:
+            refuse_extension(session, state, before, folder.path)
+        if experiment != asked:
+            folder.write_experiment(experiment.to_toml())
+        folder.forget_result()
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
         return run_session(session, folder, state, watch, manifest["seconds"], client_states)
@@ -208,6 +234,12 @@ def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
     """Leave out where a run is executed: that may change on the way."""
     engine = {k: v for k, v in experiment["engine"].items() if k not in ("workers", "device", "client_state")}
     return {**experiment, "engine": engine}
+
+
+def _begun(experiment: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what may change in a run that has begun; of another number of rounds, more must be known."""
+    table = fixed(experiment)
+    return {**table, "train": {**table["train"], "rounds": None}}
 
 
 def differences(before: Any, after: Any, key: str = "") -> str:

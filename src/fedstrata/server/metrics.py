@@ -49,12 +49,6 @@ def fairness(total: float, squares: float, clients: int) -> float:
     return float(total) ** 2 / (clients * float(squares)) if squares else 1.0
 
 
-def first_round(curve: Sequence[float], target: float, sustained: int = 1) -> int | None:
-    """Return the first round, counted from 1, that begins `sustained` rounds at or above the target; None if none."""
-    good = [value >= target for value in curve]
-    return next((i + 1 for i in range(len(good) - sustained + 1) if all(good[i : i + sustained])), None)
-
-
 def label_divergence(counts: np.ndarray, mix: np.ndarray) -> float | None:
     """Kullback-Leibler divergence, in nats, of the labels in `counts` from a mix; None where there are no labels."""
     if not counts.sum():

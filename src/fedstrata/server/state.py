@@ -12,6 +12,7 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan
 from fedstrata.core.steps import View
 from fedstrata.server.accounting import ParticipationLog, Traffic
+from fedstrata.server.best import Best
 from fedstrata.server.stopping import Progress
 
 
@@ -29,6 +30,7 @@ class State:
     traffic: Traffic = field(default_factory=Traffic)
     clock: float = 0.0  # virtual seconds
     progress: Progress = field(default_factory=Progress)
+    best: Best = field(default_factory=Best)
     stopped: str | None = None
 
     @classmethod

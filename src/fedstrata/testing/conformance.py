@@ -22,6 +22,7 @@ from fedstrata.core.server_parts import Combiner, Driver, Schedule, Selector, Se
 from fedstrata.core.steps import Ask
 from fedstrata.data.partitions.base import Labelled, Partition
 from fedstrata.methods.schedules.none import Unscheduled
+from fedstrata.runs.extension import depends_on_rounds
 from fedstrata.runs.session import Session
 from fedstrata.testing.reads import DeclaringEngine
 from fedstrata.testing.selectors import SELECTORS, FullAsks
@@ -299,7 +300,7 @@ def check_part(part: Part) -> None:
 
 
 def check_run(overrides: Mapping[str, Any]) -> Session:
-    """Run twice, with a cut in the middle, behind bytes, and with lost reports."""
+    """Run twice, with a cut in the middle, behind bytes, with lost reports, and as the beginning of a longer run."""
     # What plays steps as one differs in the last bit; batches of 8 leave tails, of one sample too, in few steps.
     overrides = {"engine.execution": "messages", "train.batch_size": 8, **overrides}
     whole, outcomes = play(session_of(overrides), ROUNDS)
@@ -311,6 +312,10 @@ def check_run(overrides: Mapping[str, Any]) -> Session:
     lossy = {**overrides, "system.stragglers.rate": 0.5}
     one, other = play(session_of(lossy), ROUNDS)[0], play(session_of(lossy), ROUNDS, cut=2)[0]
     assert same(one, other), "a resumed run with stragglers differs"
+    longer = session_of({**overrides, "train.rounds": 3 * ROUNDS})
+    if depends_on_rounds(longer.plan, session_of(overrides).plan.rounds, ROUNDS) is None:
+        why = "a run of more rounds begins otherwise: what looks at their number says so (`plans_ahead`)"
+        assert alike(outcomes, play(longer, ROUNDS)[1]), why
     return session_of(overrides)
 
 

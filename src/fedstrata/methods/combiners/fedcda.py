@@ -78,6 +78,11 @@ class FedCda(Combiner):
     smoothness: NonNegative = 1.0  # L
     warmup: Rounds = 0.25  # rounds, or a share of them
 
+    @property
+    def plans_ahead(self) -> bool:
+        """The warm-up may be a share of all rounds."""
+        return isinstance(self.warmup, float)
+
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse reports that are no models of one round."""
         return None if plan.driver.side_by_side else "it averages models of clients that train side by side"

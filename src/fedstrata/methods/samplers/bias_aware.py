@@ -98,6 +98,11 @@ class BiasAware(Shuffle):
     min_unbiased: Count = 1  # the batch size is a good value for models with batch norm
     follow: bool = False  # also tell which samples are biased: for studies, it tells the server about single samples
 
+    @property
+    def plans_ahead(self) -> bool:
+        """The warm-up may be a share of all rounds."""
+        return isinstance(self.warmup, float)
+
     def passes(self, context: ClientContext) -> tuple[Sequence[np.ndarray], Mapping[str, Value]]:
         """Pass over unbiased samples, and over more and more biased ones."""
         if context.task.round < in_rounds(self.warmup, context.rounds):

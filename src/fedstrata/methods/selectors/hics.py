@@ -102,6 +102,11 @@ class Hics(Selector):
             Remembered.nothing(bounded(numbers, view)), entropy, np.zeros(view.client_info.clients, dtype=bool)
         )
 
+    @property
+    def plans_ahead(self) -> bool:
+        """The preference for even labels fades out over the run."""
+        return True
+
     def select(self, state: Heads, view: View) -> list[Ask]:
         """Ask everybody once; then draw clusters, and members of them."""
         fresh = np.sort(view.eligible[~state.asked[view.eligible]])

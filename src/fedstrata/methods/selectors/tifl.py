@@ -68,6 +68,11 @@ class Tifl(Selector):
     credits: Natural = 0  # how often each tier may be used; 0: rounds / tiers, which presses nobody
     max_latency: NonNegative = 0.0  # seconds above which a client never trains; 0: no limit
 
+    @property
+    def plans_ahead(self) -> bool:
+        """Credits are dealt for the whole run, unless their number is given."""
+        return not self.credits
+
     def init(self, view: View) -> Tiers:
         """Know nobody."""
         clients = view.client_info.clients

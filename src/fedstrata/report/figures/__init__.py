@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from fedstrata.report.figures import clients, curves, faults, labels, methods
+from fedstrata.report.figures import clients, curves, faults, labels, methods, ranks
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.compare.friedman import Friedman
+from fedstrata.runs.compare.grid import titled
 
+CONDITIONS = 12  # most conditions whose curves are drawn large
 SECTIONS = {"curves": "Curves", "labels": "Labels", "clients": "Clients", "method": "The method", "faults": "Faults"}
 
 
@@ -152,6 +156,32 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
     if several and (drawn := curves.curves(runs_data, "update_norm")):
         said = band + "The length of the clients' updates."
         yield Shown("clients", "update-norm", "Mean length of updates", said, drawn)
+
+
+def over_conditions(tested: Friedman | None) -> Iterator[Shown]:
+    """Return the figure of methods over all conditions."""
+    if tested is not None:
+        said = (
+            f"Mean places of the methods over {tested.conditions} conditions, by {titled(tested.metric)}; 1 is the "
+            f"best. Friedman's p is {tested.p:.3g}. A bar joins methods whose ranks are closer than Nemenyi's critical "
+            "difference at 0.05: they cannot be told apart."
+        )
+        drawn = ranks.critical_difference(tested)
+        yield Shown("curves", "critical-difference", "Mean ranks over conditions", said, drawn)
+
+
+def under_conditions(runs_data: Sequence[RunData]) -> Iterator[Shown]:
+    """Return a figure a condition, of as many as a page can hold: the accuracy of its rows."""
+    for condition in list(dict.fromkeys(run_data.condition for run_data in runs_data))[:CONDITIONS]:
+        own = [copy.copy(run_data) for run_data in runs_data if run_data.condition == condition]
+        for run_data in own:
+            run_data.group = run_data.row  # the heading names the condition
+        if drawn := curves.curves(own, "accuracy"):
+            slug = "".join(c if c.isalnum() else "-" for c in condition)
+            band = "Lines are means over seeds, bands reach from the least to the most." if _banded(own) else ""
+            yield Shown(
+                "curves", f"accuracy-{slug}", f"Accuracy under {condition}" if condition else "Accuracy", band, drawn
+            )
 
 
 def of_one(run_data: RunData) -> Iterator[Shown]:

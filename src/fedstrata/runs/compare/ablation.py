@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.methods.recipes import STAGES
-from fedstrata.runs.compare.cells import Entry
+from fedstrata.runs.compare.settings import Entry
 
 
-def ablate_method(whole: Entry, stages: Sequence[str]) -> tuple[list[Entry], list[str]]:
+def ablate_method(whole: Entry, experiment: Experiment, stages: Sequence[str]) -> tuple[list[Entry], list[str]]:
     """Return an entry for each stage in which the method is not FedAvg, and remarks about the others."""
     for stage in stages:
         if stage not in STAGES:
             raise unknown_name("ablate", stage, STAGES)
     if len(set(stages)) != len(stages):
         raise RequestError(f"a stage is named twice: {', '.join(stages)}")
-    plain = Experiment.of({"method": {"name": "fedavg"}}).dump()["method"]
-    table = whole.experiment.dump()
+    plain, own = (e.dump()["method"] for e in (Experiment.of({"method": {"name": "fedavg"}}), experiment))
     entries, same = [], []
     for stage in stages:
-        if table["method"][stage] == plain[stage]:
+        if own[stage] == plain[stage]:
             same.append(stage)
             continue
-        without = Experiment.of({**table, "method": {**table["method"], stage: plain[stage]}})
-        entries.append(Entry(f"{whole.name}-without-{stage}", without, stage))
+        kept = {key: value for key, value in whole.overrides.items() if not f"{key}.".startswith(f"method.{stage}.")}
+        put_back = {**kept, f"method.{stage}": plain[stage]}
+        entries.append(Entry(f"{whole.name}-without-{stage}", put_back, stage))
     if not entries:
         raise RequestError(f"{whole.name} is FedAvg in {', '.join(same)}: there is nothing to ablate")
     return entries, [f"{whole.name} has FedAvg's {stage} already; it is not ablated" for stage in same]

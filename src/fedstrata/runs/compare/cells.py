@@ -1,9 +1,10 @@
-"""A cell of a comparison: one method with one seed, and the hash by which it is known again."""
+"""A cell of a comparison: one row under one condition with one seed, and the hash by which it is known again."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from fedstrata import __version__
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.runs.folder import Run
+from fedstrata.runs.metrics import Metric, evaluations
 from fedstrata.runs.training import fixed
 
 VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"  # what figures depend on
@@ -22,24 +24,11 @@ VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.'
 State = Literal["waiting", "running", "stopped", "failed", "finished"]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A method as it enters a comparison: its row's name, and its experiment with the first seed."""
-
-    name: str
-    experiment: Experiment
-    without: str | None = None  # the stage that was put back to FedAvg's
-
-    def seeded(self, seed: int) -> Experiment:
-        """Return the experiment with a seed."""
-        train = self.experiment.train.model_copy(update={"seed": seed})
-        return self.experiment.model_copy(update={"train": train})
-
-
 @dataclass
 class Cell:
-    """One method with one seed."""
+    """One row under one condition with one seed."""
 
+    condition: str  # empty where there is only one
     method: str
     seed: int
     experiment: Experiment
@@ -49,6 +38,12 @@ class Cell:
     guess: float = 0.0  # seconds on one core, roughly
     state: State = "waiting"
     why: str | None = None  # it failed
+    _reached: dict[str, float | None] = field(default_factory=dict, repr=False)  # metrics that are read from events
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is found by."""
+        return self.condition, self.method, self.seed
 
     @property
     def run(self) -> Run:
@@ -58,7 +53,19 @@ class Cell:
     @property
     def name(self) -> str:
         """What to call it."""
-        return f"{self.method}, seed {self.seed}"
+        return f"{f'{self.condition}: ' if self.condition else ''}{self.method}, seed {self.seed}"
+
+    def outcome(self, metrics: Sequence[Metric]) -> dict[str, Any]:
+        """Return the summary of a finished cell with the metrics that are asked for."""
+        summary = self.run.summary
+        return {**summary, "run_dir": str(self.path)} | {m.name: self._metric(m, summary) for m in metrics}
+
+    def _metric(self, metric: Metric, summary: Mapping[str, Any]) -> float | None:
+        if metric.target is None:
+            return metric.read(summary, ())
+        if metric.name not in self._reached:  # events may be many, and those of a finished run do not change
+            self._reached[metric.name] = metric.read(summary, evaluations(self.run.events()))
+        return self._reached[metric.name]
 
 
 def identity(experiment: Experiment, data: str, weights: str | None) -> str:
@@ -88,5 +95,6 @@ def first_weights(init: str | None, model: nn.Module | None) -> str | None:
 
 def listed(cell: Cell, root: Path) -> dict[str, Any]:
     """Return a cell's line in comparison.json."""
-    line = {"method": cell.method, "seed": cell.seed, "state": cell.state, "run_dir": str(cell.path.relative_to(root))}
-    return {**line, "data": cell.data, "hash": cell.hash} | ({"why": cell.why} if cell.why else {})
+    line = {"condition": cell.condition, "method": cell.method, "seed": cell.seed, "state": cell.state}
+    known = {"run_dir": str(cell.path.relative_to(root)), "data": cell.data, "hash": cell.hash}
+    return {**line, **known} | ({"why": cell.why} if cell.why else {})

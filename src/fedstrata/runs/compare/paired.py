@@ -3,10 +3,14 @@
 Few seeds tell little, and no formula changes that. The percentile bootstrap of two or three values is their range; it
 becomes an honest 95 % interval with about ten. The test flips the signs of paired differences in all 2^n ways, so its
 smallest p is 2 / 2^n: below six seeds nothing is significant at 0.05, however large the difference.
+
+A value may be infinite: what a run never reached is worse than anything that another reached. Means are then over the
+finite ones, and the test goes by signed ranks, in which an infinite difference is only the largest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -20,8 +24,8 @@ ENOUGH = 10  # seeds from which on a bootstrap interval is about as wide as it s
 
 
 def interval(values: Sequence[float | None]) -> dict[str, Any]:
-    """Return the mean of the known values and its percentile bootstrap interval; one value has none."""
-    known = np.array([v for v in values if v is not None], dtype=np.float64)
+    """Return the mean of the known, finite values and its percentile bootstrap interval; one value has none."""
+    known = np.array([v for v in values if v is not None and math.isfinite(v)], dtype=np.float64)
     if not len(known):
         return {"mean": None, "interval": None}
     if len(known) == 1:
@@ -34,13 +38,15 @@ def interval(values: Sequence[float | None]) -> dict[str, Any]:
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     """Compare paired values: mean difference, its interval, and how surprising it would be among equals."""
-    pairs = [a - b for a, b in zip(ours, theirs, strict=True)]
+    pairs = [0.0 if a == b else a - b for a, b in zip(ours, theirs, strict=True)]  # two infinite ones are equal
     return {**interval(pairs), "p": p_value(pairs) if pairs else None}
 
 
 def p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p of the paired permutation test: the share of sign flips whose mean is as far from 0."""
     values = np.array(differences, dtype=np.float64)
+    if not np.isfinite(values).all():
+        values = np.sign(values) * _places(np.abs(values))
     n = len(values)
     if n <= EXACT:
         signs = 1.0 - 2.0 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)
@@ -56,12 +62,21 @@ def least_p(seeds: int) -> float:
     return min(1.0, 0.5 ** (seeds - 1))
 
 
-def ranks(by_method: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Rank methods seed by seed: 1 has the largest value, equals share the mean of their places."""
+def holm(ps: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for how many there are: the smallest counts so many times, the next once less, and so on."""
+    known = sorted((p, at) for at, p in enumerate(ps) if p is not None)
+    corrected: list[float | None] = [None] * len(ps)
+    so_far = 0.0
+    for place, (p, at) in enumerate(known):
+        so_far = max(so_far, min(1.0, (len(known) - place) * p))
+        corrected[at] = so_far
+    return corrected
+
+
+def ranks(by_method: Mapping[str, Sequence[float]], lower: bool = False) -> dict[str, list[float]]:
+    """Rank methods seed by seed: 1 has the best value, equals share the mean of their places."""
     table = np.array(list(by_method.values()), dtype=np.float64).reshape(len(by_method), -1)
-    above = (table[None, :, :] > table[:, None, :]).sum(axis=1)
-    equal = (table[None, :, :] == table[:, None, :]).sum(axis=1)
-    places = above + (equal + 1) / 2
+    places = _places(table if lower else -table)
     return {name: places[i].tolist() for i, name in enumerate(by_method)}
 
 
@@ -77,6 +92,14 @@ def caution(seeds: int) -> list[str]:
     elif seeds < ENOUGH:
         said.append(f"intervals over {seeds} seeds are too narrow; about {ENOUGH} make them honest")
     return said
+
+
+def _places(values: np.ndarray) -> np.ndarray:
+    """Return the place of each value in its column, the smallest first; equals share the mean of their places."""
+    below = (values[None] < values[:, None]).sum(axis=1)
+    equal = (values[None] == values[:, None]).sum(axis=1)
+    places: np.ndarray = below + (equal + 1) / 2
+    return places
 
 
 @cache

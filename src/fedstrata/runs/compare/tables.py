@@ -1,0 +1,250 @@
+"""Tables of a comparison, written for a terminal, for Markdown, for LaTeX (booktabs), and as CSV with every figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.files import write_atomically
+from fedstrata.runs.compare.friedman import Friedman
+from fedstrata.runs.compare.grid import (
+    OVER_FIRST,
+    Grid,
+    Row,
+    conditions_of,
+    grid_of_conditions,
+    grid_of_figures,
+    metrics_in,
+    titled,
+    write_figure,
+)
+from fedstrata.runs.metrics import HIGHER, Metric
+
+WIDTH = 80  # of a terminal that does not say
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, tested: Friedman | None = None) -> str:
+    """Write rows as plain text: by figures or, under conditions, by condition. No line is broken but between columns.
+
+    What does not fit into the width is named, unless it shall be as wide as it gets: then every figure is there, under
+    conditions for one condition after another.
+    """
+    names = conditions_of(rows)
+    if not names:
+        return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows)])
+    marks, text = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", list[str]()
+    for metric, grid in _grids(rows, marked=True):
+        text += [*([""] if text else []), *_in_blocks(grid, 10**6 if wide else width)]
+        text += _read(rows, marks, width, metric)
+    for line in tested.describe() if tested else ():
+        text += _wrapped(line, width)
+    for name in names if wide else ():
+        own = [row for row in rows if row["condition"] == name]
+        text += ["", f"{name}:", *_of_figures(own, width, wide), *_of_stages(own)]
+    if not wide:
+        text += _wrapped("differences to the first method, p and costs of each condition: --wide or --json", width)
+    return "\n".join(text)
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Write a file in the format that its ending says."""
+    check_format(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, WRITERS[path.suffix](rows).encode())
+    except OSError as error:
+        raise RequestError(f"--table {path} cannot be written: {error}") from None
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file whose ending says no format."""
+    if path.suffix not in WRITERS:
+        raise RequestError(f"--table {path}: the name must end with {', '.join(WRITERS)}")
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Write rows for Markdown; the best of a condition is bold. Of several metrics, each has a table."""
+    grids = _grids(rows)
+    heads = [f"{titled(metric.name)}:\n\n" if len(grids) > 1 else "" for metric, _ in grids]
+    return "\n".join(f"{head}{_markdown(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+
+
+def _markdown(grid: Grid) -> str:
+    lines = [
+        [_bold(cell, (at, c) in grid.best, "**{}**") for c, cell in enumerate(line)]
+        for at, line in enumerate(grid.lines)
+    ]
+    aligned = ["---", *["---:"] * (len(grid.titles) - 1)]
+    said = [[cell.replace("|", "\\|") for cell in line] for line in (grid.titles, *lines)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (said[0], aligned, *said[1:]))
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """Write rows for LaTeX with booktabs; of several metrics, each has a table."""
+    grids = _grids(rows)
+    heads = [f"% {titled(metric.name)}\n" if len(grids) > 1 else "" for metric, _ in grids]
+    tables = (f"{head}{_latex(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(tables)
+
+
+def _latex(grid: Grid) -> str:
+    """Write a grid for LaTeX; values that conditions share stand once above them."""
+    *upper, last = grid.heads
+    heads = [_spanning(grid.heads[: level + 1]) for level in range(len(upper))]
+    heads.append([_escaped(cell) for cell in last])
+    lines = [
+        [_bold(_small_interval(_escaped(cell)), (at, c) in grid.best, r"\textbf{{{}}}") for c, cell in enumerate(line)]
+        for at, line in enumerate(grid.lines)
+    ]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(last) - 1)}}}"
+    table = [r"\toprule", *_rows(heads), r"\midrule", *_rows(lines), r"\bottomrule"]
+    return "\n".join([begin, *table, r"\end{tabular}", ""])
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Write every figure of every row: means, ends of intervals, and p of what is tested."""
+    names, lines = flat_table(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *lines])
+    return text.getvalue()
+
+
+def flat_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+    """Return names and lines with every figure of every row, as numbers."""
+    columns: dict[str, list[Any]] = {"condition": [r.get("condition") for r in rows]} if conditions_of(rows) else {}
+    columns |= {"method": [row["method"] for row in rows], "seeds": [r.get("seeds") for r in rows]}
+    for name in figures_of(rows):
+        told = [row.get(name) or {} for row in rows]
+        columns[name] = [own.get("mean") for own in told]
+        for at, end in enumerate(("from", "to")):
+            columns[f"{name}_{end}"] = [(own.get("interval") or (None, None))[at] for own in told]
+        for more in ("p", "p_holm", "reached", "runs"):
+            if any(more in own for own in told):
+                columns[f"{name}_{more}"] = [own.get(more) for own in told]
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def figures_of(rows: Sequence[Row]) -> list[str]:
+    """Name the figures that rows of a comparison have, in their order."""
+    return list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, Mapping) and "mean" in v))
+
+
+WRITERS: dict[str, Callable[[Sequence[Row]], str]] = {".tex": latex, ".md": markdown, ".csv": csv_text}
+
+
+def _grids(rows: Sequence[Row], marked: bool = False) -> list[tuple[Metric, Grid]]:
+    """Return a grid of all figures or, under conditions, one a metric; ranks stand in the first."""
+    first, *others = metrics_in(rows)
+    if not conditions_of(rows):
+        return [(first, grid_of_figures(rows, whole=True))]
+    more = [(metric, grid_of_conditions(rows, marked, metric)) for metric in others]
+    ranked = grid_of_conditions(rows, marked)
+    return [(first, ranked), *((metric, grid.take(range(len(grid.titles) - 1))) for metric, grid in more)]
+
+
+def _of_figures(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
+    grid = grid_of_figures(rows, whole=wide)
+    kept = list(range(len(grid.titles)))
+    while not wide and len(kept) > 2 and _width(grid.take(kept)) > width:
+        kept.pop()
+    text = _aligned(grid.take(kept))
+    if len(rows) > 1:
+        points = " in points" if metrics_in(rows)[0].name in HIGHER else ""
+        holm = ", corrected for how many there are by Holm" if len(rows) > 2 else ""
+        text += _read(rows, f"over first: paired difference{points}; p: of its permutation test{holm}", width)
+    if grid.shared:
+        text += _wrapped(f"the same for all: {', '.join(grid.shared)}", width)
+    if left := grid.titles[len(kept) :]:
+        text += _wrapped(f"more with --wide: {', '.join(left)}", width)
+    return text
+
+
+def _of_stages(rows: Sequence[Row]) -> list[str]:
+    """Write what each stage brings, where stages were ablated."""
+    brought = [row for row in rows if "brings" in row]
+    if not brought:
+        return []
+    lines, metric = [], metrics_in(rows)[0]
+    title = titled(metric.name)
+    for row in brought:
+        p = row["brings"]["p"]
+        brings = write_figure(f"{metric.name}{OVER_FIRST}", row["brings"])
+        lines.append([row["without"], brings, "-" if p is None else f"{p:.3g}"])
+    whole, without = f"that of {rows[0]['method']}", f"{title} without the stage"
+    about = f"brings: {without} less {whole}" if metric.lower else f"brings: {whole} less {without}, in points"
+    return ["", *_aligned(Grid([["stage", "brings", "p"]], lines)), about]
+
+
+def _read(rows: Sequence[Row], rest: str, width: int, metric: Metric | None = None) -> list[str]:
+    """Say how to read a table."""
+    metric = metric or metrics_in(rows)[0]
+    unit = ", less is better" if metric.lower else " in %"
+    several = any((row.get(metric.name) or {}).get("interval") for row in rows)
+    return _wrapped(
+        f"{titled(metric.name)}{unit}: mean{' [95 % interval over seeds]' if several else ''}; {rest}", width
+    )
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _in_blocks(grid: Grid, width: int) -> list[str]:
+    """Write a grid below itself, as many columns at a time as fit; the first column comes again with each."""
+    lines = [
+        [_bold(cell, (at, c) in grid.best, "{}*") for c, cell in enumerate(line)] for at, line in enumerate(grid.lines)
+    ]
+    marked = Grid(grid.heads, lines)
+    text: list[str] = []
+    left = list(range(1, len(grid.titles)))
+    while left:
+        many = next((n for n in range(len(left), 1, -1) if _width(marked.take([0, *left[:n]])) <= width), 1)
+        text += [*([""] if text else []), *_aligned(marked.take([0, *left[:many]]))]
+        left = left[many:]
+    return text
+
+
+def _widths(grid: Grid) -> list[int]:
+    return [max(map(len, column)) for column in zip(*grid.heads, *grid.lines, strict=True)]
+
+
+def _width(grid: Grid) -> int:
+    return sum(_widths(grid)) + 2 * (len(grid.titles) - 1)
+
+
+def _aligned(grid: Grid) -> list[str]:
+    first, *widths = _widths(grid)
+    return [
+        "  ".join([line[0].ljust(first), *(c.rjust(w) for c, w in zip(line[1:], widths, strict=True))]).rstrip()
+        for line in (*(head for head in grid.heads if any(head)), *grid.lines)
+    ]
+
+
+def _bold(cell: str, best: bool, how: str) -> str:
+    return how.format(cell) if best else cell
+
+
+def _spanning(heads: Sequence[Sequence[str]]) -> list[str]:
+    """Return the last of these headings for LaTeX; one that neighbours share stands over all of them."""
+    together = [list(group) for _, group in groupby(zip(*heads, strict=True))]
+    return [rf"\multicolumn{{{len(own)}}}{{c}}{{{_escaped(own[0][-1])}}}" for own in together]
+
+
+def _rows(lines: Sequence[Sequence[str]]) -> list[str]:
+    return [rf"{' & '.join(line)} \\" for line in lines]
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[\\~^&%$#_{}]", lambda found: LATEX.get(found[0], f"\\{found[0]}"), text)
+
+
+def _small_interval(cell: str) -> str:
+    return re.sub(r" (\[.*\])", r" {\\scriptsize \1}", cell)

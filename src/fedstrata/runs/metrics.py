@@ -1,0 +1,121 @@
+"""Metrics of a whole run, read from its evaluations: last, best, mean of the last ten, what a target took.
+
+A run's summary has them by name. `Metric` is one of them as a comparison asks for it, with the direction in which it
+is better. What was measured can be asked for afterwards: a target need not be known while a run is played.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedstrata.core.errors import RequestError, unknown_name
+
+LAST = 10  # evaluations whose mean papers give
+CURVES = ("accuracy", "balanced_accuracy")
+HIGHER = (
+    *CURVES,
+    *(f"best_{name}" for name in CURVES),
+    *(f"{name}_last{LAST}" for name in CURVES),
+    "worst10",
+    "client_mean",
+    "personal_mean",
+    "personal_worst10",
+)
+TO = ("rounds_to", "bytes_to", "client_updates_to", "time_to")  # what it took to reach an accuracy: less is better
+SHORT = {"best": "best_accuracy", f"mean_last{LAST}": f"accuracy_last{LAST}", "personal": "personal_mean"}
+
+Evaluation = Mapping[str, Any]  # the event of a round that was evaluated
+
+
+def evaluations(events: Iterable[Mapping[str, Any]]) -> list[Evaluation]:
+    """Return the rounds that were evaluated."""
+    return [event for event in events if event["event"] == "round" and "accuracy" in event]
+
+
+def final_figures(scored: Sequence[Evaluation]) -> dict[str, Any]:
+    """Return the best, with its round, and the mean and standard deviation of the last ten evaluations."""
+    figures: dict[str, Any] = {}
+    for name in CURVES:
+        curve = np.array([event[name] for event in scored], dtype=np.float64)
+        best = int(np.argmax(curve))  # the first, where several are equal
+        figures[f"best_{name}"] = float(curve[best])
+        figures[f"best_{name}_round"] = scored[best]["round"]
+        figures[f"{name}_last{LAST}"] = float(curve[-LAST:].mean())
+        figures[f"{name}_last{LAST}_std"] = float(curve[-LAST:].std())
+    return figures
+
+
+def spent_until(scored: Sequence[Evaluation], target: float) -> dict[str, float | None]:
+    """Return what a run had spent when an evaluation first showed an accuracy; None where none did."""
+    first = next((event for event in scored if event["accuracy"] >= target), None)
+    if first is None:
+        return dict.fromkeys(TO)
+    total = first["bytes_up"] + first["bytes_down"] + first["bytes_p2p"]
+    return dict(zip(TO, (first["round"], total, first["client_updates"], first["time"]), strict=True))
+
+
+def to_targets(scored: Sequence[Evaluation], targets: Iterable[float]) -> dict[str, dict[str, float | None]]:
+    """Return what each target took, by what was spent and by target."""
+    spent = {f"{target:g}": spent_until(scored, target) for target in sorted(set(targets))}
+    return {name: {target: own[name] for target, own in spent.items()} for name in TO}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What runs are compared by."""
+
+    name: str  # a key of the summary, or such as "rounds_to:0.8"
+    target: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Metric:
+        """Read a metric: `accuracy`, `best`, `rounds_to:0.8`."""
+        name, colon, target = str(text).strip().partition(":")
+        name = SHORT.get(name, name)
+        if name in TO:
+            return cls(f"{name}:{_target(text, target):g}", _target(text, target))
+        if name not in HIGHER or colon:
+            raise unknown_name("metric", str(text), (*HIGHER, *SHORT, *(f"{to}:0.8" for to in TO)))
+        return cls(name)
+
+    @property
+    def lower(self) -> bool:
+        """Whether less is better."""
+        return self.target is not None
+
+    @property
+    def personal(self) -> bool:
+        """Whether it is only there where `train.evaluate.personal` is set."""
+        return self.name.startswith("personal")
+
+    def read(self, summary: Mapping[str, Any], scored: Sequence[Evaluation]) -> float | None:
+        """Return its value in a finished run: infinite where the target was never reached, None if not measured."""
+        if self.target is None:
+            value = summary.get(self.name)
+            return None if value is None else float(value)
+        spent = spent_until(scored, self.target)[self.name.partition(":")[0]]
+        return math.inf if spent is None else float(spent)
+
+
+def metrics_of(asked: str | Sequence[str]) -> tuple[Metric, ...]:
+    """Read one metric or several, by which is ranked first."""
+    names = [asked] if isinstance(asked, str) else list(asked)
+    found = tuple(dict.fromkeys(Metric.of(part) for name in names for part in str(name).split(",")))
+    if not found:
+        raise RequestError("metric is empty; name one, such as accuracy")
+    return found
+
+
+def _target(asked: str, text: str) -> float:
+    try:
+        target = float(text)
+    except ValueError:
+        target = math.nan
+    if not 0 <= target <= 1:
+        raise RequestError(f'metric = "{asked}" needs an accuracy from 0 to 1, such as rounds_to:0.8')
+    return target
