@@ -2,74 +2,32 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import hashlib
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
+from publishing import covtype, left_behind
 from rich.console import Console
 
 from fedstrata.cli.downloads import shown
 from fedstrata.core import registry
-from fedstrata.data.published import Source
 from fedstrata.data.sets.covtype import Covtype
 from fedstrata.data.sets.mnist import Mnist
+from fedstrata.data.sources import Source
 
 # A download that breaks off leaves the HTTP library's own socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDSTRATA_DATA", str(tmp_path / "data"))
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """A server on this machine: fill `server.files` with what it gives by path."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.server.asked.append(self.path)
-            body = self.server.files.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.send_header("Content-Length", str(len(body or b"") + self.server.promised))
-            self.end_headers()
-            self.wfile.write(body or b"")
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as running:
-        running.files, running.asked, running.promised = {}, [], 0
-        running.url = f"http://127.0.0.1:{running.server_port}"
-        thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
-    gc.collect()  # while that warning is still ignored
-
-
-def covtype(rows: int = 40) -> bytes:
-    rng = np.random.default_rng(0)
-    lines = [
-        [*rng.integers(0, 99, 10), *np.eye(4, dtype=int)[0], *np.eye(40, dtype=int)[i % 40], 1 + i % 7]
-        for i in range(rows)
-    ]
-    return gzip.compress("".join(",".join(map(str, line)) + "\n" for line in lines).encode())
-
-
-def left_behind(folder: Path) -> list[str]:
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) if folder.exists() else []
+def _no_package(monkeypatch):
+    """The publisher alone: what happens with packages is told in another file."""
+    monkeypatch.setattr(Covtype, "package", None)
+    monkeypatch.setattr(Mnist, "package", None)
 
 
 # ---- list ----------------------------------------------------------------------------------------------------------

@@ -84,7 +84,11 @@ def test_packs_of_digit_domains(usps):
 
 @needs_packs
 def test_packs_of_digit_domains_need_mnist_beside_them():
-    refused(DigitsDg(), PACKS / "digit_domains", "not the pack mnist beside it")
+    refused(
+        DigitsDg(),
+        PACKS / "digit_domains",
+        r"lacks mnist_10k_2k\.npz\.xz; give with --from the folder that holds both packs",
+    )
 
 
 @needs_packs

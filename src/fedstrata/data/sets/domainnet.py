@@ -21,8 +21,9 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count
 from fedstrata.data.files import Files
 from fedstrata.data.formats.images import IMAGENET_MEAN, IMAGENET_STD, Picture, pictures, read_split
-from fedstrata.data.published import Published, Source
+from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sources import Source
 
 LISTED = {  # images in the lists of a domain, train and test, all classes
     "clipart": (33525, 14604),

@@ -22,8 +22,9 @@ from fedstrata.data.files import Files
 from fedstrata.data.formats.images import pictures, read_split
 from fedstrata.data.packs import check_side, read_npz, read_sprite
 from fedstrata.data.partitions.base import hold_out
-from fedstrata.data.published import Published, Source
+from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sources import Source
 
 HELD_OUT = 0.2
 DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")

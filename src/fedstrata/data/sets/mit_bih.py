@@ -28,8 +28,9 @@ from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.formats.wfdb import read_212, read_annotations, read_header
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
-from fedstrata.data.published import Published, Source
+from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sources import Source
 
 WIDTH, FREQUENCY = 187, 125
 PACED = (102, 104, 107, 217)

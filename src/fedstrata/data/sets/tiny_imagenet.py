@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import Files
 from fedstrata.data.formats.images import Picture, pictures, read_split
-from fedstrata.data.published import Published, Source
+from fedstrata.data.published import Published
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.sources import Source
 
 
 @dataclass(frozen=True)
