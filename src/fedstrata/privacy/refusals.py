@@ -85,6 +85,13 @@ def _masked(experiment: Experiment, plan: Plan, clients: int) -> None:
             'privacy.aggregate = "masked" does not fit a chain: a model that goes from client to client is never '
             'summed; use privacy.aggregate = "open", or method.driver = "rounds" or "sync"'
         )
+    if clients < FEWEST:
+        raise RequestError(f'privacy.aggregate = "masked" needs at least {FEWEST} clients; there are {clients}')
+    if plan.driver.steps_at_server and plan.local.batch_size < FEWEST:
+        raise RequestError(
+            f'train.batch_size = {plan.local.batch_size}: privacy.aggregate = "masked" needs at least {FEWEST}, '
+            "because a global batch is summed over as many clients"
+        )
     k = min(per_round(plan.clients_per_round, clients), clients)
     if k < FEWEST and plan.driver.side_by_side:
         raise RequestError(

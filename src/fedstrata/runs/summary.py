@@ -140,4 +140,10 @@ def _remarks(events: list[dict[str, Any]]) -> list[str]:
     broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
     if broken:
         remarks.append(f"{sum(broken)} reports were dropped because training was not finite; try a smaller train.lr")
+    scheduled = [event for event in events if event["event"] == "schedule"]
+    if left_out := sum(event.get("lost", 0) for event in scheduled):
+        entries = sum(event["entries"] for event in scheduled)
+        why = "; ".join(dict.fromkeys(event["why"] for event in events if event["event"] == "batch_left_out"))
+        share = f"{left_out:,} of {entries:,} scheduled samples ({left_out / entries:.1%})"
+        remarks.append(f"{share} were not trained on: {why}")
     return remarks

@@ -49,6 +49,7 @@ class Slice:
     pools: Pools
     start: int  # entries over before it
     until: int  # entries over after it
+    lost: int = 0  # samples lost before it
 
     @property
     def entries(self) -> int:
@@ -156,7 +157,7 @@ class ScheduledDriver(Driver):
         )
         for client in _absent(epoch, view):
             pools.leave(client)
-        return Slice(epoch, pools, epoch.over, min(until, epoch.length))
+        return Slice(epoch, pools, epoch.over, min(until, epoch.length), epoch.lost)
 
     def end(self, state: ScheduleState, view: View, now: Slice, account: Account) -> None:
         """Say what the model saw, and forget an epoch that is over."""
@@ -168,6 +169,7 @@ class ScheduledDriver(Driver):
             round=view.round + 1,
             epoch=now.epoch.number + 1,
             entries=now.epoch.over - now.start,
+            lost=now.epoch.lost - now.lost,
             exposure=now.pools.trained,
             client_updates=client_updates,
             refused=refused,
