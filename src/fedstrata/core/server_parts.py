@@ -58,6 +58,11 @@ class ServerSide(Part):
         return "every client's whole update" if self.individual else None
 
     @property
+    def reads_envelope(self) -> bool:
+        """Whether this part reads `loss` or `update_norm` of single reports: else masked sums hide them."""
+        return False
+
+    @property
     def needs(self) -> frozenset[str]:
         """What this part reads of the client info: "sizes", "labels", "totals", "counts", "speeds", "proxy"."""
         return frozenset()

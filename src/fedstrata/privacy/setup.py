@@ -82,7 +82,8 @@ def protect_engine(experiment: Experiment, plan: Plan, engine: Engine, clients: 
         return engine
     from fedstrata.privacy.protected_engine import ProtectedEngine  # noqa: PLC0415
 
-    return ProtectedEngine(engine, plan.streams, clients, encoding_of(privacy), noise_of(privacy), log)
+    how = encoding_of(privacy), noise_of(privacy), hides_figures(privacy, plan)
+    return ProtectedEngine(engine, plan.streams, clients, *how, log)
 
 
 def encoding_of(privacy: Privacy) -> Encoding | None:
@@ -95,6 +96,11 @@ def noise_of(privacy: Privacy) -> UpdateNoise | None:
     """Say how updates are clipped and noised, if they are."""
     dp = privacy.dp
     return None if dp is None else UpdateNoise(dp.clip, dp.noise, dp.where == "local")
+
+
+def hides_figures(privacy: Privacy, plan: Plan) -> bool:
+    """Say whether losses and lengths of updates are told in sums only: as updates are, unless a part reads them."""
+    return privacy.aggregate == "masked" and not plan.reads_envelope
 
 
 def hides_label_counts(privacy: Privacy) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.plan import Plan
-from fedstrata.privacy.setup import hides_label_counts
+from fedstrata.privacy.setup import hides_figures, hides_label_counts
 
 NAMED_BY_MODEL = (
     "Placeholders hide labels only from who has no labelled examples: whoever holds a trained model and one public "
@@ -82,7 +82,11 @@ def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: 
         said.append(_enclave(experiment))
     said.append(_updates(experiment, plan))
     noised = privacy.dp is not None and privacy.dp.where == "local"
-    also = "" if noised else ", how high its mean loss was and how long its update is"
+    also = ", how high its mean loss was and how long its update is"
+    if noised:
+        also = ""
+    elif hides_figures(privacy, plan):
+        also = "; losses and lengths of updates only in the sum"
     said.append(f"With every report it reads how many samples and steps it stands for{also}.")
     for part in plan.server_side:
         if part.reads is not None:

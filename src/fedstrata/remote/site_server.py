@@ -25,7 +25,7 @@ from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import fast_replace
+from fedstrata.core.messages import Report, fast_replace
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
@@ -35,8 +35,8 @@ from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.privacy.protect import cut, protect_report, protect_update
-from fedstrata.privacy.setup import encoding_of, hides_label_counts, noise_of
+from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
+from fedstrata.privacy.setup import encoding_of, hides_figures, hides_label_counts, noise_of
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
@@ -69,6 +69,7 @@ class SiteSession:
     hides_label_counts: bool = False  # whether it tells nothing by label
     noise: UpdateNoise | None = None  # on what leaves it
     encoding: Encoding | None = None  # of what leaves it, where updates are masked
+    hides_figures: bool = False  # the same: whether losses and lengths of updates are
     key_directory: KeyDirectory | None = None  # the same
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: SumMember | None = None
@@ -159,6 +160,7 @@ class Host:
             hides_label_counts(privacy),
             noise_of(privacy),
             encoding_of(privacy),
+            hides_figures(privacy, plan),
             self._guard.key_directory(told) if privacy.aggregate == "masked" else None,
             hops=self._hops(told, plan) if told.get("chained") else None,
         )
@@ -211,6 +213,8 @@ class Host:
         report = unpack_report(data)
         leaving = None
         if report.aggregated:
+            if session.hides_figures:
+                report = self._hidden(report, session)
             leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable)
             report = protect_report(report, noise)
         if session.key_directory is None:
@@ -219,6 +223,12 @@ class Host:
             )
         session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
+
+    def _hidden(self, report: Report, session: SiteSession) -> Report:
+        """Tell loss and length of an update in the sum only; where it is noised, not at all."""
+        if session.noise is not None or session.encoding is None or not report.finite:
+            return hide_figures(report)
+        return sum_figures(report, session.encoding.most(session.everybody))
 
     def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
         """Take a step of a secure sum over what was trained last: once."""
