@@ -196,6 +196,21 @@ class Schedule(ServerSide):
         """How clients find the samples that the schedule asks for; None: they are asked for nothing special."""
         return None
 
+    def hiding_counts(self) -> Schedule:
+        """Return the schedule to follow where nobody may learn how many samples of a label a client holds.
+
+        Returns
+        -------
+        Schedule
+            This one, if nothing in it tells.
+
+        Raises
+        ------
+        RequestError
+            If it cannot do without.
+        """
+        return self
+
 
 class Driver(ServerSide):
     """The shape of a round: which steps, in which order.

@@ -279,11 +279,11 @@ class AtSites:
                 return {}, stay - strange.keys()
             values = [one.values for one in brought.values()]
             if self._masks is None:
-                total = sum_in_order(dict(enumerate(values)))
-            else:
-                total = add_tensors(values, self._plan.local.dtype)
-            counts = [one.count for one in brought.values()]
-            average, count = statistics.average(next(iter(brought.values())).what, total, counts)
+                total, count = sum_in_order(dict(enumerate(values))), sum(one.count for one in brought.values())
+            else:  # of how many values, comes masked behind them
+                summed = add_tensors(values, torch.float64)
+                total, count = summed[:-1].to(self._plan.local.dtype), float(summed[-1])
+            average, count = statistics.average(next(iter(brought.values())).what, total, count, len(values))
             told = pack({"count": count}, {"average": average})
             said = self._told({name: build_request("met", told) for name in waiting}, tasks)
             if len(said) < len(waiting):  # the others cannot go on without it: their computation is lost

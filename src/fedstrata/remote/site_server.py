@@ -140,11 +140,12 @@ class Host:
         federation = self._guard.own(told)
         experiment = Experiment.of(read_values(text))
         privacy, plan = experiment.privacy, build_plan(experiment, federation)
+        local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
         own = federation.client(0)
         rows = torch.from_numpy(own.rows)
         here = replace(own, id=int(told["client"]), rows=np.arange(own.samples), speed=float(told["speed"]))
         x, y = federation.train.x[rows], federation.train.y[rows]
-        trainer = Trainer(plan.local, x, y, max(own.samples, 1), fastest=here.speed)
+        trainer = Trainer(local, x, y, max(own.samples, 1), fastest=here.speed)
         module = plan.local.build().to(plan.local.dtype)
         network = Network(module, plan.local.head, plan.local.half).eval()
         self._session = SiteSession(
@@ -228,6 +229,7 @@ class Host:
         """Tell loss and length of an update in the sum only; where it is noised, not at all."""
         if session.noise is not None or session.encoding is None or not report.finite:
             return hide_figures(report)
+        report = fast_replace(report, work=0.0)  # how many samples it computed on
         return sum_figures(report, session.encoding.most(session.everybody))
 
     def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
@@ -317,8 +319,17 @@ class RunningTask:
             self._out.put(error)
 
     def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
-        brought = values if self._participant is None else self._participant.masked_tensor(values)
-        self._out.put((MET, pack({"what": what, "count": count}, {"values": brought})))
+        told, brought = count, values
+        if self._participant is not None:  # how many values they are of tells how many samples this site gives
+            told, brought = (
+                0.0,
+                self._participant.masked_tensor(torch.cat([values.double().reshape(-1), _double(count)])),
+            )
+        self._out.put((MET, pack({"what": what, "count": told}, {"values": brought})))
         if (met := self._back.get()) is None:
             raise RefusedError("the meeting is over")
-        return met
+        return met[0].reshape(values.shape), met[1]
+
+
+def _double(number: float) -> Tensor:
+    return torch.tensor([number], dtype=torch.float64)
