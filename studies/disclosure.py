@@ -1,4 +1,4 @@
-"""What do a curious server, a curious client and both together learn of label counts from Stratify's messages?
+"""What a curious server, a curious client and both together learn of label counts from Stratify's messages.
 
 Plays an epoch of batch-data learning, writes down what the server receives, and works out from that transcript between
 which bounds each client's number of samples of each placeholder must lie.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
@@ -78,10 +79,8 @@ class Overheard:
         reports: list[Report] = self._engine.ask(step, tasks)
         self._transcript.steps.append((step, tasks, reports))
         if step.combine:
-            try:
+            with suppress(RuntimeError):  # single updates are not shown where they are masked
                 self._transcript.shown += len(self._engine.each())
-            except RuntimeError:  # masked
-                pass
         return reports
 
 
@@ -119,7 +118,7 @@ class Bounds:
             self.high[client, stratum] = min(self.high[client, stratum], high)
 
     def add_up(self, totals: np.ndarray) -> None:
-        """What the others must at least have, one cannot have; what they can at most have, it must not lack."""
+        """Use the totals: what all others have at least, one cannot have; what they have at most, it must have."""
         for _ in range(len(self.low)):
             self.high = np.minimum(self.high, totals - (self.low.sum(0) - self.low))
             self.low = np.maximum(self.low, totals - (self.high.sum(0) - self.high))
@@ -183,7 +182,7 @@ def read_alone(transcript: Transcript, client: int, counts: np.ndarray) -> Bound
 
 
 def check(bounds: Bounds, truth: np.ndarray) -> None:
-    """An attack that is wrong shows nothing."""
+    """Make sure that nobody believes what is not true: an attack that is wrong shows nothing."""
     assert ((bounds.low <= truth) & (truth <= bounds.high)).all()
 
 

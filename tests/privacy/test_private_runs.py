@@ -170,7 +170,8 @@ def test_masked_labels_only_put_the_classes_into_another_order(tmp_path):
         assert not np.array_equal(codes, np.arange(10))
         private = train(overrides=SMALL | asked | {"privacy.labels": "prf"}, out=tmp_path / name)
         plain = train(
-            overrides=besides_data_and_model(SMALL | asked),
+            overrides=besides_data_and_model(SMALL | asked)
+            | ({"method.schedule.replacement": True} if name == "batch" else {}),
             federation=federation.relabel(codes),
             model=work.plan.local.build(),
             out=tmp_path / f"{name}-plain",
@@ -254,8 +255,9 @@ def test_masked_labels_and_masked_sums_together_change_nothing_but_the_order(tmp
     federation = build_federation(experiment)
     work = build_session(experiment, federation, None)
     run = train(overrides=private, out=tmp_path / "private")
+    again = {"method.schedule.replacement": True} if "stratify" in name else {}  # so that nobody runs out
     plain = train(
-        overrides=besides_data_and_model(asked),
+        overrides=besides_data_and_model(asked) | again,
         federation=federation.relabel(work.private.federation.codes),
         model=work.plan.local.build(),
         out=tmp_path / "plain",
@@ -396,7 +398,16 @@ REFUSED = [
         "allow",
     ),
     ({"privacy.histogram_epsilon": 1.0}, "asks no client for its label counts"),
-    ({"method.name": "stratify-batch", "privacy.labels": "prf", "data.drift": {}}, "data.drift"),
+    ({"method.name": "flips", "privacy.labels": "prf", "data.drift": {}}, "data.drift"),
+    ({"method.name": "stratify-batch", "method.schedule.clients": "weighted", **PRF}, 'use "binomial"'),
+    ({"method.name": "stratify-single", "method.schedule.clients": "remaining", **PRF}, 'use "binomial"'),
+    ({"method.name": "stratify-batch", "method.schedule.replacement": False, **PRF}, "knows everybody's counts"),
+    ({"method.name": "stratify-single", "method.schedule.clients": "binomial"}, "global batches"),
+    (
+        {"method.name": "stratify-batch", "method.schedule.clients": "binomial", "method.schedule.replacement": False},
+        "leave replacement out",
+    ),
+    ({"method.name": "stratify-batch", "model.init": "nowhere.safetensors", **PRF}, "in that run's folder"),
     ({"method.name": "fedga-greedy", "data.proxy": 20, "privacy.labels": "prf"}, "data.proxy"),
     ({"data.clients": 2, "privacy.labels": "prf"}, "at least 3"),
     ({"method.selector": "oort", "privacy.dp.noise": 1.0}, "it reads"),

@@ -74,7 +74,8 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
 
     federation = build_federation(Experiment.of(None, **asked_for))
     here = train(
-        overrides={k: v for k, v in asked_for.items() if k.split(".")[0] not in ("data", "model")},
+        overrides={k: v for k, v in asked_for.items() if k.split(".")[0] not in ("data", "model")}
+        | ({} if method is FLIPS else {"method.schedule.replacement": True}),
         federation=federation.relabel(order),
         model=build_session(Experiment.of(None, **asked_for), federation, None).plan.local.build(),
         out=tmp_path / "here",

@@ -22,7 +22,7 @@ def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> No
             f"where privacy.encoding.bits = {privacy.encoding.bits}"
         )
     if privacy.labels != "none":
-        _labels(experiment, federation)
+        _labels(experiment, plan, federation)
     if privacy.clustering != "server" and not isinstance(plan.selector, Flips):
         raise RequestError(
             f'privacy.clustering = "{privacy.clustering}" is for clusters of label distributions; '
@@ -55,11 +55,12 @@ def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> No
         _noised(experiment, plan, len(federation))
 
 
-def _labels(experiment: Experiment, federation: FederationInfo) -> None:
+def _labels(experiment: Experiment, plan: Plan, federation: FederationInfo) -> None:
     mode = experiment.privacy.labels
-    if federation.moves is not None:
+    if federation.moves is not None and "counts" in plan.needs:
         raise RequestError(
-            f'privacy.labels = "{mode}" does not fit data.drift and data.stream: labels are agreed on once'
+            f'privacy.labels = "{mode}" does not fit data.drift and data.stream where a method reads label counts: '
+            "they are told once"
         )
     if federation.proxy is not None:
         raise RequestError(

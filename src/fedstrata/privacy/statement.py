@@ -24,6 +24,10 @@ AT_SITES = (
     "Every site drew its secrets on its own machine. It did what this experiment says, as the server sent it: a server "
     "that sends another one is told what that one says."
 )
+TOLD_AGAIN = (
+    "Data change from round to round: in every round it is told anew who holds which placeholder, and the totals. "
+    "Where few clients' data changed, the difference of two totals is what they got or lost."
+)
 TOLD = {
     "sizes": "how many samples each client holds",
     "speeds": "how fast each client's device is",
@@ -41,8 +45,12 @@ def statement(
     guarantee: str | None = None,
     epsilon: float | None = None,
     simulated: bool = True,
+    moving: bool = False,
 ) -> dict[str, Any]:
-    """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means."""
+    """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means.
+
+    `moving`: what clients hold changes from round to round.
+    """
     said: dict[str, Any] = {
         "server": _server(experiment, plan, told, clusters),
         "other clients": _others(experiment, plan),
@@ -64,6 +72,8 @@ def statement(
                 "Beside, reports tell how many samples and steps they are of.",
             ]
         said["epsilon"] = epsilon
+    if moving and experiment.privacy.labels != "none":
+        said["server"].append(TOLD_AGAIN)
     said["note"] = SIMULATED if simulated else AT_SITES
     if not simulated and not hides_label_counts(experiment.privacy):
         said["server"].append("Of every site's test samples it is told how many there are of each label.")

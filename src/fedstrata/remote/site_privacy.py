@@ -12,7 +12,6 @@ same again: noise on label counts is drawn once for the same data, however often
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -20,8 +19,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
@@ -33,6 +30,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.labels.encoding import encode
+from fedstrata.privacy.labels.kept import NONCE, OwnMap
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.setup import held_labels
@@ -40,8 +38,6 @@ from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
 from fedstrata.remote.protocol import read_values
-
-NONCE = 12  # bytes
 
 
 class SitePrivacy:
@@ -171,19 +167,17 @@ class SitePrivacy:
 
     def seal_map(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
         """Seal the placeholders of own labels for a run; only this site can open them."""
-        nonce, text = os.urandom(NONCE), json.dumps([placeholders, list(own.items())]).encode()
-        return nonce + AESGCM(self._seal_key).encrypt(nonce, text, run.encode())
+        return OwnMap(own, placeholders).seal(self._seal_key, os.urandom(NONCE), run)
 
     def open_map(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
         """Open what `seal_map` sealed for a run: own labels' placeholders, and how many there are."""
         try:
-            text = AESGCM(self._seal_key).decrypt(sealed[:NONCE], sealed[NONCE:], run.encode())
-        except (InvalidTag, ValueError):
+            known = OwnMap.open(self._seal_key, sealed, run)
+        except RefusedError:
             raise RefusedError(
                 f"the map of labels that is shown to site {self.name} is not the one it sealed"
             ) from None
-        placeholders, own = json.loads(text)
-        return {label: int(place) for label, place in own}, int(placeholders)
+        return dict(known.own), known.placeholders
 
     @property
     def _seal_key(self) -> bytes:

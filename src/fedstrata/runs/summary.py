@@ -116,7 +116,8 @@ def _statement(session: Session, rounds: int) -> dict[str, Any]:
     guarantee = None if accountant is None else accountant.describe()
     epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
     told, clusters, here = session.client_info.told, session.private.clusters, session.remote is None
-    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here)
+    moving = session.federation.moves is not None
+    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here, moving)
 
 
 def _versions() -> dict[str, str]:
