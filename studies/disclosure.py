@@ -10,7 +10,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -200,9 +200,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def table() -> str:
     """Return what each of them learns, as a table."""
-    columns = [learnt(*listen(asked)) for asked in MODES.values()]
-    lines = [f"| | {' | '.join(MODES)} |", f"|---|{'---|' * len(MODES)}"]
-    lines += [f"| {name} | {' | '.join(column[name] for column in columns)} |" for name in columns[0]]
+    heard = {name: listen(asked) for name, asked in MODES.items()}
+    transcript, truth = heard["`uniform`"]
+    columns = {"told before": learnt(replace(transcript, steps=[], shown=0, bytes_up=0), truth)}
+    columns |= {name: learnt(*told) for name, told in heard.items()}
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    lines += [f"| {name} | {' | '.join(c[name] for c in columns.values())} |" for name in columns["told before"]]
     return "\n".join(lines) + "\n"
 
 

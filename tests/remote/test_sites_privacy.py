@@ -15,6 +15,7 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.deploy.keys import make
+from fedstrata.methods.schedules.lots import Lots
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
@@ -85,6 +86,35 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
     assert last[1]["accuracy"] == pytest.approx(last[0]["accuracy"], abs=1e-12)
     assert last[1]["recall"] == pytest.approx([last[0]["recall"][i] for i in np.argsort(order)])
     assert b"placeholder 0" in (tmp_path / "there" / "model.safetensors").read_bytes()[:4000]
+
+
+@pytest.mark.parametrize("norm", [{}, NORMED], ids=["plain", "batch norm"])
+def test_sites_that_draw_lots_send_nothing_that_tells_how_many_they_drew(tmp_path, keys, norm, monkeypatch):
+    asked, reports, brought, drawn = BATCH | PRF | MASKED | norm, {}, [], []
+    asked |= {"method.schedule.clients": "binomial"}
+    draw = Lots.draw
+
+    def watched(name, kind, reply):
+        if kind in ("task", "met"):
+            _, what, data = split(reply)
+            if what == b"report":
+                report = unpack_report(data)
+                reports.setdefault((report.samples, report.nbytes, report.received, report.work), []).append(report)
+            else:
+                brought.append(unpack(data))
+        return reply
+
+    monkeypatch.setattr(Lots, "draw", lambda self, context: drawn.append(draw(self, context)) or drawn[-1])
+    run = away(keys, with_keys(keys, SMALL | asked, watched), asked, tmp_path / "run")
+    (event,) = events(run, "schedule")
+    assert (event["entries"], event["lost"], event["refused"]) == (60, 0, 0)
+    assert len({len(positions) for positions in drawn}) > 2
+    ((samples, _, _, work),) = reports  # all of them alike
+    assert (samples, work) == (20, 0.0)
+    assert all(np.isnan(r.loss) and np.isnan(r.update_norm) for own in reports.values() for r in own)
+    assert bool(brought) == bool(norm)
+    assert all(header["count"] == 0.0 for header, _ in brought)
+    assert any("draw lots" in said for said in run.summary["privacy"]["server"])
 
 
 def test_a_run_with_masked_labels_goes_on_though_server_and_sites_were_restarted(tmp_path, keys):

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.plan import Plan
+from fedstrata.methods.schedules.lots import Lots
 from fedstrata.privacy.setup import hides_figures, hides_label_counts
 
 NAMED_BY_MODEL = (
@@ -23,6 +24,14 @@ SIMULATED = (
 AT_SITES = (
     "Every site drew its secrets on its own machine. It did what this experiment says, as the server sent it: a server "
     "that sends another one is told what that one says."
+)
+LOTS = (
+    "Clients draw lots for how many samples of each batch they give: it does not see who gave how many. How long a "
+    "client takes to answer may tell something of it."
+)
+LOTS_IN_THE_OPEN = (
+    'Clients draw lots for how many samples of each batch they give; with privacy.aggregate = "open" their gradients '
+    "show how many."
 )
 TOLD_AGAIN = (
     "Data change from round to round: in every round it is told anew who holds which placeholder, and the totals. "
@@ -98,6 +107,8 @@ def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: 
     elif hides_figures(privacy, plan):
         also = "; losses and lengths of updates only in the sum"
     said.append(f"With every report it reads how many samples and steps it stands for{also}.")
+    if isinstance(plan.local.sampler, Lots):
+        said.append(LOTS if privacy.aggregate == "masked" else LOTS_IN_THE_OPEN)
     for part in plan.server_side:
         if part.reads is not None:
             said.append(f"{type(part).__name__} reads {part.reads}.")
@@ -145,6 +156,8 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
         said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
     if experiment.privacy.clustering == "masked":
         said.append("The centres of all clusters, in every step of finding them.")
+    if isinstance(plan.local.sampler, Lots):
+        said.append("How many samples of each label, or placeholder, there are in all.")
     if plan.space.normed and (plan.driver.steps_at_server or plan.driver.together):
         said.append("Means and variances of the batches that they take part in.")
     return said

@@ -28,7 +28,7 @@ from fedstrata.methods.schedules.supply import Pools
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawLots:
     """Ask clients to draw lots for a batch, and to give the gradient of what they drew; somebody may be missing."""
 
     clients: tuple[int, ...]
@@ -36,7 +36,7 @@ class Draw:
     entries: tuple[int, ...]  # of each stratum
 
 
-def lots(epoch: Epoch, pools: Pools, until: int, size: int, fewest: int = 1) -> Generator[Draw, Collection[int], None]:
+def lots(epoch: Epoch, pools: Pools, until: int, size: int, fewest: int = 1) -> Generator[DrawLots, Collection[int], None]:
     """Play an epoch until so many entries are over; the answer to a move is who was there."""
     while epoch.over < until and epoch.left:
         entries = epoch.take(min(size, until - epoch.over))
@@ -58,7 +58,7 @@ def lots(epoch: Epoch, pools: Pools, until: int, size: int, fewest: int = 1) -> 
             pools.note("batch_left_out", samples=f.total(), why=why)
             epoch.lost += f.total()
             continue
-        there = yield Draw(tuple(sorted(clients)), tuple(f), tuple(f.values()))
+        there = yield DrawLots(tuple(sorted(clients)), tuple(f), tuple(f.values()))
         if fewest > 1 and not there:  # under masks one that goes missing can spoil the sum of all
             pools.note("batch_left_out", samples=f.total(), why="what its clients sent could not be summed")
             epoch.lost += f.total()
