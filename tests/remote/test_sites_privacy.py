@@ -117,6 +117,26 @@ def test_sites_that_draw_lots_send_nothing_that_tells_how_many_they_drew(tmp_pat
     assert any("draw lots" in said for said in run.summary["privacy"]["server"])
 
 
+def test_a_model_goes_on_in_another_run_with_the_placeholders_it_was_trained_on(tmp_path, keys):
+    wish = BATCH | PRF | {"train.rounds": 2, "method.schedule.length": 600, "train.lr": 0.2}
+    transport = with_keys(keys, SMALL | wish)
+    first = away(keys, transport, wish, tmp_path / "first")
+    still = wish | {"train.rounds": 1, "train.lr": 1e-9, "model.init": str(tmp_path / "first" / "model.safetensors")}
+    then = away(keys, transport, still, tmp_path / "then")
+    assert first.summary["accuracy"] > 0.5
+    assert then.summary["accuracy"] == pytest.approx(first.summary["accuracy"], abs=0.01)
+    third = away(keys, transport, still | {"model.init": str(tmp_path / "then" / "model.safetensors")}, tmp_path / "3")
+    assert third.summary["accuracy"] == pytest.approx(first.summary["accuracy"], abs=0.01)
+    strangers = keys.parent / "others"
+    make(strangers, FOUR)
+    with pytest.raises(RequestError, match="cannot go on with the placeholders"):
+        away(strangers, with_keys(strangers, SMALL | wish), still, tmp_path / "strangers")
+    here = train(overrides=SMALL | wish, out=tmp_path / "here")
+    elsewhere = still | {"model.init": str(here.path / "model.safetensors")}
+    with pytest.raises(RequestError, match="other clients than these sites"):
+        away(keys, with_keys(keys, SMALL | wish), elsewhere, tmp_path / "elsewhere")
+
+
 def test_a_run_with_masked_labels_goes_on_though_server_and_sites_were_restarted(tmp_path, keys):
     wish = BATCH | PRF | {"train.rounds": 2}
 

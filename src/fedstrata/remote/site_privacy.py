@@ -1,6 +1,7 @@
 """What a site does itself, so that nobody learns more of its data than the experiment says.
 
     labels    a step of label masking; with the last one the site's map of placeholders goes to the server, sealed
+    renumber  which new placeholder is which of an earlier run, whose model goes on
     meet      hello, before sums under masks
     cluster   take part in k-means by masked sums, with the label shares that it has
     centres   a step of it
@@ -37,7 +38,7 @@ from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
-from fedstrata.remote.protocol import read_values
+from fedstrata.remote.protocol import read_values, to_json
 
 
 class SitePrivacy:
@@ -53,6 +54,7 @@ class SitePrivacy:
         self._member: tuple[ClusterMember, Participant] | None = None
         self.requests: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
             "labels": self._mask_labels,
+            "renumber": self._renumber,
             "meet": self._meet,
             "cluster": self._cluster,
             "centres": self._centres,
@@ -138,6 +140,13 @@ class SitePrivacy:
         reply = self._labels.answer(step.decode(), message)
         last = step.decode() == PrfClient.steps[-1]
         return reply, self.seal_map(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
+
+    def _renumber(self, about: bytes) -> tuple[bytes, bytes]:
+        told = read_values(about)
+        now, _ = self.open_map(bytes.fromhex(told["sealed"]), told["run"])
+        before = OwnMap(*self.open_map(bytes.fromhex(told["before"]), told["run_before"]))
+        pairs = {str(place): old for place, old in before.renumber(now).items()}
+        return to_json(pairs), self.seal_map(before.own, before.placeholders, told["run"])
 
     def _meet(self, about: bytes) -> tuple[bytes]:
         told = read_values(about)

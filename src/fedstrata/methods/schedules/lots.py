@@ -36,7 +36,9 @@ class DrawLots:
     entries: tuple[int, ...]  # of each stratum
 
 
-def lots(epoch: Epoch, pools: Pools, until: int, size: int, fewest: int = 1) -> Generator[DrawLots, Collection[int], None]:
+def lots(
+    epoch: Epoch, pools: Pools, until: int, size: int, fewest: int = 1
+) -> Generator[DrawLots, Collection[int], None]:
     """Play an epoch until so many entries are over; the answer to a move is who was there."""
     while epoch.over < until and epoch.left:
         entries = epoch.take(min(size, until - epoch.over))
