@@ -179,7 +179,7 @@ def test_batches_that_three_clients_cannot_fill_are_refused(tmp_path):
 
 
 def test_a_client_starts_over_on_its_own(tmp_path):
-    """What `spread` relies on: a pass ahead of everybody's is given, and what was given is not given again in it."""
+    """What `newcomers.py` relies on: a pass ahead of everybody's is given, and what was given is not given again in it."""
     from test_scheduled_runs import Desk  # noqa: PLC0415
 
     desk = Desk()

@@ -1,7 +1,7 @@
 """Stratify, Algorithms 2 and 4: batch-data learning. Clients reserve samples for a batch, then give gradients.
 
 Where what they give is summed under masks, a batch needs several clients: its sum would show what a single one gave.
-With too few, entries go to other holders, used-up ones starting over on their own (`spread.py`).
+With too few, entries go to other holders, used-up ones starting over on their own (`newcomers.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from fedstrata.methods.schedules.epoch import Epoch
-from fedstrata.methods.schedules.spread import Newcomers
+from fedstrata.methods.schedules.newcomers import Newcomers
 from fedstrata.methods.schedules.supply import Pools
 
 AGAIN = 3  # batches in a row whose sum came to nothing, until their entries are given up

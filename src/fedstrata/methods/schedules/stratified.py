@@ -69,7 +69,7 @@ class Stratified(Schedule):
     @property
     def reads_counts(self) -> bool:
         """Whether the server must know how many samples of each label every client holds."""
-        return self.clients in ("weighted", "remaining")
+        return self.clients not in ("uniform", "binomial")
 
     @property
     def sampler(self) -> Sampler:
