@@ -178,8 +178,8 @@ def test_batches_that_three_clients_cannot_fill_are_refused(tmp_path):
         train(federation=uneven(0.5, 2), overrides={"method.name": "stratify-batch"} | MASKED, out=tmp_path / "two")
 
 
-def test_a_client_starts_over_on_its_own(tmp_path):
-    """What `newcomers.py` relies on: a pass ahead of everybody's is given, and what was given is not given again in it."""
+def test_a_client_starts_over_on_its_own():
+    """What `newcomers.py` relies on: a pass ahead of everybody's is given, and no sample of it twice."""
     from test_scheduled_runs import Desk  # noqa: PLC0415
 
     desk = Desk()
