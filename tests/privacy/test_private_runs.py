@@ -97,6 +97,28 @@ def test_the_default_encoding_is_close(tmp_path):
     assert masked.summary["accuracy"] == pytest.approx(plain.summary["accuracy"], abs=0.005)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "stratify-batch"])
+def test_losses_and_lengths_are_told_in_the_sum_alone(tmp_path, name):
+    asked = SMALL | ALIKE[name] | ({"engine.execution": "messages"} if "stratify" in name else {})
+    runs = {
+        how: train(overrides=asked | FINE | {"privacy.aggregate": how}, out=tmp_path / how)
+        for how in ("open", "masked")
+    }
+    plain, masked = (events(run, "round")[-1] for run in runs.values())
+    assert masked["loss_train"] == pytest.approx(plain["loss_train"], abs=1e-9)
+    assert (masked["update_norm"] is None) == (plain["update_norm"] is None)
+    assert all("update_norm" not in step for step in masked["steps"])
+    assert "only in the sum" in " ".join(runs["masked"].summary["privacy"]["server"])
+    assert "how long its update is" in " ".join(runs["open"].summary["privacy"]["server"])
+
+
+def test_who_reads_losses_is_still_told_them(tmp_path):
+    asked = SMALL | {"method.selector": {"kind": "power-of-choice", "loss": "last"}, "privacy.aggregate": "masked"}
+    run = train(overrides=asked, out=tmp_path / "run")
+    assert all(length > 0 for length in events(run, "round")[-1]["steps"][0]["update_norm"].values())
+    assert "how long its update is" in " ".join(run.summary["privacy"]["server"])
+
+
 def test_sums_of_batch_norm_are_masked_too(tmp_path):
     asked = SMALL | BATCH | NORMED | {"engine.execution": "messages"}
     plain = train(overrides=asked, out=tmp_path / "open")
@@ -148,7 +170,8 @@ def test_masked_labels_only_put_the_classes_into_another_order(tmp_path):
         assert not np.array_equal(codes, np.arange(10))
         private = train(overrides=SMALL | asked | {"privacy.labels": "prf"}, out=tmp_path / name)
         plain = train(
-            overrides=besides_data_and_model(SMALL | asked),
+            overrides=besides_data_and_model(SMALL | asked)
+            | ({"method.schedule.replacement": True} if name == "batch" else {}),
             federation=federation.relabel(codes),
             model=work.plan.local.build(),
             out=tmp_path / f"{name}-plain",
@@ -232,8 +255,9 @@ def test_masked_labels_and_masked_sums_together_change_nothing_but_the_order(tmp
     federation = build_federation(experiment)
     work = build_session(experiment, federation, None)
     run = train(overrides=private, out=tmp_path / "private")
+    again = {"method.schedule.replacement": True} if "stratify" in name else {}  # so that nobody runs out
     plain = train(
-        overrides=besides_data_and_model(asked),
+        overrides=besides_data_and_model(asked) | again,
         federation=federation.relabel(work.private.federation.codes),
         model=work.plan.local.build(),
         out=tmp_path / "plain",
@@ -287,7 +311,7 @@ def test_noise_is_added_counted_and_the_same_in_equal_runs(tmp_path, where, aggr
     assert runs[0].summary["privacy"]["epsilon"] == runs[0].summary["epsilon"]
     assert quiet.summary["epsilon"] is None  # without noise it is infinite
     told = events(runs[0], "round")[-1]["loss_train"]
-    assert (told is None) == (where == "local")
+    assert (told is None) == (where == "local" or aggregate == "masked")
 
 
 def test_local_noise_lets_no_other_number_out(tmp_path):
@@ -374,7 +398,16 @@ REFUSED = [
         "allow",
     ),
     ({"privacy.histogram_epsilon": 1.0}, "asks no client for its label counts"),
-    ({"method.name": "stratify-batch", "privacy.labels": "prf", "data.drift": {}}, "data.drift"),
+    ({"method.name": "flips", "privacy.labels": "prf", "data.drift": {}}, "data.drift"),
+    ({"method.name": "stratify-batch", "method.schedule.clients": "weighted", **PRF}, 'use "binomial"'),
+    ({"method.name": "stratify-single", "method.schedule.clients": "remaining", **PRF}, 'use "binomial"'),
+    ({"method.name": "stratify-batch", "method.schedule.replacement": False, **PRF}, "knows everybody's counts"),
+    ({"method.name": "stratify-single", "method.schedule.clients": "binomial"}, "global batches"),
+    (
+        {"method.name": "stratify-batch", "method.schedule.clients": "binomial", "method.schedule.replacement": False},
+        "leave replacement out",
+    ),
+    ({"method.name": "stratify-batch", "model.init": "nowhere.safetensors", **PRF}, "in that run's folder"),
     ({"method.name": "fedga-greedy", "data.proxy": 20, "privacy.labels": "prf"}, "data.proxy"),
     ({"data.clients": 2, "privacy.labels": "prf"}, "at least 3"),
     ({"method.selector": "oort", "privacy.dp.noise": 1.0}, "it reads"),

@@ -15,6 +15,7 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.deploy.keys import make
+from fedstrata.methods.schedules.lots import Lots
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
@@ -74,7 +75,8 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
 
     federation = build_federation(Experiment.of(None, **asked_for))
     here = train(
-        overrides={k: v for k, v in asked_for.items() if k.split(".")[0] not in ("data", "model")},
+        overrides={k: v for k, v in asked_for.items() if k.split(".")[0] not in ("data", "model")}
+        | ({} if method is FLIPS else {"method.schedule.replacement": True}),
         federation=federation.relabel(order),
         model=build_session(Experiment.of(None, **asked_for), federation, None).plan.local.build(),
         out=tmp_path / "here",
@@ -84,6 +86,55 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
     assert last[1]["accuracy"] == pytest.approx(last[0]["accuracy"], abs=1e-12)
     assert last[1]["recall"] == pytest.approx([last[0]["recall"][i] for i in np.argsort(order)])
     assert b"placeholder 0" in (tmp_path / "there" / "model.safetensors").read_bytes()[:4000]
+
+
+@pytest.mark.parametrize("norm", [{}, NORMED], ids=["plain", "batch norm"])
+def test_sites_that_draw_lots_send_nothing_that_tells_how_many_they_drew(tmp_path, keys, norm, monkeypatch):
+    asked, reports, brought, drawn = BATCH | PRF | MASKED | norm, {}, [], []
+    asked |= {"method.schedule.clients": "binomial"}
+    draw = Lots.draw
+
+    def watched(name, kind, reply):
+        if kind in ("task", "met"):
+            _, what, data = split(reply)
+            if what == b"report":
+                report = unpack_report(data)
+                reports.setdefault((report.samples, report.nbytes, report.received, report.work), []).append(report)
+            else:
+                brought.append(unpack(data))
+        return reply
+
+    monkeypatch.setattr(Lots, "draw", lambda self, context: drawn.append(draw(self, context)) or drawn[-1])
+    run = away(keys, with_keys(keys, SMALL | asked, watched), asked, tmp_path / "run")
+    (event,) = events(run, "schedule")
+    assert (event["entries"], event["lost"], event["refused"]) == (60, 0, 0)
+    assert len({len(positions) for positions in drawn}) > 2
+    ((samples, _, _, work),) = reports  # all of them alike
+    assert (samples, work) == (20, 0.0)
+    assert all(np.isnan(r.loss) and np.isnan(r.update_norm) for own in reports.values() for r in own)
+    assert bool(brought) == bool(norm)
+    assert all(header["count"] == 0.0 for header, _ in brought)
+    assert any("draw lots" in said for said in run.summary["privacy"]["server"])
+
+
+def test_a_model_goes_on_in_another_run_with_the_placeholders_it_was_trained_on(tmp_path, keys):
+    wish = BATCH | PRF | {"train.rounds": 2, "method.schedule.length": 600, "train.lr": 0.2}
+    transport = with_keys(keys, SMALL | wish)
+    first = away(keys, transport, wish, tmp_path / "first")
+    still = wish | {"train.rounds": 1, "train.lr": 1e-9, "model.init": str(tmp_path / "first" / "model.safetensors")}
+    then = away(keys, transport, still, tmp_path / "then")
+    assert first.summary["accuracy"] > 0.5
+    assert then.summary["accuracy"] == pytest.approx(first.summary["accuracy"], abs=0.01)
+    third = away(keys, transport, still | {"model.init": str(tmp_path / "then" / "model.safetensors")}, tmp_path / "3")
+    assert third.summary["accuracy"] == pytest.approx(first.summary["accuracy"], abs=0.01)
+    strangers = keys.parent / "others"
+    make(strangers, FOUR)
+    with pytest.raises(RequestError, match="cannot go on with the placeholders"):
+        away(strangers, with_keys(strangers, SMALL | wish), still, tmp_path / "strangers")
+    here = train(overrides=SMALL | wish, out=tmp_path / "here")
+    elsewhere = still | {"model.init": str(here.path / "model.safetensors")}
+    with pytest.raises(RequestError, match="other clients than these sites"):
+        away(keys, with_keys(keys, SMALL | wish), elsewhere, tmp_path / "elsewhere")
 
 
 def test_a_run_with_masked_labels_goes_on_though_server_and_sites_were_restarted(tmp_path, keys):
@@ -158,7 +209,7 @@ def test_updates_are_clipped_and_noised_at_the_sites(tmp_path, keys, where, aggr
     assert float((model(here) - model(quiet)).abs().max()) < 1e-9
     assert all(length <= 0.1 for length in lengths)
     assert bool(lengths) == (aggregate == {})
-    assert np.isnan(told).all() == (where == "local")
+    assert np.isnan(told).all() == (where == "local" or aggregate != {})
     noisy = wish | {"privacy.dp.noise": 0.5}
     here = train(overrides=SMALL | noisy, out=tmp_path / "noisy")
     lengths.clear()

@@ -29,9 +29,9 @@ class Statistics:
         self._by = by
         self._seen: dict[str, list[tuple[Tensor, float]]] = {}
 
-    def average(self, what: str, total: Tensor, counts: Sequence[float]) -> tuple[Tensor, float]:
-        """Return the average of a total, and the count it is of."""
-        agreed = total / (sum(counts) if self._by == "samples" else len(counts)), sum(counts)
+    def average(self, what: str, total: Tensor, count: float, members: int) -> tuple[Tensor, float]:
+        """Return the average of a total over some values of some members, and the count it is of."""
+        agreed = total / (count if self._by == "samples" else members), count
         self._seen.setdefault(what, []).append(agreed)
         return agreed
 
@@ -105,11 +105,11 @@ class AllReduceGroup:
     def _average(self) -> None:
         brought = dict(sorted(self._brought.items()))
         what, *others = {name for name, _, _ in brought.values()}
-        counts = [count for _, _, count in brought.values()]
+        count = sum(count for _, _, count in brought.values())
         self._broken |= bool(others)
         if not self._broken:
             total = self._add({member: values for member, (_, values, _) in brought.items()})
-            self._agreed = self._statistics.average(what, total, counts)
+            self._agreed = self._statistics.average(what, total, count, len(brought))
         self._brought, self._exchanges = {}, self._exchanges + 1
 
     def statistics(self, space: ParameterSpace) -> Tensor | None:

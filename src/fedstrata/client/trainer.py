@@ -245,7 +245,9 @@ class Trainer:
     def _gradient(
         self, client: Client, key: int, all_reduce: AllReduce | None, work: ProbeWork, positions: np.ndarray
     ) -> Gradient:
-        """Return the gradient of a sum of losses under the received model."""
+        """Return the gradient of a sum of losses under the received model; of no samples, zero."""
+        if not len(positions) and not (self._normed and all_reduce is not None):
+            return Gradient(torch.zeros_like(self.buf.g), torch.zeros_like(self.buf.loss))
         self._start()
         keys = sample_keys(key, 0, np.arange(len(positions)))
         self._fill_ring(Batches(client.rows[positions], np.array([len(positions)]), np.zeros(1), keys))

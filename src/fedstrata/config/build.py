@@ -36,6 +36,7 @@ from fedstrata.data.federation_info import FederationInfo
 from fedstrata.data.sets.base import expect_arrays
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.optimizers.at_server import AtServer, Carried
+from fedstrata.methods.schedules.lots import Lots
 from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.methods.server_steps.sgd import ServerSgd
 
@@ -80,6 +81,8 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     sampler = make("samplers", method.sampler, "method.sampler")
     if schedule.sampler is None and not isinstance(schedule, Unscheduled):
         raise broken(schedule, "sampler", "is None, so that nothing follows this schedule; derive it from Stratified")
+    if experiment.privacy.labels != "none":
+        schedule = schedule.hiding_counts()
     if schedule.sampler is not None:
         driver = driver.following(schedule)
         if federation.moves is not None and schedule.rounds_per_epoch > 1:
@@ -197,6 +200,7 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
         ),
         (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each client update"),
         (not plan.system.reliable, "reports may be lost on the way"),
+        (isinstance(plan.local.sampler, Lots), "only the clients know how many samples each of them draws"),
         (experiment.privacy.aggregate == "masked", "what clients send is summed under masks, step by step"),
     ]
     reason = next((why for holds, why in reasons if holds), None)

@@ -116,7 +116,7 @@ class _Forward:
             norms.tally.add(x)
         if not layer.training or (norms.mask is None and norms.all_reduce is None):
             return type(layer).forward(layer, x)
-        spatial = x[0, 0].numel()
+        spatial = x.shape[2:].numel()
         count = len(x) * spatial if norms.mask is None else norms.mask.sum() * spatial
         y, mean, variance = Normalise.apply(  # type: ignore[no-untyped-call]
             x, layer.weight, layer.bias, layer.eps, norms.mask, count, norms.all_reduce, self.name

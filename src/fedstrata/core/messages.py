@@ -19,6 +19,7 @@ Tag = tuple[int, int]  # (round, step)
 Fragment = tuple[int, int]  # (i, n): the i-th of n equal parts of a round
 WHOLE: Fragment = (0, 1)
 REFUSED = "refused"  # in the metrics of a report: those of the labels it was asked for that a client has no sample of
+FIGURES = "figures"  # in a masked sum: loss and length of the update, where no single client's are told
 Record = TypeVar("Record")
 
 

@@ -73,6 +73,11 @@ class Plan:
         """All parts at the server."""
         return [self.driver, self.selector, self.combiner, self.system, *self.server_steps.values()]
 
+    @property
+    def reads_envelope(self) -> bool:
+        """Whether a part at the server reads the loss or the length of single reports."""
+        return any(part.reads_envelope for part in self.server_side)
+
     @cached_property
     def broadcasting(self) -> dict[str, ServerStep]:
         """Server steps that send something with the model."""

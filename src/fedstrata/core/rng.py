@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 Rng = np.random.Generator
+PRIVATE = "private"  # a purpose that begins so is drawn from a site's own secret too, which no server can draw again
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,12 @@ class Streams:
     ----------
     seed
         Of the run.
+    secret
+        Of a real site. Everybody knows the seed: what must hide something from others is drawn with this, too.
     """
 
     seed: int
+    secret: bytes = b""
 
     def key(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> int:
         """Return the 128-bit key of a stream, the same on every machine.
@@ -46,7 +50,8 @@ class Streams:
         int
         """
         text = f"{self.seed}|{purpose}|{round}|{step}|{client}"
-        return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+        secret = self.secret if purpose.startswith(PRIVATE) else b""
+        return int.from_bytes(blake2b(text.encode(), digest_size=16, key=secret).digest(), "little")
 
     def __call__(self, purpose: str, round: int = -1, step: int = 0, client: int = -1) -> Rng:
         """Return a fresh generator at the start of the stream."""

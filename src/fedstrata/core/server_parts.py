@@ -58,6 +58,11 @@ class ServerSide(Part):
         return "every client's whole update" if self.individual else None
 
     @property
+    def reads_envelope(self) -> bool:
+        """Whether this part reads `loss` or `update_norm` of single reports: else masked sums hide them."""
+        return False
+
+    @property
     def needs(self) -> frozenset[str]:
         """What this part reads of the client info: "sizes", "labels", "totals", "counts", "speeds", "proxy"."""
         return frozenset()
@@ -190,6 +195,21 @@ class Schedule(ServerSide):
     def sampler(self) -> Sampler | None:
         """How clients find the samples that the schedule asks for; None: they are asked for nothing special."""
         return None
+
+    def hiding_counts(self) -> Schedule:
+        """Return the schedule to follow where nobody may learn how many samples of a label a client holds.
+
+        Returns
+        -------
+        Schedule
+            This one, if nothing in it tells.
+
+        Raises
+        ------
+        RequestError
+            If it cannot do without.
+        """
+        return self
 
 
 class Driver(ServerSide):

@@ -271,6 +271,8 @@ class Outcome:
         What the step took on the virtual clock.
     bytes_up, bytes_down
         What it sent to and from the server.
+    means
+        Mean loss and length of the updates, where they are known only in the mean: under masked sums.
     """
 
     step: Step
@@ -280,6 +282,7 @@ class Outcome:
     seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    means: tuple[float, float] | None = None
 
 
 Steps = Generator[Step, Outcome, None]  # what a driver gives: it yields steps, and gets their outcomes

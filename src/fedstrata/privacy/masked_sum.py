@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstrata.core.errors import UnsummableError
-from fedstrata.core.messages import Sums, Tensors, tensor_bytes
+from fedstrata.core.messages import FIGURES, Sums, Tensors, tensor_bytes
 from fedstrata.core.rng import Rng
 from fedstrata.privacy.frames import Refuse
 from fedstrata.privacy.identity import Identity, KeyDirectory
@@ -79,7 +79,8 @@ class StepSum:
         aggregated = carry_out(
             Summing(task, step.identity, step.key_directory), task.members, shares, connect(task), refuse
         )
-        plain = tensor_bytes(layout) * len(weights)  # which the reports declare
+        declared = {name: tensor for name, tensor in layout.items() if name != FIGURES}  # by the reports
+        plain = tensor_bytes(declared) * len(weights)
         self.overhead = sum(aggregated.up.values()) - plain, sum(aggregated.down.values())
         return self._noised(aggregated.total, most, weights, layout)
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.messages import Report, Tensors, fast_replace
+from fedstrata.core.messages import FIGURES, Report, Tensors, fast_replace
 from fedstrata.core.rng import Rng
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.sums.fixed_point import Encoding
 
-NOT_TOLD = float("nan")  # stands for a number that noise keeps at its client
+NOT_TOLD = float("nan")  # stands for a number that noise, or a masked sum, keeps from the server
 
 
 def protect_update(
@@ -35,6 +35,21 @@ def protect_report(report: Report, noise: UpdateNoise | None) -> Report:
     if noise is None or not noise.local:
         return report
     return fast_replace(report, loss=NOT_TOLD, update_norm=NOT_TOLD, metrics={})
+
+
+def sum_figures(report: Report, most: float) -> Report:
+    """Return a report whose loss and length of the update are among what is only summed.
+
+    They are for the log: one that is larger than the encoding holds is cut off there, and does not cost the update.
+    """
+    told = [min(float(number), most) for number in (report.loss, report.update_norm)]
+    figures = torch.tensor(told, dtype=report.aggregated["update"].dtype)
+    return fast_replace(hide_figures(report), aggregated={**report.aggregated, FIGURES: figures})
+
+
+def hide_figures(report: Report) -> Report:
+    """Return a report that does not tell them."""
+    return fast_replace(report, loss=NOT_TOLD, update_norm=NOT_TOLD)
 
 
 def flatten(tensors: Tensors) -> np.ndarray:

@@ -19,7 +19,7 @@ from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import never
 from fedstrata.privacy.masked_sum import MaskedStep, StepSum
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.privacy.protect import protect_report, protect_update
+from fedstrata.privacy.protect import hide_figures, protect_report, protect_update, sum_figures
 from fedstrata.privacy.simulated import identities, job_of, secrets
 from fedstrata.privacy.sums.all_reduce import TOO_FEW, MaskedAllReduce
 from fedstrata.privacy.sums.fixed_point import Encoding, TooLargeError
@@ -38,10 +38,12 @@ class ProtectedEngine:
         clients: int,
         encoding: Encoding | None,
         noise: UpdateNoise | None,
+        hides_figures: bool,
         note: Callable[..., None],
     ):
         self._engine, self._streams, self._encoding, self._noise, self._note = engine, streams, encoding, noise, note
         self.device, self.can_fuse = engine.device, engine.can_fuse
+        self._hides_figures = hides_figures
         self._tasks: Sequence[Task] = ()
         self._sum = StepSum(noise, self._draw)
         if encoding is not None:
@@ -64,11 +66,17 @@ class ProtectedEngine:
         if self._noise is not None:  # an update that is not finite counts as zero: who sent one must not show
             reports = [fast_replace(report, finite=True) for report in reports]
         reports = [protect_report(report, self._noise) for report in reports]
-        return reports if self._noise is not None or self._encoding is None else self._encodable(reports)
+        if self._noise is None and self._encoding is not None:
+            reports = self._encodable(reports)
+        return [hide_figures(report) for report in reports] if self._hides_figures else reports
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
         """Sum what the last step's clients sent: once, because two sums would tell their difference."""
         whole = self._engine.each()
+        if self._hides_figures and self._noise is None:
+            assert self._encoding is not None
+            most = self._encoding.most(len(self._tasks))
+            whole = {client: sum_figures(whole[client], most) for client in weights}
         values = {client: self._leaving(client, whole[client].aggregated) for client in weights}
         layout: Tensors = next((report.aggregated for report in whole.values()), {})
         sums = self._masked(weights, values, layout) if self._encoding else self._sum.sum_open(weights, values, layout)

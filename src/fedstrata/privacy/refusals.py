@@ -22,7 +22,7 @@ def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> No
             f"where privacy.encoding.bits = {privacy.encoding.bits}"
         )
     if privacy.labels != "none":
-        _labels(experiment, federation)
+        _labels(experiment, plan, federation)
     if privacy.clustering != "server" and not isinstance(plan.selector, Flips):
         raise RequestError(
             f'privacy.clustering = "{privacy.clustering}" is for clusters of label distributions; '
@@ -55,11 +55,12 @@ def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> No
         _noised(experiment, plan, len(federation))
 
 
-def _labels(experiment: Experiment, federation: FederationInfo) -> None:
+def _labels(experiment: Experiment, plan: Plan, federation: FederationInfo) -> None:
     mode = experiment.privacy.labels
-    if federation.moves is not None:
+    if federation.moves is not None and "counts" in plan.needs:
         raise RequestError(
-            f'privacy.labels = "{mode}" does not fit data.drift and data.stream: labels are agreed on once'
+            f'privacy.labels = "{mode}" does not fit data.drift and data.stream where a method reads label counts: '
+            "they are told once"
         )
     if federation.proxy is not None:
         raise RequestError(
@@ -84,6 +85,13 @@ def _masked(experiment: Experiment, plan: Plan, clients: int) -> None:
         raise RequestError(
             'privacy.aggregate = "masked" does not fit a chain: a model that goes from client to client is never '
             'summed; use privacy.aggregate = "open", or method.driver = "rounds" or "sync"'
+        )
+    if clients < FEWEST:
+        raise RequestError(f'privacy.aggregate = "masked" needs at least {FEWEST} clients; there are {clients}')
+    if plan.driver.steps_at_server and plan.local.batch_size < FEWEST:
+        raise RequestError(
+            f'train.batch_size = {plan.local.batch_size}: privacy.aggregate = "masked" needs at least {FEWEST}, '
+            "because a global batch is summed over as many clients"
         )
     k = min(per_round(plan.clients_per_round, clients), clients)
     if k < FEWEST and plan.driver.side_by_side:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from fedstrata.config.experiment import Experiment, Privacy
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log
+from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.steps import Evaluate, Scores, View
@@ -21,13 +22,17 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.accounting import Accountant, FixedSize
+from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.sums.fixed_point import Encoding
 
+SIMULATED = "simulation"  # the run that simulated clients seal their maps for
+
 if TYPE_CHECKING:
     from fedstrata.privacy.clustering import PrivateClusters
     from fedstrata.privacy.histograms import NoisyHistograms
+    from fedstrata.privacy.labels.masking import MaskedLabels
 
 
 @dataclass
@@ -65,7 +70,7 @@ def set_up(
         remotely(now)
         return now
     if privacy.labels != "none":
-        _mask_labels(privacy, now)
+        _mask_labels(privacy, now, experiment.model.init)
     if privacy.histogram_epsilon is not None:
         _blur_histograms(privacy.histogram_epsilon, now)
     if privacy.clustering == "enclave":
@@ -82,7 +87,8 @@ def protect_engine(experiment: Experiment, plan: Plan, engine: Engine, clients: 
         return engine
     from fedstrata.privacy.protected_engine import ProtectedEngine  # noqa: PLC0415
 
-    return ProtectedEngine(engine, plan.streams, clients, encoding_of(privacy), noise_of(privacy), log)
+    how = encoding_of(privacy), noise_of(privacy), hides_figures(privacy, plan)
+    return ProtectedEngine(engine, plan.streams, clients, *how, log)
 
 
 def encoding_of(privacy: Privacy) -> Encoding | None:
@@ -95,6 +101,11 @@ def noise_of(privacy: Privacy) -> UpdateNoise | None:
     """Say how updates are clipped and noised, if they are."""
     dp = privacy.dp
     return None if dp is None else UpdateNoise(dp.clip, dp.noise, dp.where == "local")
+
+
+def hides_figures(privacy: Privacy, plan: Plan) -> bool:
+    """Say whether losses and lengths of updates are told in sums only: as updates are, unless a part reads them."""
+    return privacy.aggregate == "masked" and not plan.reads_envelope
 
 
 def hides_label_counts(privacy: Privacy) -> bool:
@@ -126,8 +137,12 @@ def held_labels(federation: Federation, client: int = 0) -> dict[Label, int]:
     return {label: int(n) for label, n in zip(federation.classes, federation.counts[client], strict=True) if n}
 
 
-def _mask_labels(privacy: Privacy, now: Setup) -> None:
-    """Let clients and server agree on placeholders, and train with those as class indices."""
+def _mask_labels(privacy: Privacy, now: Setup, init: str | None) -> None:
+    """Let clients and server agree on placeholders, and train with those as class indices.
+
+    A model that goes on (`init`) goes on with the placeholders that it was trained on.
+    """
+    from fedstrata.privacy.labels.kept import EVENT, NONCE, OwnMap  # noqa: PLC0415
     from fedstrata.privacy.labels.masking import mask_labels  # noqa: PLC0415
     from fedstrata.privacy.simulated import secrets  # noqa: PLC0415
 
@@ -144,12 +159,17 @@ def _mask_labels(privacy: Privacy, now: Setup) -> None:
     )
     if masked.warning is not None:
         now.note("warning", what=f"privacy.labels = {privacy.labels}", why=masked.warning)
+    keys, kept = {client: secrets(streams, "label map", client)(32) for client in holders.tolist()}, masked.own
+    if init is not None:
+        masked, kept = _as_before(masked, init, keys)
     index = {label: i for i, label in enumerate(federation.classes)}
     codes = np.full(len(index), -1)
-    for own in masked.own:
+    for own in kept:
         for label, placeholder in own.items():
-            codes[index[label]] = placeholder
-    codes[codes < 0] = np.arange(masked.placeholders, len(codes))  # labels that nobody trains on
+            if label in index:
+                codes[index[label]] = placeholder
+    free = sorted(set(range(len(codes))).difference(codes))
+    codes[codes < 0] = free[: np.count_nonzero(codes < 0)]  # labels that nobody trains on
     now.federation = federation.relabel(codes)
     client_info = now.federation.client_info(now.plan.needs, streams)
     clients, classes = client_info.clients, client_info.classes
@@ -168,7 +188,37 @@ def _mask_labels(privacy: Privacy, now: Setup) -> None:
         known["counts"] = wide(masked.counts)
     told = int(masked.bytes_up.sum())
     now.client_info = replace(client_info, known=known, setup=told)
-    now.note("labels_masked", mode=privacy.labels, placeholders=masked.placeholders, bytes_up=told)
+    sealed = [
+        OwnMap(own, masked.placeholders).seal(key, secrets(streams, "label map nonce", client)(NONCE), SIMULATED).hex()
+        for own, (client, key) in zip(kept, keys.items(), strict=True)
+    ]
+    about = {"mode": privacy.labels, "placeholders": masked.placeholders, "bytes_up": told}
+    now.note(EVENT, **about, clients=list(keys), sealed=sealed)
+
+
+def _as_before(
+    masked: MaskedLabels, init: str, keys: Mapping[int, bytes]
+) -> tuple[MaskedLabels, list[dict[Label, int]]]:
+    """Take up the placeholders of the run that a model comes from; gives also all labels that each client knows."""
+    from fedstrata.privacy.labels.kept import OwnMap, join_renumberings, kept_beside, take_up  # noqa: PLC0415
+
+    event = kept_beside(init)
+    sealed = dict(zip(event["clients"], event["sealed"], strict=True))
+    known, told = list[dict[Label, int]](), dict[int, dict[int, int]]()
+    for own, (client, key) in zip(masked.own, keys.items(), strict=True):
+        try:
+            if client not in sealed:
+                raise RefusedError("it took no part in that run")
+            before = OwnMap.open(key, bytes.fromhex(sealed[client]), SIMULATED)
+            told[client] = before.renumber(own)
+        except RefusedError as error:
+            raise RequestError(
+                f'model.init = "{init}": client {client} cannot go on with its placeholders: {error}; in a simulation '
+                "clients are the same only if train.seed and their number are"
+            ) from None
+        known.append(dict(before.own))
+    placeholders = int(event["placeholders"])
+    return take_up(masked, join_renumberings(told, placeholders), placeholders), known
 
 
 def _blur_histograms(epsilon: float, now: Setup) -> None:

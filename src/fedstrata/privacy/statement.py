@@ -9,7 +9,8 @@ from typing import Any
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.plan import Plan
-from fedstrata.privacy.setup import hides_label_counts
+from fedstrata.methods.schedules.lots import Lots
+from fedstrata.privacy.setup import hides_figures, hides_label_counts
 
 NAMED_BY_MODEL = (
     "Placeholders hide labels only from who has no labelled examples: whoever holds a trained model and one public "
@@ -23,6 +24,18 @@ SIMULATED = (
 AT_SITES = (
     "Every site drew its secrets on its own machine. It did what this experiment says, as the server sent it: a server "
     "that sends another one is told what that one says."
+)
+LOTS = (
+    "Clients draw lots for how many samples of each batch they give: it does not see who gave how many. How long a "
+    "client takes to answer may tell something of it."
+)
+LOTS_IN_THE_OPEN = (
+    'Clients draw lots for how many samples of each batch they give; with privacy.aggregate = "open" their gradients '
+    "show how many."
+)
+TOLD_AGAIN = (
+    "Data change from round to round: in every round it is told anew who holds which placeholder, and the totals. "
+    "Where few clients' data changed, the difference of two totals is what they got or lost."
 )
 TOLD = {
     "sizes": "how many samples each client holds",
@@ -41,8 +54,12 @@ def statement(
     guarantee: str | None = None,
     epsilon: float | None = None,
     simulated: bool = True,
+    moving: bool = False,
 ) -> dict[str, Any]:
-    """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means."""
+    """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means.
+
+    `moving`: what clients hold changes from round to round.
+    """
     said: dict[str, Any] = {
         "server": _server(experiment, plan, told, clusters),
         "other clients": _others(experiment, plan),
@@ -64,6 +81,8 @@ def statement(
                 "Beside, reports tell how many samples and steps they are of.",
             ]
         said["epsilon"] = epsilon
+    if moving and experiment.privacy.labels != "none":
+        said["server"].append(TOLD_AGAIN)
     said["note"] = SIMULATED if simulated else AT_SITES
     if not simulated and not hides_label_counts(experiment.privacy):
         said["server"].append("Of every site's test samples it is told how many there are of each label.")
@@ -82,8 +101,14 @@ def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: 
         said.append(_enclave(experiment))
     said.append(_updates(experiment, plan))
     noised = privacy.dp is not None and privacy.dp.where == "local"
-    also = "" if noised else ", how high its mean loss was and how long its update is"
+    also = ", how high its mean loss was and how long its update is"
+    if noised:
+        also = ""
+    elif hides_figures(privacy, plan):
+        also = "; losses and lengths of updates only in the sum"
     said.append(f"With every report it reads how many samples and steps it stands for{also}.")
+    if isinstance(plan.local.sampler, Lots):
+        said.append(LOTS if privacy.aggregate == "masked" else LOTS_IN_THE_OPEN)
     for part in plan.server_side:
         if part.reads is not None:
             said.append(f"{type(part).__name__} reads {part.reads}.")
@@ -131,6 +156,8 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
         said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
     if experiment.privacy.clustering == "masked":
         said.append("The centres of all clusters, in every step of finding them.")
+    if isinstance(plan.local.sampler, Lots):
+        said.append("How many samples of each label, or placeholder, there are in all.")
     if plan.space.normed and (plan.driver.steps_at_server or plan.driver.together):
         said.append("Means and variances of the batches that they take part in.")
     return said

@@ -17,7 +17,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.privacy.protect import protect_report
+from fedstrata.privacy.protect import hide_figures, protect_report
 
 HUGE = 1e4  # times the length of the model: no training moves it that far
 MOST = 1e15  # of anything that a report counts
@@ -39,12 +39,19 @@ def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
 
 
 def check_report(
-    data: bytes, task: Task, plan: Plan, model: Tensor, masked: bool = False, noise: UpdateNoise | None = None
+    data: bytes,
+    task: Task,
+    plan: Plan,
+    model: Tensor,
+    masked: bool = False,
+    noise: UpdateNoise | None = None,
+    hidden: bool = False,
 ) -> Report:
     """Read a report and refuse it where it cannot be one; sizes and finiteness are found out here.
 
     Where updates are masked, or stay at their site, a report comes without one. Where they are noised, an update that
     is not finite was replaced at its site, and who had one must not show; under local noise no other number is told.
+    Where its loss and the length of its update are `hidden`, they are in the sum alone.
     """
     try:
         report = unpack_report(data)
@@ -65,7 +72,7 @@ def check_report(
         _check_metrics(report, task, plan, finite=noise is None)
     finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
     # Of what stays at its site, only the site can say whether it is finite.
-    finite = finite and (noise is not None or (isfinite(report.loss) and bool(report.finite)))
+    finite = finite and (noise is not None or ((hidden or isfinite(report.loss)) and bool(report.finite)))
     update = report.aggregated.get("update")
     update_norm = float(update.norm()) if update is not None and finite else float(report.update_norm)
     if update_norm > HUGE * (1.0 + float(model.norm())):
@@ -73,7 +80,8 @@ def check_report(
     size = tensor_bytes(_all(report)) + value_bytes(report.metrics)
     whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
     nbytes = min(max(report.nbytes, size), 2 * whole + 1_000_000)
-    return protect_report(fast_replace(report, finite=finite, update_norm=update_norm, nbytes=nbytes), noise)
+    report = protect_report(fast_replace(report, finite=finite, update_norm=update_norm, nbytes=nbytes), noise)
+    return hide_figures(report) if hidden else report
 
 
 def unlike(reports: Mapping[int, Report]) -> list[int]:

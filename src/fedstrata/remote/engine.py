@@ -19,7 +19,7 @@ from fedstrata.client.site_client import StatelessError
 from fedstrata.core.batch_norm import By
 from fedstrata.core.engine import AllReduceSum
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, weighted_sum
+from fedstrata.core.messages import FIGURES, Report, Sums, Tag, Task, Tensors, weighted_sum
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.steps import Step
@@ -108,7 +108,8 @@ class AtSites:
             try:
                 bare = (self._masks is not None and step.combine) or (relay is not None and step.sink == "peer")
                 noise = self._noise if step.combine else None
-                report = check_report(data[1], task, self._plan, model_of(task), bare, noise)
+                hidden = self._masks is not None and step.combine and not self._plan.reads_envelope
+                report = check_report(data[1], task, self._plan, model_of(task), bare, noise, hidden)
                 self._reports[task.client] = report if relay is None else relay.read(report, data[1])
             except RefusedError as error:
                 self._left_out(task.client, tasks, str(error))
@@ -175,6 +176,8 @@ class AtSites:
     def _layout(self) -> Tensors:
         """Return what every site of the step sends, without its numbers."""
         shapes, dtype = expected(self._plan, self._tasks[0].kind) or {}, self._plan.local.dtype
+        if self._masks is not None and self._noise is None and not self._plan.reads_envelope:
+            shapes[FIGURES] = (2,)
         return {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
 
     def _enough(self, step: Step, tasks: Sequence[Task]) -> int | None:
@@ -276,11 +279,11 @@ class AtSites:
                 return {}, stay - strange.keys()
             values = [one.values for one in brought.values()]
             if self._masks is None:
-                total = sum_in_order(dict(enumerate(values)))
-            else:
-                total = add_tensors(values, self._plan.local.dtype)
-            counts = [one.count for one in brought.values()]
-            average, count = statistics.average(next(iter(brought.values())).what, total, counts)
+                total, count = sum_in_order(dict(enumerate(values))), sum(one.count for one in brought.values())
+            else:  # of how many values, comes masked behind them
+                summed = add_tensors(values, torch.float64)
+                total, count = summed[:-1].to(self._plan.local.dtype), float(summed[-1])
+            average, count = statistics.average(next(iter(brought.values())).what, total, count, len(values))
             told = pack({"count": count}, {"average": average})
             said = self._told({name: build_request("met", told) for name in waiting}, tasks)
             if len(said) < len(waiting):  # the others cannot go on without it: their computation is lost

@@ -20,6 +20,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
+from fedstrata.privacy.labels.kept import kept_beside
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, clustered, encoding_of, hides_label_counts, noise_of, tells_counts
 from fedstrata.remote.chain import SealedChain, unsealable
@@ -29,7 +30,7 @@ from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
 from fedstrata.remote.protocol import build_request, to_json
-from fedstrata.remote.setup import clustered_at, masked_labels_at
+from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
@@ -193,10 +194,14 @@ class SiteClients:
         privacy = self.experiment.privacy
         credentials = self._keys(f'privacy.labels = "{privacy.labels}"')
         counts = tells_counts(privacy, plan)
-        rng = plan.streams("placeholders")
-        return masked_labels_at(
-            self._heard, credentials, self.site_registry.names, self.site_registry.run, counts, rng, self._noted
-        )
+        rng, run = plan.streams("placeholders"), self.site_registry.run
+        known = masked_labels_at(self._heard, credentials, self.site_registry.names, run, counts, rng, self._noted)
+        if (init := self.experiment.model.init) is None:
+            return known
+        event, earlier = kept_beside(init), recorded(Path(init).parent)
+        if earlier is None or "sites" not in event:
+            raise RequestError(f'model.init = "{init}": its run had other clients than these sites')
+        return renumbered_at(self._heard, known, run, earlier[0], MaskedRemoteFederation.read(event))
 
     def _masks(self) -> Masks | None:
         encoding = encoding_of(self.experiment.privacy)

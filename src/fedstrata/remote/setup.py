@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from fedstrata.core.rng import Rng
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy.clustering import Organiser, PrivateClusters
 from fedstrata.privacy.frames import RefusedError, split
+from fedstrata.privacy.labels.kept import join_renumberings
 from fedstrata.privacy.labels.masking import MODES, Note, agreed, fitting
 from fedstrata.privacy.labels.parties import LabelServer
 from fedstrata.privacy.sums.all_reduce import add_words, read_words
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import MaskedRemoteFederation
 from fedstrata.remote.masked_all_reduce import invite_sites
-from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.protocol import build_request, read_values, to_json
 from fedstrata.remote.site_registry import by_client
 
 MODE = "prf"  # the one mode whose secrets every site can draw for itself
@@ -62,6 +64,49 @@ def masked_labels_at(
         counts=None if server.counts is None else tuple(tuple(server.counts[i].tolist()) for i in there),
         sealed=tuple(sealed[i].hex() for i in there),
         bytes_up=up,
+    )
+
+
+def renumbered_at(
+    ask: Tell, known: MaskedRemoteFederation, run: str, run_before: str, before: MaskedRemoteFederation
+) -> MaskedRemoteFederation:
+    """Let sites say which placeholder is which of an earlier run, and take up its numbers; all of them must."""
+    sealed = dict(zip(before.sites, before.sealed, strict=True))
+    requests = {
+        name: build_request(
+            "renumber",
+            to_json({"run": run, "sealed": own, "run_before": run_before, "before": sealed.get(name, "")}),
+        )
+        for name, own in zip(known.sites, known.sealed, strict=True)
+    }
+    said = ask(requests, 2)
+    if missing := [name for name in known.sites if name not in said]:
+        raise RequestError(
+            f"model.init: site {missing[0]} cannot go on with the placeholders of that run; it must have taken part in "
+            "it, with the same keys and all the labels that it has now"
+        )
+    told = {
+        i: {int(p): int(old) for p, old in read_values(said[name][0]).items()} for i, name in enumerate(known.sites)
+    }
+    try:
+        old = join_renumberings(told, before.placeholders)
+    except RefusedError as error:
+        raise RequestError(f"model.init: sites disagree on the placeholders of that run: {error}") from None
+
+    def placed(row: Sequence[int]) -> tuple[int, ...]:
+        whole = [0] * before.placeholders
+        for place, number in enumerate(row):
+            whole[old[place]] = number
+        return tuple(whole)
+
+    return replace(
+        known,
+        placeholders=before.placeholders,
+        holds=tuple(tuple(sorted(old[place] for place in places)) for places in known.holds),
+        totals=placed(known.totals),
+        counts=None if known.counts is None else tuple(map(placed, known.counts)),
+        sealed=tuple(said[name][1].hex() for name in known.sites),
+        bytes_up=known.bytes_up + sum(len(field) for fields in said.values() for field in fields),
     )
 
 

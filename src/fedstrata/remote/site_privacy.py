@@ -1,6 +1,7 @@
 """What a site does itself, so that nobody learns more of its data than the experiment says.
 
     labels    a step of label masking; with the last one the site's map of placeholders goes to the server, sealed
+    renumber  which new placeholder is which of an earlier run, whose model goes on
     meet      hello, before sums under masks
     cluster   take part in k-means by masked sums, with the label shares that it has
     centres   a step of it
@@ -12,7 +13,6 @@ same again: noise on label counts is drawn once for the same data, however often
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -20,8 +20,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
@@ -33,15 +31,14 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.labels.encoding import encode
+from fedstrata.privacy.labels.kept import NONCE, OwnMap
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
-from fedstrata.remote.protocol import read_values
-
-NONCE = 12  # bytes
+from fedstrata.remote.protocol import read_values, to_json
 
 
 class SitePrivacy:
@@ -57,6 +54,7 @@ class SitePrivacy:
         self._member: tuple[ClusterMember, Participant] | None = None
         self.requests: Mapping[str, Callable[..., tuple[bytes, ...]]] = {
             "labels": self._mask_labels,
+            "renumber": self._renumber,
             "meet": self._meet,
             "cluster": self._cluster,
             "centres": self._centres,
@@ -143,6 +141,13 @@ class SitePrivacy:
         last = step.decode() == PrfClient.steps[-1]
         return reply, self.seal_map(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
 
+    def _renumber(self, about: bytes) -> tuple[bytes, bytes]:
+        told = read_values(about)
+        now, _ = self.open_map(bytes.fromhex(told["sealed"]), told["run"])
+        before = OwnMap(*self.open_map(bytes.fromhex(told["before"]), told["run_before"]))
+        pairs = {str(place): old for place, old in before.renumber(now).items()}
+        return to_json(pairs), self.seal_map(before.own, before.placeholders, told["run"])
+
     def _meet(self, about: bytes) -> tuple[bytes]:
         told = read_values(about)
         me, job = int(told["client"]), bytes.fromhex(told["job"])
@@ -171,19 +176,17 @@ class SitePrivacy:
 
     def seal_map(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
         """Seal the placeholders of own labels for a run; only this site can open them."""
-        nonce, text = os.urandom(NONCE), json.dumps([placeholders, list(own.items())]).encode()
-        return nonce + AESGCM(self._seal_key).encrypt(nonce, text, run.encode())
+        return OwnMap(own, placeholders).seal(self._seal_key, os.urandom(NONCE), run)
 
     def open_map(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
         """Open what `seal_map` sealed for a run: own labels' placeholders, and how many there are."""
         try:
-            text = AESGCM(self._seal_key).decrypt(sealed[:NONCE], sealed[NONCE:], run.encode())
-        except (InvalidTag, ValueError):
+            known = OwnMap.open(self._seal_key, sealed, run)
+        except RefusedError:
             raise RefusedError(
                 f"the map of labels that is shown to site {self.name} is not the one it sealed"
             ) from None
-        placeholders, own = json.loads(text)
-        return {label: int(place) for label, place in own}, int(placeholders)
+        return dict(known.own), known.placeholders
 
     @property
     def _seal_key(self) -> bytes:

@@ -25,7 +25,7 @@ from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import fast_replace
+from fedstrata.core.messages import Report, fast_replace
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
@@ -35,8 +35,8 @@ from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
-from fedstrata.privacy.protect import cut, protect_report, protect_update
-from fedstrata.privacy.setup import encoding_of, hides_label_counts, noise_of
+from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
+from fedstrata.privacy.setup import encoding_of, hides_figures, hides_label_counts, noise_of
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
@@ -69,6 +69,7 @@ class SiteSession:
     hides_label_counts: bool = False  # whether it tells nothing by label
     noise: UpdateNoise | None = None  # on what leaves it
     encoding: Encoding | None = None  # of what leaves it, where updates are masked
+    hides_figures: bool = False  # the same: whether losses and lengths of updates are
     key_directory: KeyDirectory | None = None  # the same
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: SumMember | None = None
@@ -139,11 +140,12 @@ class Host:
         federation = self._guard.own(told)
         experiment = Experiment.of(read_values(text))
         privacy, plan = experiment.privacy, build_plan(experiment, federation)
+        local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
         own = federation.client(0)
         rows = torch.from_numpy(own.rows)
         here = replace(own, id=int(told["client"]), rows=np.arange(own.samples), speed=float(told["speed"]))
         x, y = federation.train.x[rows], federation.train.y[rows]
-        trainer = Trainer(plan.local, x, y, max(own.samples, 1), fastest=here.speed)
+        trainer = Trainer(local, x, y, max(own.samples, 1), fastest=here.speed)
         module = plan.local.build().to(plan.local.dtype)
         network = Network(module, plan.local.head, plan.local.half).eval()
         self._session = SiteSession(
@@ -159,6 +161,7 @@ class Host:
             hides_label_counts(privacy),
             noise_of(privacy),
             encoding_of(privacy),
+            hides_figures(privacy, plan),
             self._guard.key_directory(told) if privacy.aggregate == "masked" else None,
             hops=self._hops(told, plan) if told.get("chained") else None,
         )
@@ -211,6 +214,8 @@ class Host:
         report = unpack_report(data)
         leaving = None
         if report.aggregated:
+            if session.hides_figures:
+                report = self._hidden(report, session)
             leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable)
             report = protect_report(report, noise)
         if session.key_directory is None:
@@ -219,6 +224,13 @@ class Host:
             )
         session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
+
+    def _hidden(self, report: Report, session: SiteSession) -> Report:
+        """Tell loss and length of an update in the sum only; where it is noised, not at all."""
+        if session.noise is not None or session.encoding is None or not report.finite:
+            return hide_figures(report)
+        report = fast_replace(report, work=0.0)  # how many samples it computed on
+        return sum_figures(report, session.encoding.most(session.everybody))
 
     def _sum(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes]:
         """Take a step of a secure sum over what was trained last: once."""
@@ -307,8 +319,17 @@ class RunningTask:
             self._out.put(error)
 
     def _exchange(self, what: str, values: Tensor, count: float) -> tuple[Tensor, float]:
-        brought = values if self._participant is None else self._participant.masked_tensor(values)
-        self._out.put((MET, pack({"what": what, "count": count}, {"values": brought})))
+        told, brought = count, values
+        if self._participant is not None:  # how many values they are of tells how many samples this site gives
+            told, brought = (
+                0.0,
+                self._participant.masked_tensor(torch.cat([values.double().reshape(-1), _double(count)])),
+            )
+        self._out.put((MET, pack({"what": what, "count": told}, {"values": brought})))
         if (met := self._back.get()) is None:
             raise RefusedError("the meeting is over")
-        return met
+        return met[0].reshape(values.shape), met[1]
+
+
+def _double(number: float) -> Tensor:
+    return torch.tensor([number], dtype=torch.float64)

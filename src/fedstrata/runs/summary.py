@@ -137,7 +137,8 @@ def _statement(session: Session, rounds: int) -> dict[str, Any]:
     guarantee = None if accountant is None else accountant.describe()
     epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
     told, clusters, here = session.client_info.told, session.private.clusters, session.remote is None
-    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here)
+    moving = session.federation.moves is not None
+    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here, moving)
 
 
 def _versions() -> dict[str, str]:
@@ -161,4 +162,10 @@ def _remarks(events: list[dict[str, Any]]) -> list[str]:
     broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
     if broken:
         remarks.append(f"{sum(broken)} reports were dropped because training was not finite; try a smaller train.lr")
+    scheduled = [event for event in events if event["event"] == "schedule"]
+    if left_out := sum(event.get("lost", 0) for event in scheduled):
+        entries = sum(event["entries"] for event in scheduled)
+        why = "; ".join(dict.fromkeys(event["why"] for event in events if event["event"] == "batch_left_out"))
+        share = f"{left_out:,} of {entries:,} scheduled samples ({left_out / entries:.1%})"
+        remarks.append(f"{share} were not trained on: {why}")
     return remarks

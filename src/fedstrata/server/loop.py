@@ -18,7 +18,7 @@ from fedstrata.core.contract import calling_part, expect_model, expect_sums, exp
 from fedstrata.core.engine import Engine, Log
 from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel
-from fedstrata.core.messages import Report, Sums, Task, add_prefix, tensor_bytes
+from fedstrata.core.messages import FIGURES, Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
 from fedstrata.core.steps import Evaluate, Outcome, Step, Steps, View, drive_round
 from fedstrata.server.accounting import count_cost
@@ -83,8 +83,9 @@ def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, 
     arrived = drop_unusable(view, at, step, reports, lost)
 
     # 2. their sum makes the next model
+    means = None
     if step.combine:
-        arrived = update_model(plan, state, view, engine, step, at, arrived)
+        arrived, means = update_model(plan, state, view, engine, step, at, arrived)
 
     # 3. clients whose report counts keep their new state; what it cost is written down
     seen = whole_reports(engine, arrived) if plan.selector.individual else arrived
@@ -97,7 +98,7 @@ def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, 
     state.traffic.add(cost)
     state.clock += took
     missing = tuple(a.client for a in step.asks if a.client not in set(here))
-    return Outcome(step, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down)
+    return Outcome(step, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down, means)
 
 
 # ---- 1. out and back
@@ -148,20 +149,27 @@ def drop_unusable(view: View, at: int, step: Step, reports: Sequence[Report], lo
 
 def update_model(
     plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, arrived: list[Report]
-) -> list[Report]:
-    """Combine the reports into the next model; return those that count: none where no sum may be formed."""
+) -> tuple[list[Report], tuple[float, float] | None]:
+    """Combine the reports into the next model; return those that count: none where no sum may be formed.
+
+    Also the means of what single reports do not tell.
+    """
+    means = None
     if arrived:
         try:
             reports = ArrivedReports(engine, step, arrived, plan.combiner.individual)
             sums = plan.combiner.combine(state.combiner, view, state.model, reports)
             sums = replace(expect_sums(plan.combiner, sums, plan.space), reports=tuple(arrived))
             state.model = server_step(plan, state, view, sums)
+            if FIGURES in sums.total:
+                loss, length = sums.mean(FIGURES).tolist()
+                means = loss, length
         except UnsummableError as error:  # under masks, a sum over too few is not formed
             view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
             arrived = []
     if not arrived and step.fused is None:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
-    return arrived
+    return arrived, means
 
 
 def server_step(plan: Plan, state: State, view: View, sums: Sums) -> FlatModel:

@@ -84,14 +84,22 @@ def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = 
     ground_truth = None if view is None else view.client_info.ground_truth
     clients = sorted({r.client for r in trained})
     asked = sorted({a.client for o in outcomes if o.step.combine for a in o.step.asks})
-    whole = [r for o in outcomes if o.step.combine and o.step.part == WHOLE for r in o.reports]  # not one step of many
+    losses = [figures for o in outcomes if o.step.combine for figures in _told(o)]
+    whole = [figures for o in outcomes if o.step.combine and o.step.part == WHOLE for figures in _told(o)]  # of a round
     return {
         **({} if ground_truth is None else _divergences(ground_truth, clients, asked)),
-        "loss_train": _mean([float(r.loss) for r in trained], [r.samples for r in trained]),
-        "update_norm": _mean([float(r.update_norm) for r in whole]),
+        "loss_train": _mean([loss for loss, _, _ in losses], [samples for _, _, samples in losses]),
+        "update_norm": _mean([length for _, length, _ in whole]),
         "jain": jain,
         "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }
+
+
+def _told(outcome: Outcome) -> list[tuple[float, float, int]]:
+    """Return what is known of losses, lengths of updates and samples: of each report, or in the mean of all."""
+    if outcome.means is not None:
+        return [(*outcome.means, r.samples) for r in outcome.reports]
+    return [(float(r.loss), float(r.update_norm), r.samples) for r in outcome.reports]
 
 
 def _divergences(ground_truth: GroundTruth, arrived: Sequence[int], selected: Sequence[int]) -> dict[str, Any]:
@@ -117,7 +125,7 @@ def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             "clients": [r.client for r in o.reports],
             **({"times": len(o.step.fused.sizes)} if o.step.fused is not None else {}),
             **({"missing": list(o.missing)} if o.missing else {}),
-            **({"update_norm": {str(r.client): float(r.update_norm) for r in o.reports}} if o.step.combine else {}),
+            **({"update_norm": _lengths(o)} if o.step.combine and o.means is None else {}),
             **(
                 {"metrics": {str(r.client): dict(r.metrics) for r in o.reports}}
                 if any(r.metrics for r in o.reports)
@@ -126,6 +134,10 @@ def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         }
         for o in outcomes
     ]
+
+
+def _lengths(outcome: Outcome) -> dict[str, float]:
+    return {str(r.client): float(r.update_norm) for r in outcome.reports}
 
 
 def _by_kind(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

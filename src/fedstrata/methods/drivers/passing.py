@@ -26,6 +26,8 @@ class Passing(ScheduledDriver):
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse what does not fit steps on single samples."""
+        if self.schedule.clients == "binomial":
+            return 'with method.schedule.clients = "binomial" clients fill global batches; use method.driver = "sync"'
         if plan.server_steps["server_step"] != ServerSgd():
             return 'a chain takes the last model as it is; use method.server_step = "sgd" with lr = 1, momentum = 0'
         if plan.local.optimizer.declare_memory(plan.space) and plan.local.optimizer.state != "carried":

@@ -49,6 +49,7 @@ class Slice:
     pools: Pools
     start: int  # entries over before it
     until: int  # entries over after it
+    lost: int = 0  # samples lost before it
 
     @property
     def entries(self) -> int:
@@ -81,7 +82,8 @@ class ScheduledDriver(Driver):
     @property
     def reads(self) -> str | None:
         """Clients say when they run out of a label, unless they start over by themselves."""
-        return None if self.schedule.replacement else "who runs out of which label, and so most clients' label counts"
+        silent = self.schedule.replacement or self.schedule.clients == "binomial"
+        return None if silent else "who runs out of which label, and so most clients' label counts"
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse stages that would choose clients or samples beside the schedule."""
@@ -143,7 +145,7 @@ class ScheduledDriver(Driver):
         epoch, state.rounds = state.epoch, state.rounds + 1
         share = epoch.length * state.rounds / schedule.rounds_per_epoch
         until = epoch.length if state.rounds == schedule.rounds_per_epoch else int(share / multiple + 0.5) * multiple
-        weighted = None if schedule.clients == "uniform" else schedule.counts(view.client_info.counts)
+        weighted = schedule.counts(view.client_info.counts) if schedule.reads_counts else None
         pools = Pools(
             epoch.supply,
             Draws(view.rng("clients")),
@@ -156,7 +158,7 @@ class ScheduledDriver(Driver):
         )
         for client in _absent(epoch, view):
             pools.leave(client)
-        return Slice(epoch, pools, epoch.over, min(until, epoch.length))
+        return Slice(epoch, pools, epoch.over, min(until, epoch.length), epoch.lost)
 
     def end(self, state: ScheduleState, view: View, now: Slice, account: Account) -> None:
         """Say what the model saw, and forget an epoch that is over."""
@@ -168,6 +170,7 @@ class ScheduledDriver(Driver):
             round=view.round + 1,
             epoch=now.epoch.number + 1,
             entries=now.epoch.over - now.start,
+            lost=now.epoch.lost - now.lost,
             exposure=now.pools.trained,
             client_updates=client_updates,
             refused=refused,
@@ -259,7 +262,7 @@ class Stock:
             clients.tolist(), strata.tolist(), counts[clients, strata].tolist(), strict=True
         ):
             own[stratum][client] = count
-        return cls(own, pools, schedule.replacement)
+        return cls(own, pools, bool(schedule.replacement))
 
     def refuses(self, client: int, codes: Sequence[int], overhead_bytes: int) -> list[int]:
         """Return the codes that a client has no sample for; `overhead_bytes` numbers go with a request."""

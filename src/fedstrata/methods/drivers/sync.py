@@ -12,9 +12,11 @@ from math import ceil
 from typing import ClassVar
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.messages import Value
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Driver, Schedule
 from fedstrata.core.steps import Ask, Select, Step, Steps, View
+from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.scheduled import (
     FusedUpdates,
@@ -28,6 +30,7 @@ from fedstrata.methods.drivers.scheduled import (
 )
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.fill import fill
+from fedstrata.methods.schedules.lots import lots
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class GlobalBatches(ScheduledDriver):
             return "a batch norm with momentum = None (or 0) cannot be synchronised; give it a momentum"
         if plan.combiner == Uniform():
             return 'the mean of client means is not the gradient of a batch; use method.combiner = "size"'
+        if self.schedule.clients == "binomial":
+            if plan.combiner != SizeWeighted():
+                return 'clients that draw lots all weigh the same; use method.combiner = "size"'
+            if self.schedule.replacement is False:
+                return 'method.schedule.clients = "binomial" draws with replacement; leave replacement out'
         return None
 
     def multiple(self, view: View) -> int:
@@ -77,6 +85,28 @@ class GlobalBatches(ScheduledDriver):
         return 2 if view.space.normed else 1
 
     def by_messages(self, view: View, now: Slice) -> Played:
+        """Deal the batches out, or let clients draw lots."""
+        return (self._drawn if self.schedule.clients == "binomial" else self._dealt)(view, now)
+
+    def _drawn(self, view: View, now: Slice) -> Played:
+        """Let every holder draw what it gives, and compute gradients together."""
+        moves = lots(now.epoch, now.pools, now.until, view.batch_size, view.fewest)
+        totals, steps = self.schedule.totals(view.client_info), ceil(now.entries / view.batch_size)
+        there, client_updates, done = None, 0, 0
+        while (move := next_of(moves, there)) is not None:
+            config: dict[str, Value] = {
+                "strata": move.strata,
+                "entries": move.entries,
+                "totals": tuple(int(totals[stratum]) for stratum in move.strata),
+                "asked": len(move.clients),
+            }
+            asks, part = tuple(Ask(client, config) for client in move.clients), (min(done, steps - 1), steps)
+            outcome = yield Step(asks, kind="gradient", buffers=False, together="samples", part=part)
+            there = [r.client for r in outcome.reports]
+            client_updates, done = client_updates + len(asks), done + 1
+        return client_updates, 0
+
+    def _dealt(self, view: View, now: Slice) -> Played:
         """Reserve samples, then compute gradients together."""
         moves = batches(now.epoch, now.pools, now.until, view.batch_size, self.least(view), view.fewest)
         answers, steps = None, ceil(now.entries / view.batch_size)
@@ -99,7 +129,7 @@ class GlobalBatches(ScheduledDriver):
     def fused(self, view: View, now: Slice) -> Played:
         """Fill all batches, then let one trainer train on them."""
         stock, steps = Stock.of(self.schedule, view, now.pools), ceil(now.entries / view.batch_size)
-        how = view.batch_size, self.least(view), self.schedule.replacement
+        how = view.batch_size, self.least(view), bool(self.schedule.replacement)
         filled = fill(now.epoch, now.pools, stock.counts, now.until, *how)
         stock.told(filled.asked, filled.requests, filled.refused, filled.exhausted, overhead_bytes=2)
         fused_updates, sizes = FusedUpdates.through(now.epoch.number, filled), filled.sizes

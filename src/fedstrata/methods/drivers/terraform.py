@@ -160,6 +160,11 @@ class Terraform(Driver):
     depth: Count = 10  # I_max: steps of a round, the first among them
     baseline: bool = False
 
+    @property
+    def reads_envelope(self) -> bool:
+        """Read losses where clients are ranked by them."""
+        return self.signal == "loss"
+
     def metrics_read(self, kind: str) -> tuple[str, ...]:
         """How much the final layer changed."""
         return ("magnitude",) if kind == "train" and self.signal != "loss" else ()

@@ -25,6 +25,8 @@ class Epoch:
     again: list[tuple[float, int]] = field(default_factory=list)  # entries that came back: a heap of (place, stratum)
     over: int = 0
     batches: int = 0  # begun so far
+    lost: int = 0  # samples of batches that were left out
+    ahead: dict[int, dict[int, int]] = field(default_factory=dict)  # passes that clients began on their own, by stratum
 
     @property
     def left(self) -> int:

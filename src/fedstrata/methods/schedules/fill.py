@@ -52,9 +52,11 @@ def fill(
         if count >= least:
             filled.sizes.append(count)
             continue
+        if count:
+            pools.note("batch_left_out", samples=count, why="batch norm has nothing to normalise over")
+            epoch.lost += count
         while len(clients) > start:
             pools.give_back(clients.pop(), [codes.pop()])
-            pools.note("batch_left_out", samples=count, why="batch norm has nothing to normalise over")
     return filled
 
 

@@ -9,7 +9,7 @@ The paper's words: SLS is `Epoch`; a placeholder is a stratum (a code, with the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, ClassVar, Literal
 
@@ -17,12 +17,14 @@ import numpy as np
 
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.contract import broken, describe
+from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count, Fraction
 from fedstrata.core.rng import Rng
 from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Schedule
 from fedstrata.core.steps import View
 from fedstrata.methods.schedules.epoch import Epoch
+from fedstrata.methods.schedules.lots import Lots
 from fedstrata.methods.schedules.supply import Supply
 from fedstrata.methods.schedules.take import Take
 
@@ -49,8 +51,10 @@ class Stratified(Schedule):
     length: Count | None = None  # scale the frequencies to this many entries
     order: Literal["shuffled", "spread"] = "shuffled"  # spread: every stretch of the schedule is nearly balanced
     strata: Literal["labels", "none"] = "labels"  # none: all samples are one stratum, which is plain random sampling
-    clients: Literal["uniform", "weighted", "remaining"] = "uniform"  # who is asked: any holder, by counts, by stock
-    replacement: bool = False  # True: a client starts over when its samples of a label are used up
+    # Who is asked: any holder, by counts, by stock; binomial: by counts that the server does not learn.
+    clients: Literal["uniform", "weighted", "remaining", "binomial"] = "uniform"
+    # True: a client starts over when its samples of a label are used up; None: only where labels are masked.
+    replacement: bool | None = None
     on_empty: Literal["refill", "drop"] = "refill"  # when everybody's are: start over, or leave the label out
     chunk: Count = 5  # entries planned ahead in single-sample learning
     pool: Fraction = 0.25  # share of the holders that a chunk chooses from, and how many at least
@@ -60,12 +64,42 @@ class Stratified(Schedule):
     @property
     def needs(self) -> frozenset[str]:
         """Uniform choice reads who holds which label and how much there is in all; weighted choice, all counts."""
-        return frozenset({"labels", "totals"} if self.clients == "uniform" else {"counts"})
+        return frozenset({"counts"} if self.reads_counts else {"labels", "totals"})
+
+    @property
+    def reads_counts(self) -> bool:
+        """Whether the server must know how many samples of each label every client holds."""
+        return self.clients not in ("uniform", "binomial")
 
     @property
     def sampler(self) -> Sampler:
-        """Clients take samples from their own shuffled lists."""
-        return Take(self.strata, self.replacement)
+        """Clients take samples from their own shuffled lists, or draw lots for how many they give."""
+        return Lots(self.strata) if self.clients == "binomial" else Take(self.strata, bool(self.replacement))
+
+    def hiding_counts(self) -> Stratified:
+        """Let clients start over by themselves: who says that it has run out of a label tells how much it had.
+
+        Returns
+        -------
+        Stratified
+
+        Raises
+        ------
+        RequestError
+            If it is to be without replacement, or weighs clients by their counts at the server.
+        """
+        if self.reads_counts:
+            raise RequestError(
+                f'method.schedule.clients = "{self.clients}" does not fit privacy.labels: the server would learn how '
+                'many samples of each label every client holds; use "binomial", where clients weigh themselves, or '
+                '"uniform"'
+            )
+        if self.replacement is False and self.clients != "binomial":
+            raise RequestError(
+                "method.schedule.replacement = false does not fit privacy.labels: who runs out of a label says so, and "
+                "after an epoch the server knows everybody's counts; leave it out"
+            )
+        return replace(self, replacement=True)
 
     def totals(self, client_info: ClientInfo) -> np.ndarray:
         """Return the number of samples of each stratum.
@@ -79,7 +113,7 @@ class Stratified(Schedule):
         -------
         numpy.ndarray
         """
-        totals = client_info.totals if self.clients == "uniform" else client_info.counts.sum(0)
+        totals = client_info.counts.sum(0) if self.reads_counts else client_info.totals
         return totals if self.strata == "labels" else totals.sum(keepdims=True)
 
     def counts(self, table: np.ndarray) -> np.ndarray:
@@ -158,7 +192,7 @@ class Stratified(Schedule):
         Epoch
         """
         f = self.check_frequencies(self.totals(view.client_info))
-        known = view.client_info.labels if self.clients == "uniform" else view.client_info.counts
+        known = view.client_info.counts if self.reads_counts else view.client_info.labels
         held = self.counts(known)[view.eligible] > 0
         holders = [view.eligible[held[:, p]].tolist() for p in range(len(f))]
         strata, places = arranged(f, self.order, view.rng("labels"))

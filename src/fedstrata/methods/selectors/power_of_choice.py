@@ -70,6 +70,11 @@ class PowerOfChoice(Selector):
         highest_first = sorted(known, key=lambda client: (-known[client], view.client_info.key[client]))
         return highest_first[: view.k] + self._unheard(view, drawn, known)
 
+    @property
+    def reads_envelope(self) -> bool:
+        """Read what training reported where losses are not probed."""
+        return self.loss == "last"
+
     def metrics_read(self, kind: str) -> tuple[str, ...]:
         """Read what probes tell."""
         return ("probed_loss",) if kind in self.programs else ()

@@ -38,6 +38,11 @@ class FedExp(ServerStep):
     eps_each: bool = False  # eps for every client that arrived
     eta_max: AtLeastOne = 100.0
 
+    @property
+    def reads_envelope(self) -> bool:
+        """Read the lengths of updates."""
+        return True
+
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse combiners whose update is no mean of what clients sent."""
         if plan.combiner.individual:
