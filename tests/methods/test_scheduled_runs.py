@@ -217,8 +217,8 @@ def deaf(*clients, until=99):
 
 @DRIVERS
 def test_a_silent_client_is_skipped_until_the_next_epoch(driver):
-    _, notes, asked = played(stratified(driver, each=6), 2, deaf(3, until=1))
-    assert [(event["gone"], event["exposure"]) for event in notes["schedule"]] == [([3], [6, 6, 6]), ([], [6, 6, 6])]
+    _, notes, asked = played(stratified(driver, each=12), 2, deaf(3, until=1))
+    assert [(event["gone"], event["exposure"]) for event in notes["schedule"]] == [([3], [12] * 3), ([], [12] * 3)]
     assert asked[0][3] == 1 <= asked[1][3]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstrata.methods.schedules.draws import Draws
-from fedstrata.methods.schedules.turns import ByCount, Spread
+from fedstrata.methods.schedules.turns import SpreadTurns, Turns
 
 
 @dataclass
@@ -21,6 +21,7 @@ class Supply:
     passes: list[int]  # how often everybody started over
     granted: list[int]  # samples since then
     taken: list[dict[int, int]]  # the same, by client
+    pools: list[list[int]]  # clients drawn ahead, the earliest first, for single-sample learning
     gone: set[int] = field(default_factory=set)  # clients that did not answer: skipped until the next epoch
     dropped: set[int] = field(default_factory=set)  # strata given up until then
 
@@ -34,6 +35,7 @@ class Supply:
             [0] * strata,
             [0] * strata,
             [{} for _ in range(strata)],
+            [[] for _ in range(strata)],
         )
 
 
@@ -50,19 +52,17 @@ class Pools:
     draws: Draws
     note: Callable[..., None]
     counts: np.ndarray | None = None  # [N, strata] where the choice is not uniform
-    clients: str = "uniform"  # see Stratified
+    clients: str = "uniform"  # as in Stratified
     refill: bool = True
     size: int = 7  # of a pool
     trained: list[int] = field(init=False)  # samples by stratum
     _where: list[dict[int, int] | None] = field(init=False)  # client -> place in `available`, made when needed
-    _turns: list[ByCount | Spread | None] = field(init=False)  # likewise
-    _pools: list[list[int]] = field(init=False)
+    _turns: list[Turns | None] = field(init=False)  # likewise
 
     def __post_init__(self) -> None:
         self.trained = [0] * len(self.supply.available)
         self._where = [None] * len(self.supply.available)
         self._turns = [None] * len(self.supply.available)
-        self._pools = [[] for _ in self.supply.available]
 
     def code(self, stratum: int) -> int:
         """Return what a client is sent for an entry: the stratum, and which pass over its samples is meant."""
@@ -115,7 +115,7 @@ class Pools:
 
     def pool(self, stratum: int) -> list[int]:
         """Return the clients drawn ahead, as many as a pool holds; nobody if the stratum was given up."""
-        pool = self._pools[stratum]
+        pool = self.supply.pools[stratum]
         while len(pool) < self.size:
             turns = self._turns[stratum] if pool else None
             client = self.one(stratum) if turns is None else turns.next()
@@ -126,7 +126,7 @@ class Pools:
 
     def use(self, stratum: int, client: int) -> None:
         """Let a client of a pool serve an entry; another draw takes its place."""
-        self._pools[stratum].remove(client)
+        self.supply.pools[stratum].remove(client)
         self.pool(stratum)
 
     def strata(self, codes: Sequence[int]) -> list[int]:
@@ -181,21 +181,22 @@ class Pools:
             last = pool.pop()
             if place < len(pool):
                 pool[place], where[last] = last, place
-            self._pools[stratum] = [other for other in self._pools[stratum] if other != client]
+            self.supply.pools[stratum] = [drawn for drawn in self.supply.pools[stratum] if drawn != client]
             if (turns := self._turns[stratum]) is not None:
                 turns.leave(client)
 
-    def _made_turns(self, stratum: int, pool: list[int]) -> ByCount | Spread:
+    def _made_turns(self, stratum: int, pool: list[int]) -> Turns:
         """Begin with what is left; by `weighted`, or where nothing is, with what there was."""
         assert self.counts is not None
         counts = dict(zip(pool, np.maximum(self.counts[pool, stratum], 1).tolist(), strict=True))
-        taken = self.supply.taken[stratum]
-        left = {client: max(count - taken.get(client, 0), 0) for client, count in counts.items()}
+        gone = Counter(self.supply.taken[stratum])
+        gone.update(self.supply.pools[stratum])
+        left = {client: max(count - gone[client], 0) for client, count in counts.items()}
         if self.clients == "weighted" or not any(left.values()):
             left = counts
         if self.clients == "spread":
-            return Spread(left, self.draws)
-        return ByCount(left, self.draws, put_back=self.clients == "weighted")
+            return SpreadTurns(left, self.draws)
+        return Turns(left, self.draws, put_back=self.clients == "weighted")
 
 
 def without(codes: Sequence[int], refused: Sequence[int]) -> list[int]:
