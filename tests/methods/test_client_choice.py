@@ -7,7 +7,7 @@ from math import gcd, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -79,6 +79,7 @@ def test_who_left_has_no_turn_and_others_keep_their_chances(kind):
 
 
 @given(st.integers(1, 5_000))
+@example(510_510)  # many factors: few steps visit every place
 def test_golden_steps_visit_every_place(places):
     assert gcd(golden_step(places), places) == 1
 

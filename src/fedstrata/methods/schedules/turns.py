@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from itertools import accumulate
+from itertools import accumulate, count, islice
 from math import gcd
 
 from fedstrata.methods.schedules.draws import Draws
 
 GOLDEN = 0.6180339887498949
-NEAR = 8
+CANDIDATES = 16  # that are looked at, from the golden section outwards
 
 
 class Turns:
@@ -93,7 +93,8 @@ def golden_step(places: int) -> int:
     places, have small quotients throughout Euclid's algorithm.
     """
     middle = round(places * GOLDEN)
-    near = [step for step in range(max(middle - NEAR, 1), middle + NEAR + 1) if gcd(step, places) == 1]
+    around = (step for away in count() for step in (middle - away, middle + away))
+    near = islice((step for step in around if step > 0 and gcd(step, places) == 1), CANDIDATES)
     return min(near, key=lambda step: max(_quotients(places, step)))
 
 
