@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from itertools import combinations, groupby, pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
@@ -191,27 +191,42 @@ def test_an_entry_that_comes_back_finds_any_position_among_those_still_to_come()
 # ---- who is asked ---------------------------------------------------------------------------------------------------
 
 
+def selected(chunk, pools, select=select_runs, **options):
+    """Select runs from pools that draw nobody anew."""
+    pools = {stratum: list(own) for stratum, own in pools.items()}
+    return list(select(chunk, pools, lambda stratum, client: pools[stratum].remove(client), **options))
+
+
 def test_run_selection_oracle_and_short_chunks():
-    pools = {"a": [0, 1], "b": [1, 2], "c": [2]}
-    assert select_runs("abbca", pools, min) == [(1, 3), (2, 1), (0, 1)]
-    assert select_runs("cb", pools, min) == [(2, 2)]
-    assert select_runs("a", pools, min) == [(0, 1)]
-    assert select_runs("", pools, min) == []
+    pools = {"a": [0, 1], "b": [1, 1, 2], "c": [2]}  # 1 was drawn twice for b, and serves it twice
+    assert selected("abbca", pools) == [(1, ["a", "b", "b"]), (2, ["c"]), (0, ["a"])]
+    assert selected("abb", {**pools, "b": [1, 2, 2]}) == [(1, ["a", "b"]), (2, ["b"])]
+    assert selected("cb", pools) == [(2, ["c", "b"])]
+    assert selected("b", {"b": [2, 1]}) == [(2, ["b"])]  # of equals the one drawn first
+    assert selected("", pools) == []
 
 
 @given(st.data(), st.lists(st.integers(0, 3), min_size=1, max_size=9))
 def test_a_run_is_the_longest_that_a_client_of_the_pool_can_serve(data, chunk):
-    pools = {p: data.draw(st.lists(st.integers(0, 3), min_size=1, unique=True)) for p in range(4)}
-    ties, i = [], 0
-    for client, length in select_runs(chunk, pools, lambda tied: ties.append(set(tied)) or tied[-1]):
-        reach = dict.fromkeys(pools[chunk[i]], 0)
-        for c in reach:
-            while i + reach[c] < len(chunk) and c in pools[chunk[i + reach[c]]]:
-                reach[c] += 1
-        assert length == max(reach.values())
-        assert ties.pop(0) == {c for c in reach if reach[c] == length} >= {client}
-        i += length
-    assert i == len(chunk)
+    pools = {p: data.draw(st.lists(st.integers(0, 3), min_size=9, max_size=12)) for p in range(4)}
+    left, at = {p: list(own) for p, own in pools.items()}, 0
+
+    def reach(client):
+        end = at
+        while end < len(chunk) and not Counter(chunk[at : end + 1]) - Counter(
+            {p: own.count(client) for p, own in left.items()}
+        ):
+            end += 1
+        return end - at
+
+    for client, run in selected(chunk, pools):
+        reaches = {c: reach(c) for c in left[chunk[at]]}
+        assert run == chunk[at : at + max(reaches.values())]
+        assert client == next(c for c in left[chunk[at]] if reaches[c] == len(run))
+        for stratum in run:
+            left[stratum].remove(client)
+        at += len(run)
+    assert at == len(chunk)
 
 
 def test_equal_neighbours_are_one_task_across_chunk_borders_and_the_last_chunk_may_be_short():
@@ -229,43 +244,31 @@ def test_neighbouring_hops_are_different_clients_and_the_next_one_is_named(chunk
     assert moves[-1].next is None
 
 
-@pytest.mark.parametrize(
-    ("options", "sizes"),
-    [
-        ({}, {1: 1, 2: 2, 7: 2, 10: 2, 14: 4, 18: 4, 20: 5}),
-        ({"pool_min": 3}, {2: 2, 10: 3, 20: 5}),
-        ({"pool": 0.0, "pool_min": 1}, {1: 1, 10: 1}),
-        ({"pool": 1.0}, {1: 1, 7: 7}),
-    ],
-)
-def test_pool_sizes(options, sizes):
-    for clients, size in sizes.items():
-        pools = begun(np.ones((clients, 1), int), **options).pools
-        assert {len(set(pools.some(0))) for _ in range(40)} == {size}
+@pytest.mark.parametrize("holders", [1, 3, 40])
+@pytest.mark.parametrize("clients", ["uniform", "weighted", "remaining", "spread"])
+def test_a_pool_is_as_large_whatever_the_number_of_holders_and_refills(holders, clients):
+    pools = begun(np.full((holders, 1), 99), clients=clients, pool=4).pools
+    for _ in range(40):
+        first, *others = pools.pool(0)
+        assert len(others) == 3
+        pools.use(0, first)
+        assert pools.pool(0)[:3] == others
 
 
-@pytest.mark.parametrize(
-    ("clients", "weights"), [("uniform", (1, 1, 1, 1)), ("weighted", (1, 2, 5, 8)), ("remaining", (1, 2, 2, 8))]
-)
-def test_clients_are_drawn_uniformly_or_by_their_counts_or_by_what_is_left(clients, weights):
-    pools, w = begun([[1], [2], [5], [8]], clients=clients).pools, np.array(weights)
-    pools.one(0), pools.some(0)  # what was worked out for later draws must not outlive the grant
-    pools.grant(2, [0, 0, 0], [])
-    assert by_chance(np.bincount([pools.one(0) for _ in range(8_000)]), w)
-    seen, pairs = Counter(tuple(sorted(pools.some(0))) for _ in range(8_000)), list(combinations(range(4), 2))
-    without_replacement = [w[list(p)].prod() * (1 / (w.sum() - w[list(p)])).sum() for p in pairs]
-    assert by_chance([seen[p] for p in pairs], without_replacement)
+def test_a_pool_takes_no_more_than_there_is_left():
+    pools = begun([[1], [1], [3]], clients="remaining", pool=9).pools
+    assert sorted(pools.pool(0)) == [0, 1, 2, 2, 2]
+    pools.exhaust(0, 2)
+    assert sorted(pools.pool(0)) == [0, 1]
 
 
-def test_a_pool_drawn_after_somebody_left_is_as_good_as_any():
-    seen = Counter()
-    for seed in range(3_000):
-        pools = begun(np.ones((4, 1), int), seed).pools
-        pools.some(0)
-        pools.grant(3, [0], [0])
-        seen[tuple(sorted(pools.some(0)))] += 1
-    assert sorted(seen) == [(0, 1), (0, 2), (1, 2)]
-    assert by_chance(list(seen.values()))
+@pytest.mark.parametrize("clients", ["uniform", "weighted", "remaining", "spread"])
+def test_whoever_is_used_up_leaves_the_pool(clients):
+    pools = begun(np.full((3, 1), 50), clients=clients).pools
+    while 1 not in pools.pool(0):
+        pools.use(0, pools.pool(0)[0])
+    pools.grant(1, [0], [0])
+    assert {pools.one(0) for _ in range(30)} | set(pools.pool(0)) == {0, 2}
 
 
 def test_with_chunks_of_one_the_model_passes_to_any_holder():
@@ -281,21 +284,15 @@ def test_batches_draw_with_replacement():
     assert by_chance([seen[k] for k in range(4)], [1, 3, 3, 1])
 
 
-@pytest.mark.parametrize(
-    ("options", "spared"), [({"pool_min": 2}, (0.27, 0.31, 0.33)), ({"pool_min": 3}, (0.45, 0.52, 0.53))]
-)
-def test_larger_chunks_spare_the_transfers_that_the_specification_simulated(options, spared):
-    labels, client_updates, exhausting = np.repeat(np.arange(10), 300), np.zeros(4), np.zeros(2)
-    for seed in range(3):
+@pytest.mark.parametrize(("clients", "spared"), [("uniform", (0.33, 0.36, 0.36)), ("weighted", (0.37, 0.40, 0.40))])
+def test_larger_chunks_spare_about_as_many_transfers_as_the_paper_says(clients, spared):
+    """Section V-F: around 35 % with chunks of 5, a few per cent more with larger ones. Dirichlet(0.5), 10 clients."""
+    labels, client_updates = np.repeat(np.arange(10), 300), np.zeros(4)
+    for seed in range(5):
         parts = DirichletClass(alpha=0.5).deal(Labelled(labels), Labelled(labels[:0]), 10, Streams(seed)("p")).train
         counts = np.array([np.bincount(labels[part], minlength=10) for part in parts])
-        asked = {"seed": seed, "replacement": True, **options}
-        client_updates += [
-            len(travelled(counts, n, Shop(counts, replacement=True), **asked)[0]) for n in (1, 5, 50, 150)
-        ]
-        exhausting += [len(travelled(counts, n, seed=seed, **options)[0]) for n in (1, 5)]
-    assert (1 - client_updates[1:] / client_updates[0]).tolist() == pytest.approx(spared, abs=0.04)
-    assert exhausting[1] < 0.85 * exhausting[0]
+        client_updates += [len(travelled(counts, n, seed=seed, clients=clients)[0]) for n in (1, 5, 50, 150)]
+    assert (1 - client_updates[1:] / client_updates[0]).tolist() == pytest.approx(spared, abs=0.01)
 
 
 # ---- when samples or clients run out --------------------------------------------------------------------------------
@@ -397,12 +394,11 @@ def test_nothing_that_was_planned_for_a_silent_client_is_sent_to_it():
     options=st.fixed_dictionaries(
         {
             "frequency": st.sampled_from(["uniform", "capped"]),
-            "clients": st.sampled_from(["uniform", "weighted", "remaining"]),
+            "clients": st.sampled_from(["uniform", "weighted", "remaining", "spread"]),
             "order": st.sampled_from(["shuffled", "spread"]),
             "on_empty": st.sampled_from(["refill", "drop"]),
             "replacement": st.booleans(),
-            "pool": st.sampled_from([0.0, 0.25, 1.0]),
-            "pool_min": st.integers(1, 3),
+            "pool": st.integers(1, 8),
             "length": st.none() | st.integers(1, 40),
         }
     ),

@@ -217,8 +217,8 @@ def deaf(*clients, until=99):
 
 @DRIVERS
 def test_a_silent_client_is_skipped_until_the_next_epoch(driver):
-    _, notes, asked = played(stratified(driver, each=6), 2, deaf(3, until=1))
-    assert [(event["gone"], event["exposure"]) for event in notes["schedule"]] == [([3], [6, 6, 6]), ([], [6, 6, 6])]
+    _, notes, asked = played(stratified(driver, each=12), 2, deaf(3, until=1))
+    assert [(event["gone"], event["exposure"]) for event in notes["schedule"]] == [([3], [12] * 3), ([], [12] * 3)]
     assert asked[0][3] == 1 <= asked[1][3]
 
 
@@ -280,6 +280,12 @@ SINGLE, BATCH = "method.name=stratify-single", "method.name=stratify-batch"
     [
         ((SINGLE, "method.schedule.chunk=0"), "method.schedule.chunk = 0 is not valid"),
         ((SINGLE, "method.schedule.chunks=3"), 'method.schedule.chunks is not an option (did you mean "chunk"?)'),
+        ((SINGLE, "method.schedule.pool=0.25"), "method.schedule.pool = 0.25 is not valid"),
+        ((SINGLE, "method.schedule.chunk=1", "method.schedule.pool=3"), "set method.schedule.chunk above 1"),
+        ((SINGLE, "method.schedule.chunk=1", "method.schedule.slack=3"), "set method.schedule.chunk above 1"),
+        ((SINGLE, "method.schedule.strata=none", "method.schedule.slack=3"), "method.schedule.slack changes the order"),
+        ((BATCH, "method.schedule.pool=3"), "method.schedule.pool plans single samples"),
+        ((BATCH, "method.schedule.slack=3"), "method.schedule.slack plans single samples"),
         ((SINGLE, "method.schedule.frequency=often"), 'method.schedule.frequency = "often" is not valid'),
         (("method.driver=sync",), "method.schedule"),
         (("method.schedule=stratified",), "method.driver"),

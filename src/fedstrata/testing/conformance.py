@@ -150,8 +150,14 @@ def check_schedule(schedule: Schedule) -> None:
         return
     name = type(schedule).__name__
     assert schedule.sampler is not None, f"{name} gives no `sampler`, so nothing follows it; derive it from Stratified"
+    refused: list[RequestError] = []
     for driver in ("chain", "sync"):
         overrides = {"method.driver": driver, "method.schedule": schedule}
+        try:
+            session_of(overrides)
+        except RequestError as reason:  # options may be for single samples, or for batches
+            refused.append(reason)
+            continue
         check_driver(make("drivers", {"kind": driver}, "method.driver"), schedule)
         single, _ = play(session_of({**overrides, "engine.execution": "messages"}), ROUNDS)
         as_one, _ = play(session_of({**overrides, "engine.execution": "fused"}), ROUNDS)
@@ -159,6 +165,8 @@ def check_schedule(schedule: Schedule) -> None:
         assert gap < 1e-9, f"played as one, the model is off by {gap:.2g}"
         assert single.traffic == as_one.traffic, f"by messages {single.traffic}, played as one {as_one.traffic}"
         assert single.participation.tolist() == as_one.participation.tolist(), "clients took part differently often"
+    if len(refused) == 2:
+        raise refused[0]
 
 
 def check_sampler(sampler: Sampler) -> None:

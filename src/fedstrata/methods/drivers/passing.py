@@ -6,6 +6,7 @@ same account of what was sent.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,7 +14,8 @@ from fedstrata.core.messages import Value
 from fedstrata.core.plan import Plan
 from fedstrata.core.steps import Ask, Step, View
 from fedstrata.methods.drivers.scheduled import FusedUpdates, Played, ScheduledDriver, Slice, Stock, next_of, refusals
-from fedstrata.methods.schedules.hops import hops
+from fedstrata.methods.schedules.hops import Hop, Refused, hops
+from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.methods.schedules.supply import without
 from fedstrata.methods.server_steps.sgd import ServerSgd
 
@@ -34,11 +36,19 @@ class Passing(ScheduledDriver):
             return 'an optimizer with memory must carry it from hop to hop: train.optimizer.state = "carried"'
         if plan.space.normed:
             return "single samples have no batch statistics; choose a model without batch norm (model.name, model.norm)"
+        if self.schedule.chunk == 1 and (self.schedule.slack or self.schedule.pool != Stratified.pool):
+            return "method.schedule.pool and slack plan several entries ahead; set method.schedule.chunk above 1"
+        if self.schedule.slack and self.schedule.strata == "none":
+            return 'method.schedule.slack changes the order of labels, of which strata = "none" knows nothing'
         return super().conflicts(plan)
+
+    def route(self, now: Slice) -> Generator[Hop, Refused, None]:
+        """Plan the way of the model."""
+        return hops(now.epoch, now.pools, now.until, self.schedule.chunk, self.schedule.slack)
 
     def by_messages(self, view: View, now: Slice) -> Played:
         """Ask one client after another."""
-        route, answer = hops(now.epoch, now.pools, now.until, self.schedule.chunk), None
+        route, answer = self.route(now), None
         client_updates = refused = 0
         source: Literal["server", "peer"] = "server"
         while (hop := next_of(route, answer)) is not None:
@@ -52,7 +62,7 @@ class Passing(ScheduledDriver):
 
     def fused(self, view: View, now: Slice) -> Played:
         """Find the way, then let one trainer go it."""
-        route, answer = hops(now.epoch, now.pools, now.until, self.schedule.chunk), None
+        route, answer = self.route(now), None
         stock, fused_updates = Stock.of(self.schedule, view, now.pools), FusedUpdates(now.epoch.number)
         parts: list[int] = []
         from_server = to_server = 0

@@ -151,10 +151,9 @@ class ScheduledDriver(Driver):
             Draws(view.rng("clients")),
             partial(view.note, round=view.round + 1),
             weighted,
-            remaining=schedule.clients == "remaining",
+            schedule.clients,
             refill=schedule.on_empty == "refill",
-            share=schedule.pool,
-            least=schedule.pool_min,
+            size=schedule.pool,
         )
         for client in _absent(epoch, view):
             pools.leave(client)

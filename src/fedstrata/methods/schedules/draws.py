@@ -16,8 +16,6 @@ class Draws:
         self._rng = rng
         self._uniform: list[float] = []
         self._block = np.zeros(0)  # where they come from, in the order of use
-        self._exponential = np.zeros(0)
-        self._used = 0
 
     def uniform(self) -> float:
         """Return a number from [0, 1)."""
@@ -47,10 +45,3 @@ class Draws:
     def _draw(self) -> None:
         block = self._rng.random(BLOCK)
         self._uniform, self._block = block.tolist(), block[::-1]
-
-    def exponentials(self, count: int) -> np.ndarray:
-        """Return waiting times of mean 1."""
-        if self._used + count > len(self._exponential):
-            self._exponential, self._used = self._rng.standard_exponential(max(BLOCK, count)), 0
-        self._used += count
-        return self._exponential[self._used - count : self._used]

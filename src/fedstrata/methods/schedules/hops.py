@@ -1,17 +1,19 @@
 """Stratify, Algorithms 1 and 3: single-sample learning. The model travels along runs of labels.
 
 The printed Algorithm 1 never resets its run length, compares an index with itself at the end of a chunk, and breaks on
-a short last chunk; this is the corrected form. Of several clients with the longest run one is drawn at random, not by
-a fixed key: with pools of two, a fixed key would leave some clients unused until the others have nothing left.
+a short last chunk; this is the corrected form. Our reading of "retaining clients" is that of `Pools`: a client serves
+one entry for each time that it was drawn, so longer runs do not change who trains how often. Of several clients with
+the longest run the one drawn first is taken; with chunks of one this is the draw itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedstrata.methods.schedules.epoch import Epoch
+from fedstrata.methods.schedules.reorder import reordered_runs
 from fedstrata.methods.schedules.supply import Pools
 
 
@@ -27,44 +29,45 @@ Refused = list[int] | None  # codes that were not trained on; None: the client d
 
 
 def select_runs(
-    chunk: Sequence[int], pools: Mapping[int, Sequence[int]], pick: Callable[[Sequence[int]], int]
-) -> list[tuple[int, int]]:
-    """Return clients with the lengths of their runs: always one that can serve the most entries in a row."""
-    runs, i = [], 0
-    while i < len(chunk):
-        serve, j = pools[chunk[i]], i + 1
-        members = set(serve)
-        while j < len(chunk) and not members.isdisjoint(pools[chunk[j]]):
-            members.intersection_update(pools[chunk[j]])
-            j += 1
-        longest = serve if j == i + 1 else [client for client in serve if client in members]
-        runs.append((pick(longest), j - i))
-        i = j
-    return runs
+    chunk: Sequence[int], pools: Mapping[int, Sequence[int]], use: Callable[[int, int], None]
+) -> Iterator[tuple[int, list[int]]]:
+    """Give clients with the strata of their runs: always one that can serve the most entries in a row.
+
+    `use` takes a client out of the pool of a stratum, which may draw another one.
+    """
+    at = 0
+    while at < len(chunk):
+        best, longest = -1, 0
+        for client in dict.fromkeys(pools[chunk[at]]):
+            end = at + 1
+            while end < len(chunk) and pools[chunk[end]].count(client) > chunk[at:end].count(chunk[end]):
+                end += 1
+            if end > at + longest:
+                best, longest = client, end - at
+        run = list(chunk[at : at + longest])
+        for stratum in run:
+            use(stratum, best)
+        yield best, run
+        at += longest
 
 
-def hops(epoch: Epoch, pools: Pools, until: int, chunk: int) -> Generator[Hop, Refused, None]:
+def hops(epoch: Epoch, pools: Pools, until: int, chunk: int, slack: int = 0) -> Generator[Hop, Refused, None]:
     """Play an epoch until so many entries are over."""
     queue: deque[tuple[int, list[int]]] = deque()
     planned = 0  # entries in the queue
-    uniform = pools.draws.uniform
-
-    def pick(clients: Sequence[int]) -> int:
-        return clients[int(uniform() * len(clients))]
 
     def plan_chunk() -> int:
         entries = epoch.take(min(chunk, until - epoch.over - planned))
-        ready = {stratum: pools.some(stratum) for stratum in dict.fromkeys(entries)}
+        ready = {stratum: pools.pool(stratum) for stratum in dict.fromkeys(entries)}
         served = [stratum for stratum in entries if ready[stratum]]
         epoch.over += len(entries) - len(served)
-        at = 0
-        for client, length in select_runs(served, ready, pick):
-            codes = [pools.code(stratum) for stratum in served[at : at + length]]
+        runs = reordered_runs(served, ready, pools.use, slack) if slack else select_runs(served, ready, pools.use)
+        for client, run in runs:
+            codes = [pools.code(stratum) for stratum in run]
             if queue and queue[-1][0] == client:
                 queue[-1][1].extend(codes)
             else:
                 queue.append((client, codes))
-            at += length
         return len(served)
 
     while True:

@@ -18,7 +18,7 @@ import numpy as np
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.contract import broken, describe
 from fedstrata.core.errors import RequestError
-from fedstrata.core.options import Count, Fraction
+from fedstrata.core.options import Count, Natural
 from fedstrata.core.rng import Rng
 from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Schedule
@@ -51,14 +51,15 @@ class Stratified(Schedule):
     length: Count | None = None  # scale the frequencies to this many entries
     order: Literal["shuffled", "spread"] = "shuffled"  # spread: every stretch of the schedule is nearly balanced
     strata: Literal["labels", "none"] = "labels"  # none: all samples are one stratum, which is plain random sampling
-    # Who is asked: any holder, by counts, by stock; binomial: by counts that the server does not learn.
-    clients: Literal["uniform", "weighted", "remaining", "binomial"] = "uniform"
+    # Who is asked: any holder alike, by counts, by what is left, by counts in turns as even as can be; binomial: by
+    # counts that the server does not learn.
+    clients: Literal["uniform", "weighted", "remaining", "spread", "binomial"] = "uniform"
     # True: a client starts over when its samples of a label are used up; None: only where labels are masked.
     replacement: bool | None = None
     on_empty: Literal["refill", "drop"] = "refill"  # when everybody's are: start over, or leave the label out
     chunk: Count = 5  # entries planned ahead in single-sample learning
-    pool: Fraction = 0.25  # share of the holders that a chunk chooses from, and how many at least
-    pool_min: Count = 2
+    pool: Count = 7  # draws of holders, a label, that a chunk chooses from
+    slack: Natural = 0  # entries of a chunk change places; no label gets further ahead or behind than this
     rounds_per_epoch: Count = 1  # play an epoch in so many rounds: it is evaluated, saved and resumed by round
 
     @property

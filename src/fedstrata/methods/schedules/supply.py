@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedstrata.methods.schedules.draws import Draws
-
-AHEAD = 16  # pools drawn at once
-NOBODY = np.zeros((0, 0), dtype=np.int64)
+from fedstrata.methods.schedules.turns import SpreadTurns, Turns
 
 
 @dataclass
@@ -23,6 +21,7 @@ class Supply:
     passes: list[int]  # how often everybody started over
     granted: list[int]  # samples since then
     taken: list[dict[int, int]]  # the same, by client
+    pools: list[list[int]]  # clients drawn ahead, the earliest first, for single-sample learning
     gone: set[int] = field(default_factory=set)  # clients that did not answer: skipped until the next epoch
     dropped: set[int] = field(default_factory=set)  # strata given up until then
 
@@ -36,31 +35,34 @@ class Supply:
             [0] * strata,
             [0] * strata,
             [{} for _ in range(strata)],
+            [[] for _ in range(strata)],
         )
 
 
 @dataclass
 class Pools:
-    """Chooses clients from a supply, uniformly or by their counts, and keeps the supply true."""
+    """Chooses clients from a supply, uniformly or by their counts, and keeps the supply true.
+
+    The pool of a stratum holds a constant number of clients drawn ahead, the earliest first. Each of them serves one
+    entry and is then replaced by another draw, while the others stay: whoever picks from a pool changes when a client
+    is asked, by a few entries, and never how often.
+    """
 
     supply: Supply
     draws: Draws
     note: Callable[..., None]
-    counts: np.ndarray | None = None  # [N, strata] where the choice is weighted
-    remaining: bool = False  # by what is left, not by what there was
+    counts: np.ndarray | None = None  # [N, strata] where the choice is not uniform
+    clients: str = "uniform"  # as in Stratified
     refill: bool = True
-    share: float = 0.25  # of the clients that `some` chooses
-    least: int = 2
+    size: int = 7  # of a pool
     trained: list[int] = field(init=False)  # samples by stratum
     _where: list[dict[int, int] | None] = field(init=False)  # client -> place in `available`, made when needed
-    _sums: list[np.ndarray | None] = field(init=False)  # running sums of the weights, likewise
-    _drawn: list[np.ndarray] = field(init=False)  # pools drawn ahead
+    _turns: list[Turns | None] = field(init=False)  # likewise
 
     def __post_init__(self) -> None:
         self.trained = [0] * len(self.supply.available)
         self._where = [None] * len(self.supply.available)
-        self._sums = [None] * len(self.supply.available)
-        self._drawn = [NOBODY for _ in self.supply.available]
+        self._turns = [None] * len(self.supply.available)
 
     def code(self, stratum: int) -> int:
         """Return what a client is sent for an entry: the stratum, and which pass over its samples is meant."""
@@ -77,8 +79,7 @@ class Pools:
             supply.passes[stratum] += 1
             supply.granted[stratum], supply.taken[stratum] = 0, {}
             supply.available[stratum] = back
-            self._where[stratum] = None
-            self._changed(stratum)
+            self._where[stratum] = self._turns[stratum] = None
         else:
             supply.dropped.add(stratum)
             why = "no holder is left" if not back else "its samples are used up" if self.refill else "on_empty = drop"
@@ -86,14 +87,18 @@ class Pools:
         return supply.available[stratum]
 
     def one(self, stratum: int) -> int | None:
-        """Choose a client, with replacement; None if the stratum was given up."""
+        """Choose a client; None if the stratum was given up."""
         pool = self.ready(stratum)
         if not pool:
             return None
         if self.counts is None:
             return pool[int(self.draws.uniform() * len(pool))]
-        sums = self._running(stratum, pool)
-        return pool[min(int(np.searchsorted(sums, self.draws.uniform() * sums[-1], side="right")), len(pool) - 1)]
+        turns = self._turns[stratum]
+        client = None if turns is None else turns.next()
+        while client is None:  # those who are believed to be used up have yet to say so
+            turns = self._turns[stratum] = self._made_turns(stratum, pool)
+            client = turns.next()
+        return client
 
     def each(self, strata: list[int]) -> tuple[list[int], list[int]]:
         """Choose a client for each of several entries; gives the entries whose stratum was not given up, and clients.
@@ -108,23 +113,21 @@ class Pools:
         pools = zip(map(ready.__getitem__, strata), self.draws.uniforms(len(strata)), strict=True)
         return strata, [pool[int(chance * len(pool))] for pool, chance in pools]
 
-    def some(self, stratum: int) -> list[int]:
-        """Choose a share of the clients, without replacement: those with the shortest waiting times."""
-        drawn = self._drawn[stratum]
-        if len(drawn):
-            self._drawn[stratum] = drawn[1:]
-            return drawn[0].tolist()  # type: ignore[no-any-return]
-        clients = self.ready(stratum)
-        count, pool = self._share(len(clients)), np.array(clients)
-        if count == len(clients):
-            return clients
-        # Several at once cost little more than one; they hold as long as nobody comes or goes.
-        waits = self.draws.exponentials(AHEAD * len(pool)).reshape(AHEAD, -1)
-        if self.counts is not None:
-            waits = waits / self._weights(stratum, pool)
-        drawn = pool[np.argpartition(waits, count - 1, axis=1)[:, :count]]
-        self._drawn[stratum] = drawn[1:]
-        return drawn[0].tolist()  # type: ignore[no-any-return]
+    def pool(self, stratum: int) -> list[int]:
+        """Return the clients drawn ahead, as many as a pool holds; nobody if the stratum was given up."""
+        pool = self.supply.pools[stratum]
+        while len(pool) < self.size:
+            turns = self._turns[stratum] if pool else None
+            client = self.one(stratum) if turns is None else turns.next()
+            if client is None:  # nobody is believed to have more than the pool takes
+                break
+            pool.append(client)
+        return pool
+
+    def use(self, stratum: int, client: int) -> None:
+        """Let a client of a pool serve an entry; another draw takes its place."""
+        self.supply.pools[stratum].remove(client)
+        self.pool(stratum)
 
     def strata(self, codes: Sequence[int]) -> list[int]:
         """Undo `code`."""
@@ -149,8 +152,6 @@ class Pools:
         """Count samples that somebody gave."""
         self.supply.granted[stratum] += samples
         self.trained[stratum] += samples
-        if self.remaining:
-            self._changed(stratum)
 
     def give_back(self, client: int, codes: Sequence[int]) -> list[int]:
         """Undo `grant`: the samples were not used after all. Gives their strata."""
@@ -159,6 +160,8 @@ class Pools:
             self.trained[stratum] -= 1
             if code == self.code(stratum):  # otherwise everybody has started over since
                 self.supply.taken[stratum][client] -= 1
+                if (turns := self._turns[stratum]) is not None:
+                    turns.give_back(client)
         return strata
 
     def leave(self, client: int) -> None:
@@ -178,32 +181,22 @@ class Pools:
             last = pool.pop()
             if place < len(pool):
                 pool[place], where[last] = last, place
-            drawn = self._drawn[stratum]
-            self._changed(stratum)
-            if len(drawn) and self.counts is None and self._share(len(pool)) == drawn.shape[1]:
-                # Of pools drawn from all holders, those without this one are as good as drawn from the others.
-                self._drawn[stratum] = drawn[(drawn != client).all(1)]
+            self.supply.pools[stratum] = [drawn for drawn in self.supply.pools[stratum] if drawn != client]
+            if (turns := self._turns[stratum]) is not None:
+                turns.leave(client)
 
-    def _changed(self, stratum: int) -> None:
-        """Forget what was worked out for a stratum's clients and weights as they were."""
-        self._sums[stratum], self._drawn[stratum] = None, NOBODY
-
-    def _share(self, clients: int) -> int:
-        return min(clients, max(self.least, round(self.share * clients)))
-
-    def _weights(self, stratum: int, pool: list[int] | np.ndarray) -> np.ndarray:
+    def _made_turns(self, stratum: int, pool: list[int]) -> Turns:
+        """Begin with what is left; by `weighted`, or where nothing is, with what there was."""
         assert self.counts is not None
-        weights = self.counts[pool, stratum].astype(np.float64)
-        if self.remaining:
-            taken = self.supply.taken[stratum]
-            weights -= [taken.get(int(client), 0) for client in pool]
-        return np.maximum(weights, 1e-9)  # a client that is believed empty is asked last, and then says so
-
-    def _running(self, stratum: int, pool: list[int]) -> np.ndarray:
-        sums = self._sums[stratum]
-        if sums is None:
-            sums = self._sums[stratum] = np.cumsum(self._weights(stratum, pool))
-        return sums
+        counts = dict(zip(pool, np.maximum(self.counts[pool, stratum], 1).tolist(), strict=True))
+        gone = Counter(self.supply.taken[stratum])
+        gone.update(self.supply.pools[stratum])
+        left = {client: max(count - gone[client], 0) for client, count in counts.items()}
+        if self.clients == "weighted" or not any(left.values()):
+            left = counts
+        if self.clients == "spread":
+            return SpreadTurns(left, self.draws)
+        return Turns(left, self.draws, put_back=self.clients == "weighted")
 
 
 def without(codes: Sequence[int], refused: Sequence[int]) -> list[int]:
