@@ -111,9 +111,9 @@ class Report:
     steps
         Local steps.
     loss
-        Mean cross-entropy over the samples trained on.
+        Mean cross-entropy over the samples trained on; of steps that were played as one, over everybody's.
     update_norm
-        Length of the update.
+        Length of the update; NaN where many updates were played as one and nobody computed the single ones.
     metrics
         Open numbers that local parts added, by name; in `events.jsonl` by client.
     aggregated

@@ -17,6 +17,7 @@ from fedstrata.core.engine import Log
 from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
+from fedstrata.runs.schedule_account import schedule_figures
 from fedstrata.runs.session import Session
 from fedstrata.server.loop import model_to_evaluate
 from fedstrata.server.metrics import CLIENTS_LISTED, first_round
@@ -90,6 +91,7 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "privacy": _statement(session, state.round),
     }
     summary |= {key: last[key] for key in ("personal_mean", "personal_worst10") if key in last}
+    summary |= schedule_figures(session, state, rounds)
     if session.accountant is not None:
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
     if (target := session.experiment.train.stop.target) is not None:

@@ -28,6 +28,7 @@ from fedstrata.methods.drivers.scheduled import (
 )
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.fill import fill
+from fedstrata.methods.schedules.stratified import Stratified
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ class GlobalBatches(ScheduledDriver):
         """Refuse what acts on local steps, of which there are none."""
         if reason := super().conflicts(plan):
             return reason
+        for option in ("chunk", "pool", "pool_min"):
+            if getattr(self.schedule, option) != getattr(Stratified, option):
+                return f"method.schedule.{option} plans single samples, which a global batch does not; leave it out"
         if plan.local.parts:
             return f"{next(iter(plan.local.parts))} works on local steps, and a global batch has none"
         if any(norm.momentum == 0 for norm in plan.space.norms):
