@@ -141,6 +141,7 @@ def _mask_labels(privacy: Privacy, now: Setup) -> None:
         entropy=lambda party: secrets(streams, "labels", party),
         note=now.note,
         distributions=tells_counts(privacy, now.plan),
+        classes=len(now.federation.classes),
     )
     if masked.warning is not None:
         now.note("warning", what=f"privacy.labels = {privacy.labels}", why=masked.warning)
