@@ -31,7 +31,10 @@ STRATIFY: dict[str, dict[str, Any]] = {
     "batches of 256, int8 and bf16": {BATCH: 256, "train.lr": 0.1, UP: "int8", DOWN: "bf16"},
     "batches of 1,024, int8 and bf16": {BATCH: 1_024, "train.lr": 0.2, UP: "int8", DOWN: "bf16"},
 }
-HEAD = "| | accuracy | bytes | rounds or epochs | bytes an epoch, of the plain ones |\n|---|---|---|---|---|"
+HEAD = (
+    "| | accuracy at equal bytes | bytes | rounds or epochs | bytes an epoch | accuracy at equal epochs |\n"
+    "|---|---|---|---|---|---|"
+)
 INTRODUCTION = """# What a byte buys
 
 Stratify's global batches move a model and a gradient for every client in every batch. With the driver `sync`, gradients
@@ -39,7 +42,9 @@ may travel in fewer bits or as their largest numbers (`method.driver.up`), and t
 compression loses of a gradient, its client adds to the next one. A larger `train.batch_size` is the other way: it
 accumulates locally what would have been several batches. [experiment.md](experiment.md) has the options.
 
-Every row has the bytes that FedAvg spent, in all directions, and ends with the round in which they are spent.
+Every row has the bytes that FedAvg spent, in all directions, and ends with the round in which they are spent. Bytes an
+epoch are those of the plain method times what stands there; the last column has the accuracy after as many epochs as
+the plain method played, which is what fewer bits or larger batches cost. Means over seeds, with the least and the most.
 """
 
 
@@ -72,12 +77,11 @@ def table(
     common |= {"train.clients_per_round": "all"}
     fedavg = [played("fedavg", common | {"train.rounds": rounds, "train.seed": seed}) for seed in range(seeds)]
     budget = fmean(map(moved, fedavg))
-    lines, plain = [HEAD, line("FedAvg", fedavg, None, None)], None
+    lines, plain = [HEAD, line("FedAvg", fedavg)], []
     for name, options in track([(n, o) for n, o in STRATIFY.items() if not only or n in only], "rows"):
         runs = [played("stratify-batch", common | spending(budget, seed) | options) for seed in range(seeds)]
-        epoch = fmean(moved(run) / epochs(run) for run in runs)
-        plain = plain or epoch
-        lines.append(line(f"Stratify, {name}", runs, epoch, plain))
+        plain = plain or runs
+        lines.append(line(f"Stratify, {name}", runs, plain))
     return "\n".join(lines)
 
 
@@ -88,9 +92,10 @@ def spending(budget: float, seed: int) -> dict[str, Any]:
 
 
 def played(method: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary of a run that leaves nothing behind."""
+    """Return the summary and the curve of a run that leaves nothing behind."""
     with TemporaryDirectory() as folder:
-        return dict(fedstrata.train(method=method, overrides=overrides, out=Path(folder) / "run").summary)
+        run = fedstrata.train(method=method, overrides=overrides, out=Path(folder) / "run")
+        return {**run.summary, "curve": run.curve("accuracy")}
 
 
 def moved(run: dict[str, Any]) -> int:
@@ -103,9 +108,17 @@ def epochs(run: dict[str, Any]) -> float:
     return float(run["transfers"]["epochs"]) if "transfers" in run else float(run["rounds"])
 
 
-def line(name: str, runs: Sequence[dict[str, Any]], epoch: float | None, plain: float | None) -> str:
-    """Return a row of the table."""
-    accuracy = [run["accuracy"] for run in runs]
-    spread = f"{fmean(accuracy):.3f} ({min(accuracy):.3f} to {max(accuracy):.3f})"
-    share = "" if epoch is None or plain is None else f"{epoch / plain:.2f}"
-    return f"| {name} | {spread} | {fmean(map(moved, runs)) / 1e6:.1f} MB | {fmean(map(epochs, runs)):.1f} | {share} |"
+def line(name: str, runs: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]] = ()) -> str:
+    """Return a row of the table; `plain` are the runs of the method as the paper has it."""
+    spent, length = fmean(map(moved, runs)), fmean(map(epochs, runs))
+    cells = [name, spread([run["accuracy"] for run in runs]), f"{spent / 1e6:.1f} MB", f"{length:.1f}", "", ""]
+    if plain:
+        share = (spent / length) / (fmean(map(moved, plain)) / fmean(map(epochs, plain)))
+        ends = [run["curve"][len(first["curve"]) - 1] for run, first in zip(runs, plain, strict=True)]
+        cells[4:] = [f"{share:.2f}", spread(ends)]
+    return f"| {' | '.join(cells)} |"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the mean, the least and the most."""
+    return f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
