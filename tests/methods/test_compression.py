@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedstrata import Federation, RequestError, resume, train
 from fedstrata.core.compression import BLOCK, Compression, expand
 from fedstrata.core.messages import tensor_bytes, value_bytes, whole_tensors
+from fedstrata.inspection.rehearsal import rehearsed
 from fedstrata.methods.drivers.sync import RESIDUAL
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
@@ -132,6 +133,7 @@ def test_the_bytes_charged_are_those_that_were_sent(up, down):
     plain, _ = played(session())
     spared = sent["updates"] * (8 * P - numbers)
     assert plain.traffic.bytes_up - state.traffic.bytes_up == spared
+    assert up.nbytes(P, torch.float64) == numbers
     assert plain.traffic.bytes_down - state.traffic.bytes_down == sent["updates"] * (6 * P if down == "bf16" else 0)
 
 
@@ -156,6 +158,16 @@ def test_what_compression_lost_is_kept_over_a_resumed_run(tmp_path):
     cut = resume(tmp_path / "cut")
     assert cut.summary["accuracy"] == whole.summary["accuracy"]
     assert cut.summary["loss_test"] == whole.summary["loss_test"]
+
+
+def test_inspecting_a_plan_counts_what_travels():
+    def cost(**driver):
+        work = session(**driver, engine__precision="fp32", engine__execution="auto")
+        return rehearsed(work.plan, work.federation)
+
+    work, plain, small = session(), cost(), cost(up="int8", down="bf16")
+    P = work.plan.space.P
+    assert plain.bytes - small.bytes == small.client_updates * (8 * P - 2 * P - Compression("int8").nbytes(P))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch
@@ -47,6 +48,10 @@ class Compression:
     def kept(self, length: int) -> int:
         """Return how many numbers of a vector "top-k" sends."""
         return max(1, round(self.share * length))
+
+    def nbytes(self, length: int, dtype: torch.dtype = torch.float32) -> int:
+        """Return what a vector takes on its way."""
+        return sum(prod(shape) * kind.itemsize for shape, kind in self.shapes("", length, dtype).values())
 
     def fits(self, tensors: Mapping[str, Tensor], name: str, length: int) -> bool:
         """Say whether indices from elsewhere, of the right shape, name numbers of a vector, each once."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 
@@ -150,11 +150,15 @@ class GlobalBatches(ScheduledDriver):
     def fused(self, view: View, now: Slice) -> Played:
         """Fill all batches, then let one trainer train on them."""
         stock, steps = Stock.of(self.schedule, view, now.pools), ceil(now.entries / view.batch_size)
-        how = view.batch_size, self.least(view), self.schedule.replacement
-        filled = fill(now.epoch, now.pools, stock.counts, now.until, *how)
+        size, least = view.batch_size, self.least(view)
+        filled = fill(now.epoch, now.pools, stock.counts, now.until, size, least, self.schedule.replacement)
         stock.told(filled.asked, filled.requests, filled.refused, filled.exhausted, overhead_bytes=2)
         fused_updates, sizes = FusedUpdates.through(now.epoch.number, filled), filled.sizes
         parts, client_updates = [min(i, steps - 1) for i in range(len(sizes))], len(fused_updates.who)
         handed = client_updates, client_updates, 0
-        outcome = yield fused_updates.step(stock, sizes, parts, handed, kind="gradient", buffers=False, part=(0, steps))
+        if self.up.form != "full":  # not played in earnest, but rehearsed to know its cost
+            handed = client_updates, 0, 0
+            stock.told_up += client_updates * self.up.nbytes(view.space.P)
+        how: dict[str, Any] = {"kind": "gradient", "buffers": False, "part": (0, steps), "down": self.down}
+        outcome = yield fused_updates.step(stock, sizes, parts, handed, **how)
         return None if outcome.missing else (client_updates, stock.refused)
