@@ -30,6 +30,7 @@ from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, Entry, first_weights, identity, listed
+from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.rows import Summaries, remarks_of, rows_of, table_of
 from fedstrata.runs.folder import LOCK, Run, finite
@@ -212,7 +213,9 @@ class Comparison:
         if asked is not None:
             return min(asked, len(left))
         engine = left[0].experiment.engine
-        if uses_gpu(engine.device) or sum(cell.guess for cell in left) < WORTH_PROCESSES:  # one cell fills a GPU
+        if uses_gpu(engine.device):
+            return CELLS if can_share() and reason is None and len(left) > CELLS else 1
+        if sum(cell.guess for cell in left) < WORTH_PROCESSES:
             return 1
         jobs = min(cores() // (1 if engine.workers == "auto" else engine.workers), len(left))
         if reason is not None and jobs > 1:
