@@ -38,7 +38,6 @@ from fedstrata.methods.drivers.scheduled import (
 )
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.fill import fill
-from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.methods.schedules.take import Take
 
 RESIDUAL = "residual"  # in a client's state: what compression lost so far, as a sum over samples
@@ -105,7 +104,7 @@ class GlobalBatches(ScheduledDriver):
         if reason := super().conflicts(plan):
             return reason
         for option in ("chunk", "pool", "pool_min"):
-            if getattr(self.schedule, option) != getattr(Stratified, option):
+            if getattr(self.schedule, option) != getattr(type(self.schedule), option):
                 return f"method.schedule.{option} plans single samples, which a global batch does not; leave it out"
         if plan.local.parts:
             return f"{next(iter(plan.local.parts))} works on local steps, and a global batch has none"
