@@ -6,7 +6,7 @@ with 1,000, and 4,000 with 10,000).
 
 Batch mode is played as one, on a CNN of 1.66 M parameters and on LeNet-5, against a hand-written loop with
 torch.optim.SGD; single-sample mode against a loop with batches of one. Each pair is measured alternately, and the
-ratio of the medians counts.
+ratio of the medians counts. Then the paper's Table III: what a round costs in training and in what is sent.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks import _table_three
 from benchmarks._rows import row
 from fedstrata.core.client_info import ClientInfo, GroundTruth
 from fedstrata.core.flat_model import ParameterSpace
@@ -57,10 +58,20 @@ class Size:
     labels: int
     holders: tuple[int, ...]  # of a label that is planned for, and how many entries
     planned: int
+    sent: int  # samples of a round whose messages are packed
 
 
-FULL = Size(5, batched=2_560, single=256, clients=10_000, labels=1_000, holders=(100, 1_000, 10_000), planned=30_000)
-QUICK = Size(1, batched=256, single=32, clients=200, labels=20, holders=(10, 20), planned=300)
+FULL = Size(
+    repeats=5,
+    batched=2_560,
+    single=256,
+    clients=10_000,
+    labels=1_000,
+    holders=(100, 1_000, 10_000),
+    planned=30_000,
+    sent=192,
+)
+QUICK = Size(repeats=1, batched=256, single=32, clients=200, labels=20, holders=(10, 20), planned=300, sent=20)
 
 
 def measure(quick: bool = False) -> list[dict[str, Any]]:
@@ -84,7 +95,7 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
             name = f"planning single samples, {clients}, {holders:,} holders"
             rows.append(row(name, 1e6 * seconds / size.planned, "us/entry", at_most=50.0))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    return [*rows, row("memory of all of this", memory, "GB", at_most=1.0)]
+    return [*rows, row("memory of all of this", memory, "GB", at_most=1.0), *_table_three.rows(size.sent, quick)]
 
 
 def _ratio(model: str, method: str, batch: int, samples: int, repeats: int) -> float:

@@ -23,7 +23,7 @@ THEIRS = {
     "selectors.sur": set(),
     "combiners.soft": set(),
     "corrections.prox": set(),
-    "samplers.bias-aware": {"batch", "least", "follow"},  # those of every sampler, and one for studies
+    "samplers.bias-aware": {"batch", "least", "steps", "follow"},  # those of every sampler, and one for studies
 }
 
 

@@ -155,3 +155,14 @@ def test_stragglers_are_drawn_once_a_round_where_a_round_has_many_steps():
     run = played(session_of(dense(), "stratify-batch", federation, system__stragglers__rate=0.3), rounds=3)
     assert all(len(event["gone"]) <= 3 for event in run.events("schedule"))
     assert any(event["gone"] for event in run.events("schedule"))
+
+
+# ---- a number of local steps ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_every_client_takes_as_many_local_steps_however_many_samples_it_has(epochs):
+    asked = {"method__sampler": {"kind": "shuffle", "steps": 5}, "train__batch_size": 4, "train__epochs": epochs}
+    work = session_of(dense(nn.BatchNorm1d(6)), "fedtan", build_federation((3, 17, 40)), **asked)
+    (step,) = played(work, rounds=1).outcomes
+    assert [(report.steps, report.work) for report in step.reports] == [(5, 20)] * 3

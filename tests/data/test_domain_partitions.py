@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedstrata import testing
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
+from fedstrata.data.partitions.concentrated import ConcentratedDomain
 from fedstrata.data.partitions.dealing import apportion, cut, evenly, interleave
 from fedstrata.data.partitions.dirichlet import DirichletDomain, top_up
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
@@ -24,6 +25,7 @@ def test_the_list_is_that_of_the_design():
         "iid",
         "labels-per-client",
         "domains-per-client",
+        "concentrated-domain",
         "dirichlet-class",
         "dirichlet-client",
         "dirichlet-domain",
@@ -40,6 +42,7 @@ def test_the_list_is_that_of_the_design():
         DomainsPerClient(unowned="drop"),
         DomainsPerClient(domains=2, unowned="round-robin"),
         DomainsPerClient(domains=20),
+        ConcentratedDomain(),
         DirichletDomain(alpha=0.001, balance=False, min_size=1),
         DirichletClient(alpha=1e-6, use_all=True),
         DirichletClient(sizes=1, prior="uniform"),
@@ -133,6 +136,34 @@ def test_every_client_holds_exactly_so_many_domains(domains, unowned):
     assert [len(o) for o in own] == [domains] * 12
     if unowned == "error":
         assert all(DOMAINS[client % 6] in o for client, o in enumerate(own))
+
+
+@pytest.mark.parametrize("domain", [None, DOMAINS[2]])
+def test_one_domain_lies_with_one_client_and_the_others_are_spread_as_in_stratify(domain):
+    (labels, groups), test = domain_data(), domain_data(20, seed=1)
+    groups = np.where((groups == DOMAINS[4]) & (np.arange(len(groups)) % 2 == 0), DOMAINS[3], groups)  # now the largest
+    apart = domain or DOMAINS[3]
+    dealt = deal(ConcentratedDomain(domain), (labels, groups), 10, test)
+    own, own_test = held(dealt.train, groups), held(dealt.test, test[1])
+    others = sorted(set(DOMAINS) - {apart})
+    assert own[0] == own_test[0] == [apart]
+    assert sizes(dealt.train)[0] == (groups == apart).sum()
+    assert sum(sizes(dealt.train)) == len(labels)
+    assert all(set(o) <= set(others) for o in own[1:] + own_test[1:])
+    assert max(sizes(dealt.train)[1:]) - min(sizes(dealt.train)[1:]) <= len(others)
+    assert len(dealt.notes) == (domain is None)
+
+
+@pytest.mark.parametrize(
+    ("partition", "clients", "said"),
+    [
+        (ConcentratedDomain("mars"), 4, 'data.partition.domain = "mars"; allowed: '),
+        (ConcentratedDomain(), 1, "data.clients = 1"),
+    ],
+)
+def test_a_domain_that_cannot_be_concentrated_is_refused(partition, clients, said):
+    with pytest.raises(RequestError, match=said):
+        deal(partition, domain_data(), clients)
 
 
 def test_a_domain_is_split_evenly_and_keeps_its_labels():

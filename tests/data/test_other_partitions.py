@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
+from fedstrata.data.partitions.concentrated import ConcentratedDomain
 from fedstrata.data.partitions.dirichlet import DirichletDomain
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
 from fedstrata.data.partitions.labels import DomainsPerClient
@@ -168,6 +169,7 @@ def test_options_out_of_range_are_refused(name, options):
 ALPHAS = st.sampled_from([1e-6, 0.001, 0.1, 1.0, 1000.0])
 TRIES = st.integers(1, 20)
 PARTITIONS = {
+    "concentrated-domain": st.builds(ConcentratedDomain),
     "domains-per-client": st.builds(
         DomainsPerClient, domains=st.integers(1, 3), unowned=st.sampled_from(["drop", "error", "round-robin"])
     ),
@@ -209,6 +211,8 @@ def possible(partition, train, clients):
                 return partition.domains <= len(sizes)
             enough = clients * partition.domains >= len(sizes)
             return enough if partition.unowned == "round-robin" or not enough or clients >= len(sizes) else None
+        case ConcentratedDomain():
+            return clients > 1 < len(sizes)
         case DirichletDomain() | Quantity():
             return partition.min_size * clients <= len(train[0])
         case DirichletClient():
@@ -265,7 +269,15 @@ def test_samples_are_dealt_at_most_once_none_is_lost_unsaid_and_the_seed_decides
 
 @pytest.mark.parametrize(
     "partition",
-    [DirichletDomain(), DirichletClient(), MixedAlpha(alphas=(0.1, 1.0)), Shards(), Quantity(), DomainsPerClient(2)],
+    [
+        DirichletDomain(),
+        DirichletClient(),
+        MixedAlpha(alphas=(0.1, 1.0)),
+        Shards(),
+        Quantity(),
+        DomainsPerClient(2),
+        ConcentratedDomain(),
+    ],
 )
 def test_another_seed_is_another_deal(partition):
     first, second = (deal(partition, domain_data(), 6, seed=s).train for s in (0, 1))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from label_parties import HELD, REFUSED, PrfWorld, check, mask
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.privacy.frames import SERVER
 from fedstrata.privacy.labels import ckks_paper, prf
 from fedstrata.privacy.labels.masking import MODES, Transcript
 from fedstrata.privacy.labels.parties import WORD
@@ -124,6 +125,16 @@ def test_drop_outs_without_masking(step):
     known = mask("none", HELD, absent={0: step}, distributions=True)
     check(known, HELD)
     assert known.left_out == (0,)
+
+
+@pytest.mark.filterwarnings("ignore::fedstrata.privacy.labels.ckks_paper.PrivacyWarning")
+@pytest.mark.parametrize(("classes", "asked"), [(None, {1, 2, 3, 4}), (5, {1, 2, 3, 4}), (4, {1, 2})])
+def test_the_printed_protocol_stops_looking_for_labels_once_it_has_all(classes, asked):
+    """Three clients hold all four labels between them: with that known, nobody after them is asked (section V-E)."""
+    pytest.importorskip("tenseal")
+    transcript = Transcript()
+    check(mask("ckks-paper", HELD, transcript=transcript, classes=classes), HELD)
+    assert {m.receiver for m in transcript.messages if m.step == "unique" and m.sender == SERVER} == asked
 
 
 @pytest.mark.filterwarnings("ignore::fedstrata.privacy.labels.ckks_paper.PrivacyWarning")

@@ -37,6 +37,20 @@ METHODS = {
         "method.schedule.length": 100,
         "train.batch_size": 20,
     },
+    "stratify-batch, compressed": {
+        "method.name": "stratify-batch",
+        "method.driver": {"kind": "sync", "up": "top-k", "top": 0.2, "down": "bf16"},
+        "train.rounds": 1,
+        "method.schedule.length": 100,
+        "train.batch_size": 20,
+    },
+    "stratify-batch in 8 bits": {
+        "method.name": "stratify-batch",
+        "method.driver": {"kind": "sync", "up": "int8"},
+        "train.rounds": 1,
+        "method.schedule.length": 100,
+        "train.batch_size": 20,
+    },
     "stratify-single": {"method.name": "stratify-single", "train.rounds": 1, "method.schedule.length": 40},
     "fedtan": {"method.name": "fedtan", "model.name": "mlp", "model.norm": "batch", "train.rounds": 1},
 }
@@ -177,6 +191,23 @@ def test_a_site_cannot_refuse_labels_that_it_was_not_asked_for(tmp_path, refused
     run = at_sites(tmp_path, METHODS["stratify-batch with batch norm"], tamper)
     (said,) = {e["why"] for e in run.events() if e["event"] == "site_refused"}
     assert "refuses other labels" in said or "its report says refused" in said
+    assert run.summary["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    "index", [lambda i: i + 10**6, lambda i: -i, lambda i: i.flip(0), lambda i: i * 0], ids=["beyond", "-", "down", "0"]
+)
+def test_a_site_cannot_send_numbers_that_the_model_does_not_have(tmp_path, index):
+    def tamper(name, kind, reply):
+        if name != "bonn" or kind != "task" or b"update|index" not in reply:
+            return reply
+        report = unpack_report(split(reply)[2])
+        moved = {**report.aggregated, "update|index": index(report.aggregated["update|index"])}
+        return build_reply(split(reply)[1], pack_report(Report(**{**vars(report), "aggregated": moved})))
+
+    run = at_sites(tmp_path, METHODS["stratify-batch, compressed"], tamper)
+    (said,) = {e["why"] for e in run.events() if e["event"] == "site_refused"}
+    assert "names numbers that the model does not have" in said
     assert run.summary["rounds"] == 1
 
 

@@ -21,7 +21,17 @@ from fedstrata.core.client_parts import ClientPlan, LocalPart, Optimizer, Order
 from fedstrata.core.contract import broken, describe, expect, expect_tensors
 from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Report, Tensors, Value, add_prefix, fast_replace, scope, tensor_bytes, value_bytes
+from fedstrata.core.messages import (
+    Report,
+    Tensors,
+    Value,
+    add_prefix,
+    fast_replace,
+    scope,
+    tensor_bytes,
+    value_bytes,
+    whole_tensors,
+)
 
 Slots = Mapping[str, Tensors]  # of each part
 RING = 64  # batches filled ahead of the step
@@ -241,7 +251,8 @@ def report(context: ClientContext, done: Done, every: Common | None = None) -> R
     """Write down what a client update gave; `every` holds what was found out already."""
     more = [t for name, t in done.aggregated.items() if every is None or name not in every.aggregated]
     finite = _all_finite([*more, *done.open_tensors.values()], done.loss if every is None else every.finite)
-    update_norm = done.aggregated["update"].norm() if every is None and "update" in done.aggregated else 0.0
+    update = whole_tensors(done.aggregated).get("update") if every is None else None
+    update_norm = 0.0 if update is None else update.norm()
     return Report(
         client=context.client.id,
         samples=context.client.samples if done.samples is None else done.samples,

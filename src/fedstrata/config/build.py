@@ -35,6 +35,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import FederationInfo
 from fedstrata.data.sets.base import expect_arrays
 from fedstrata.methods.combiners.size import SizeWeighted
+from fedstrata.methods.drivers.sync import GlobalBatches
 from fedstrata.methods.optimizers.at_server import AtServer, Carried
 from fedstrata.methods.schedules.lots import Lots
 from fedstrata.methods.schedules.none import Unscheduled
@@ -117,7 +118,7 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
         optimizer=optimizer,
         programs={
             kind: program
-            for part in [*at_server, schedule.sampler or sampler]
+            for part in [schedule.sampler or sampler, *at_server]  # a driver may do it otherwise
             for kind, program in part.programs.items()
         },
         epochs=train.epochs,
@@ -197,6 +198,10 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
         (
             server_step != ServerSgd(),
             f"the server step {registry.name_of('server_steps', type(server_step))} acts on every step",
+        ),
+        (
+            isinstance(plan.driver, GlobalBatches) and plan.driver.compresses,
+            "what each client sends or gets is compressed on its own",
         ),
         (bool(plan.local.parts), f"{', '.join(plan.local.parts)} works inside each client update"),
         (not plan.system.reliable, "reports may be lost on the way"),

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedstrata.core.compression import MARK, expand
+
 Value = float | int | str | bool | tuple[int, ...] | tuple[float, ...]
 Tensors = Mapping[str, Tensor]
 Tag = tuple[int, int]  # (round, step)
@@ -112,9 +114,9 @@ class Report:
     steps
         Local steps.
     loss
-        Mean cross-entropy over the samples trained on.
+        Mean cross-entropy over the samples trained on; of steps that were played as one, over everybody's.
     update_norm
-        Length of the update.
+        Length of the update; NaN where many updates were played as one and nobody computed the single ones.
     metrics
         Open numbers that local parts added, by name; in `events.jsonl` by client.
     aggregated
@@ -297,12 +299,17 @@ def weighted_sum(reports: Mapping[int, Report], weights: Mapping[int, float]) ->
     """Add reports up in the order of `weights`, so that no timing changes a bit."""
     total: dict[str, Tensor] = {}
     for client, weight in weights.items():
-        for name, tensor in reports[client].aggregated.items():
+        for name, tensor in whole_tensors(reports[client].aggregated).items():
             if name in total:
                 total[name].add_(tensor, alpha=weight)
             else:
                 total[name] = tensor * weight
     return Sums(total, float(sum(weights.values())), len(weights), shares=dict(weights))
+
+
+def whole_tensors(tensors: Tensors) -> Tensors:
+    """Return tensors as they were before some of them were compressed."""
+    return expand(tensors) if any(MARK in name for name in tensors) else tensors
 
 
 def scope(tensors: Tensors, part: str) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
+import torch
 
 from fedstrata.core.batch_norm import By
 from fedstrata.core.client_info import ClientInfo
@@ -200,6 +201,8 @@ class Step:
         Many steps that an engine may execute as one.
     part
         Where in the round this is, the i-th of n equal parts (i, n): moves learning rates.
+    down
+        The type of numbers in which the model travels; None: that of the run. The server keeps the exact one.
 
     Examples
     --------
@@ -222,6 +225,7 @@ class Step:
     together: By | None = None
     fused: FusedSteps | None = None
     part: Fragment = WHOLE
+    down: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if type(self.asks) is not tuple:

@@ -9,6 +9,7 @@ from fedstrata.data.federation_info import FederationInfo
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.rounds import Rounds
+from fedstrata.methods.drivers.sync import GlobalBatches
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 
@@ -92,6 +93,11 @@ def _masked(experiment: Experiment, plan: Plan, clients: int) -> None:
         raise RequestError(
             f'train.batch_size = {plan.local.batch_size}: privacy.aggregate = "masked" needs at least {FEWEST}, '
             "because a global batch is summed over as many clients"
+        )
+    if isinstance(plan.driver, GlobalBatches) and plan.driver.up.form != "full":
+        raise RequestError(
+            f'privacy.aggregate = "masked" does not fit method.driver.up = "{plan.driver.up.form}": under masks only '
+            'whole numbers of one size add up; use method.driver.up = "full", or privacy.aggregate = "open"'
         )
     k = min(per_round(plan.clients_per_round, clients), clients)
     if k < FEWEST and plan.driver.side_by_side:

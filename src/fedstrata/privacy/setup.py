@@ -156,6 +156,7 @@ def _mask_labels(privacy: Privacy, now: Setup, init: str | None) -> None:
         entropy=lambda party: secrets(streams, "labels", party),
         note=now.note,
         distributions=tells_counts(privacy, now.plan),
+        classes=len(now.federation.classes),
     )
     if masked.warning is not None:
         now.note("warning", what=f"privacy.labels = {privacy.labels}", why=masked.warning)

@@ -12,9 +12,20 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import all_finite
-from fedstrata.core.messages import REFUSED, Report, Task, Tensors, fast_replace, tensor_bytes, value_bytes
+from fedstrata.core.compression import Compression
+from fedstrata.core.messages import (
+    REFUSED,
+    Report,
+    Task,
+    Tensors,
+    fast_replace,
+    tensor_bytes,
+    value_bytes,
+    whole_tensors,
+)
 from fedstrata.core.plan import Plan
 from fedstrata.core.wire import unpack, unpack_report
+from fedstrata.methods.drivers.sync import GlobalBatches
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import hide_figures, protect_report
@@ -26,7 +37,7 @@ MOST = 1e15  # of anything that a report counts
 def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of what a training report sums, by name; None where the kind of task decides."""
     if kind == "gradient":
-        return {"update": (plan.space.P,)}
+        return {name: shape for name, (shape, _) in _gradient(plan).items()}
     if kind != "train":
         return None
     space = plan.space
@@ -36,6 +47,15 @@ def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
     for name, part in plan.local.chain.items():
         shapes |= {f"{name}/{slot}": tuple(s.shape) for slot, s in part.declare_aggregated(space).items()}
     return dict(sorted(shapes.items()))
+
+
+def _gradient(plan: Plan) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return shapes and types of a gradient, as it travels."""
+    return _compression(plan).shapes("update", plan.space.P, plan.local.dtype)
+
+
+def _compression(plan: Plan) -> Compression:
+    return plan.driver.up if isinstance(plan.driver, GlobalBatches) else Compression()
 
 
 def check_report(
@@ -73,8 +93,8 @@ def check_report(
     finite = all(bool(all_finite(t)) for t in _all(report).values() if t.is_floating_point())
     # Of what stays at its site, only the site can say whether it is finite.
     finite = finite and (noise is not None or ((hidden or isfinite(report.loss)) and bool(report.finite)))
-    update = report.aggregated.get("update")
-    update_norm = float(update.norm()) if update is not None and finite else float(report.update_norm)
+    update = whole_tensors(report.aggregated).get("update") if finite else None
+    update_norm = float(update.norm()) if update is not None else float(report.update_norm)
     if update_norm > HUGE * (1.0 + float(model.norm())):
         raise RefusedError(f"its update is {update_norm:.3g} long, which no training gives")
     size = tensor_bytes(_all(report)) + value_bytes(report.metrics)
@@ -97,12 +117,16 @@ def _check_shapes(report: Report, plan: Plan, task: Task, masked: bool) -> None:
     told = {name: tuple(tensor.shape) for name, tensor in report.aggregated.items()}
     if (shapes is not None and told != shapes) or told.get("update", (plan.space.P,)) != (plan.space.P,):
         raise RefusedError("its update has another shape than the model")
+    if task.kind == "gradient" and told and not _compression(plan).fits(report.aggregated, "update", plan.space.P):
+        raise RefusedError("its update names numbers that the model does not have")
     dtype, chain = plan.local.dtype, plan.local.chain
-    declared = {
+    declared: dict[str, torch.dtype | None] = {
         f"{name}/{slot}": s.dtype
         for name, part in chain.items()
         for slot, s in part.declare_aggregated(plan.space).items()
     }
+    if task.kind == "gradient":
+        declared |= {name: kind for name, (_, kind) in _gradient(plan).items()}
     for name, tensor in report.aggregated.items():
         if tensor.dtype != (declared.get(name) or dtype):
             raise RefusedError(f"summed:{name} comes as {tensor.dtype}, and the run is in {dtype}")

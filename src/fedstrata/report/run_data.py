@@ -368,7 +368,7 @@ def _client_updates(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tupl
     for step in steps:
         if step["kind"] not in TRAINS:
             continue
-        here, missing = step["clients"], step.get("missing", ())
+        here, missing = np.repeat(step["clients"], step.get("client_updates", 1)).tolist(), step.get("missing", ())
         size = len(here) + len(missing)
         update_norm, cut, biased = np.full((3, size), np.nan)
         told = step.get("update_norm", {})

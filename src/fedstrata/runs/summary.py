@@ -18,6 +18,7 @@ from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
 from fedstrata.runs.metrics import evaluations, final_figures, spent_until, to_targets
+from fedstrata.runs.schedule_account import schedule_figures
 from fedstrata.runs.session import Session
 from fedstrata.server.loop import model_to_evaluate
 from fedstrata.server.metrics import CLIENTS_LISTED
@@ -93,6 +94,7 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "privacy": _statement(session, state.round),
     }
     summary |= {key: last[key] for key in ("personal_mean", "personal_worst10") if key in last}
+    summary |= schedule_figures(session, state, scored)
     if session.accountant is not None:
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
     if train.stop.target is not None:

@@ -120,7 +120,8 @@ def client_updates(run: Run) -> list[ClientUpdate]:
     Parameters
     ----------
     run
-        Finished or not. A round of more than 50 steps is only summed up in the events, and has none here.
+        Finished or not. A round of more than 50 steps, or one whose steps were played as one, is only summed up in the
+        events, and has none here.
 
     Returns
     -------

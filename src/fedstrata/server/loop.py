@@ -107,6 +107,8 @@ def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, 
 def broadcast(plan: Plan, state: State, step: Step) -> dict[str, Tensor]:
     """Return what every client of a step receives: the model and, where it makes a new one, what server steps add."""
     down = state.model.wire(buffers=step.buffers or step.fused is not None) if step.model else {}
+    if step.model and step.down is not None:
+        down |= {"params": state.model.params.to(step.down)}
     for name, part in plan.broadcasting.items() if step.model and step.combine else ():
         extra = (part.broadcast if step.fused is None else part.lend)(state.server_steps[name])
         expect_tensors(part, "broadcast", extra, "tensors by name, for `context.down` of its half at the client")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -123,9 +124,16 @@ def _each(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         {
             "kind": o.step.kind,
             "clients": [r.client for r in o.reports],
-            **({"times": len(o.step.fused.sizes)} if o.step.fused is not None else {}),
             **({"missing": list(o.missing)} if o.missing else {}),
-            **({"update_norm": _lengths(o)} if o.step.combine and o.means is None else {}),
+            **({"update_norm": _lengths(o)} if o.step.combine and o.means is None and o.step.fused is None else {}),
+            **(
+                {
+                    "times": len(o.step.fused.sizes),
+                    "client_updates": o.step.count_updates([r.client for r in o.reports]),
+                }
+                if o.step.fused is not None
+                else {}
+            ),
             **(
                 {"metrics": {str(r.client): dict(r.metrics) for r in o.reports}}
                 if any(r.metrics for r in o.reports)
@@ -141,13 +149,15 @@ def _lengths(outcome: Outcome) -> dict[str, float]:
 
 
 def _by_kind(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Sum many steps up: how often each kind was played, and with whom."""
+    """Sum many steps up: how often each kind was played, and how often with whom."""
     steps = []
     for kind in dict.fromkeys(o.step.kind for o in outcomes):
         own = [o for o in outcomes if o.step.kind == kind]
         missing = sorted({client for o in own for client in o.missing})
-        clients = sorted({r.client for o in own for r in o.reports})
-        steps.append({"kind": kind, "times": len(own), "clients": clients, **({"missing": missing} if missing else {})})
+        counts = Counter(r.client for o in own for r in o.reports)
+        clients = sorted(counts)
+        told = {"kind": kind, "times": len(own), "clients": clients, "client_updates": [counts[c] for c in clients]}
+        steps.append({**told, **({"missing": missing} if missing else {})})
     return steps
 
 

@@ -4,6 +4,7 @@ PARTS = {
     "iid": "fedstrata.data.partitions.iid:Iid",
     "labels-per-client": "fedstrata.data.partitions.labels:LabelsPerClient",
     "domains-per-client": "fedstrata.data.partitions.labels:DomainsPerClient",
+    "concentrated-domain": "fedstrata.data.partitions.concentrated:ConcentratedDomain",
     "dirichlet-class": "fedstrata.data.partitions.dirichlet:DirichletClass",
     "dirichlet-client": "fedstrata.data.partitions.dirichlet_client:DirichletClient",
     "dirichlet-domain": "fedstrata.data.partitions.dirichlet:DirichletDomain",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from math import ceil
+from math import ceil, nan
 from typing import Literal, Protocol
 
 import numpy as np
@@ -189,7 +189,11 @@ class InProcessPool:
     def run_fused(
         self, step: Step, tasks: Sequence[Task], client_states: Mapping[int, Tensors]
     ) -> tuple[list[Answer], Tensors]:
-        """Play many steps as one; reports and new state of every client, and the common outcome."""
+        """Play many steps as one; reports and new state of every client, and the common outcome.
+
+        A report says what is true of its client alone: samples, client updates. How far each of them would have moved
+        the model nobody computed, so it is not told; the loss is everybody's.
+        """
         fused, local, trainer = step.fused, self._local, self._workers[0].trainer
         assert fused is not None
         orders, rows = [], []
@@ -207,12 +211,14 @@ class InProcessPool:
         shared = largest > 1 and self._products * largest > WORTH_THREADS  # threads only wait on single samples
         with self._use_stream(), threads(spare() if shared else 1):
             report = trainer.train_fused(first, batches).read()
+        updates = step.count_updates([task.client for task in tasks])
+        common = replace(report, update_norm=nan, aggregated={})
         answers: list[Answer] = [
             (
-                replace(report, client=task.client, samples=len(own), aggregated={}),
+                replace(common, client=task.client, samples=len(own), steps=times, work=float(len(own))),
                 {**client_states.get(task.client, {}), **order.client_state},
             )
-            for task, own, order in zip(tasks, rows, orders, strict=True)
+            for task, own, order, times in zip(tasks, rows, orders, updates, strict=True)
         ]
         return answers, report.aggregated
 

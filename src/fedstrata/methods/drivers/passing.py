@@ -1,23 +1,33 @@
 """Stratify (arXiv 2504.13462), single-sample learning: the model travels along the label schedule.
 
 Played hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the
-same account of what was sent.
+same account of what was sent. When an epoch is over, everybody gets the model (figure 1, a7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from fedstrata.core.client_context import ClientContext, Done, Program
 from fedstrata.core.messages import Value
 from fedstrata.core.plan import Plan
-from fedstrata.core.steps import Ask, Step, View
+from fedstrata.core.steps import Ask, Step, Steps, View
 from fedstrata.methods.drivers.scheduled import FusedUpdates, Played, ScheduledDriver, Slice, Stock, next_of, refusals
+from fedstrata.methods.schedules.epoch import Epoch
 from fedstrata.methods.schedules.hops import Hop, Refused, hops
 from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.methods.schedules.supply import without
 from fedstrata.methods.server_steps.sgd import ServerSgd
+
+DELIVER = "deliver"  # the kind of the step in which everybody gets the model
+
+
+def receive(context: ClientContext) -> Done:
+    """Take the model of a finished epoch; there is nothing to say to it."""
+    return Done(samples=0)
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,7 @@ class Passing(ScheduledDriver):
     """The model travels from client to client along a schedule of labels, one sample a step."""
 
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
+    programs: ClassVar[Mapping[str, Program]] = MappingProxyType({DELIVER: receive})
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse what does not fit steps on single samples."""
@@ -45,6 +56,11 @@ class Passing(ScheduledDriver):
     def route(self, now: Slice) -> Generator[Hop, Refused, None]:
         """Plan the way of the model."""
         return hops(now.epoch, now.pools, now.until, self.schedule.chunk, self.schedule.slack)
+
+    def close_epoch(self, view: View, epoch: Epoch) -> Steps:
+        """Send the model to everybody who is there."""
+        here = [client for client in view.eligible.tolist() if client not in epoch.supply.gone]
+        yield Step(tuple(map(Ask, here)), kind=DELIVER, combine=False)
 
     def by_messages(self, view: View, now: Slice) -> Played:
         """Ask one client after another."""

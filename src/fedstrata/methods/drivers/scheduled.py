@@ -118,16 +118,27 @@ class ScheduledDriver(Driver):
         """Play it as one step, answering for clients that live here."""
         raise NotImplementedError
 
+    def close_epoch(self, view: View, epoch: Epoch) -> Steps:
+        """Do what is left to do when an epoch is over; nothing, for most."""
+        yield from ()
+
     def round(self, state: ScheduleState, view: View, select: Select) -> Steps:
-        """Play a round's share of the epoch, as one step if that is exact and gives a finite model."""
+        """Play a round's share of the epoch, and what follows the last one."""
         if view.round == 0:
             _remark(self.schedule, view)
+        epoch = yield from self._share(state, view)
+        if state.epoch is None:
+            yield from self.close_epoch(view, epoch)
+
+    def _share(self, state: ScheduleState, view: View) -> Generator[Step, Outcome, Epoch]:
+        """Play a share of the epoch, as one step if that is exact and gives a finite model."""
         if view.why_not_fused is None:
             before = copy.deepcopy(state)
             now = self.begin(state, view)
             account = yield from self.fused(view, now)
             if account is not None:
-                return self.end(state, view, now, account)
+                self.end(state, view, now, account)
+                return now.epoch
             # One bad sample spoils everybody's result. Message by message only its client is left out.
             view.note("fallback", what="steps played as one", used="message by message", why="the model is not finite")
             vars(state).update(vars(before))
@@ -135,6 +146,7 @@ class ScheduledDriver(Driver):
         account = yield from self.by_messages(view, now)
         assert account is not None
         self.end(state, view, now, account)
+        return now.epoch
 
     def begin(self, state: ScheduleState, view: View) -> Slice:
         """Go on with the epoch, or draw a new one."""

@@ -3,16 +3,26 @@
 Clients reserve samples, compute gradients at the same model while their batch norms meet, and the server steps along
 the exact gradient of the global batch. Played by messages, or as one client update of a machine that holds everybody's
 samples: both give the same model and the same account of what was sent.
+
+What travels may be made smaller: gradients go up in 16 or 8 bits or as their largest numbers (`up`), and what that
+loses a client adds to what it sends next; the model goes down in 16 bits (`down`), and the server keeps the exact one.
+That is ours. To accumulate several batches locally is a larger `train.batch_size`: gradients at one model, summed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, cast
 
+import torch
+
+from fedstrata.core.client_context import ClientContext, Done, Program
+from fedstrata.core.compression import HALVES, Compression, Form, expand
 from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import Value
+from fedstrata.core.options import Share
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Driver, Schedule
 from fedstrata.core.steps import Ask, Select, Step, Steps, View
@@ -31,7 +41,9 @@ from fedstrata.methods.drivers.scheduled import (
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.fill import fill
 from fedstrata.methods.schedules.lots import lots
-from fedstrata.methods.schedules.stratified import Stratified
+from fedstrata.methods.schedules.take import Take
+
+RESIDUAL = "residual"  # in a client's state: what compression lost so far, as a sum over samples
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,15 @@ class Sync(Driver):
 
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
 
+    up: Form = "full"  # how gradients travel: as they are, in bf16, fp16 or int8, or their largest numbers (top-k)
+    top: Share = 0.01  # share of the numbers that top-k sends
+    down: Literal["full", "bf16", "fp16"] = "full"  # how the model travels
+
     def following(self, schedule: Schedule) -> Driver:
         """Take global batches from a schedule."""
-        return GlobalBatches(stratified(schedule))
+        if self.up != "top-k" and self.top != Sync.top:
+            raise RequestError(f'method.driver.top = {self.top:g} belongs to method.driver.up = "top-k"')
+        return GlobalBatches(stratified(schedule), Compression(self.up, self.top), HALVES.get(self.down))
 
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse to work without a schedule."""
@@ -60,22 +78,52 @@ class GlobalBatches(ScheduledDriver):
     paper: ClassVar[str] = "Stratify, arXiv 2504.13462"
     steps_at_server: ClassVar[bool] = True
 
+    up: Compression = field(default_factory=Compression)
+    down: torch.dtype | None = None
+
+    @property
+    def compresses(self) -> bool:
+        """Whether anything travels smaller than it is."""
+        return self.up.form != "full" or self.down is not None
+
+    @property
+    def programs(self) -> Mapping[str, Program]:  # type: ignore[override]
+        """Clients send gradients as small as was asked for."""
+        return {"gradient": self.compressed_gradient} if self.up.form != "full" else {}
+
+    def compressed_gradient(self, context: ClientContext) -> Done:
+        """Send the gradient of what is held, and what was lost of those before; keep what is lost of this one."""
+        done = cast(Take, self.schedule.sampler).gradient(context)
+        samples = cast(int, done.samples)
+        exact = done.aggregated["update"] * samples  # the server weighs by samples: sums are what must not be lost
+        if (residual := context.client_state.get(RESIDUAL)) is not None:
+            exact = exact + residual.to(exact)
+        sent = self.up.compress("update", exact / samples)
+        lost = exact - samples * expand(sent)["update"].to(exact)
+        return replace(done, aggregated=sent, client_state={**done.client_state, RESIDUAL: lost})
+
     def conflicts(self, plan: Plan) -> str | None:
         """Refuse what acts on local steps, of which there are none."""
         if reason := super().conflicts(plan):
             return reason
         for option in ("chunk", "pool", "slack"):
-            if getattr(self.schedule, option) != getattr(Stratified, option):
+            if getattr(self.schedule, option) != getattr(type(self.schedule), option):
                 return f"method.schedule.{option} plans single samples, which a global batch does not; leave it out"
         if plan.local.parts:
             return f"{next(iter(plan.local.parts))} works on local steps, and a global batch has none"
         if any(norm.momentum == 0 for norm in plan.space.norms):
             return "a batch norm with momentum = None (or 0) cannot be synchronised; give it a momentum"
+        if plan.combiner.individual and self.up.form != "full":
+            return (
+                f'method.driver.up = "{self.up.form}" sends parts of gradients, and the combiner looks at single ones'
+            )
         if plan.combiner == Uniform():
             return 'the mean of client means is not the gradient of a batch; use method.combiner = "size"'
         if self.schedule.clients == "binomial":
             if plan.combiner != SizeWeighted():
                 return 'clients that draw lots all weigh the same; use method.combiner = "size"'
+            if self.up.form != "full":
+                return f'method.driver.up = "{self.up.form}" is not made for clients that draw lots; use "full"'
             if self.schedule.replacement is False:
                 return 'method.schedule.clients = "binomial" draws with replacement; leave replacement out'
         return None
@@ -105,7 +153,7 @@ class GlobalBatches(ScheduledDriver):
                 "asked": len(move.clients),
             }
             asks, part = tuple(Ask(client, config) for client in move.clients), (min(done, steps - 1), steps)
-            outcome = yield Step(asks, kind="gradient", buffers=False, together="samples", part=part)
+            outcome = yield Step(asks, kind="gradient", buffers=False, together="samples", part=part, down=self.down)
             there = [r.client for r in outcome.reports]
             client_updates, done = client_updates + len(asks), done + 1
         return client_updates, 0
@@ -125,7 +173,7 @@ class GlobalBatches(ScheduledDriver):
                 continue
             asks = tuple(Ask(client) for client in move.codes)
             part = (min(done, steps - 1), steps)
-            outcome = yield Step(asks, kind="gradient", buffers=False, together="samples", part=part)
+            outcome = yield Step(asks, kind="gradient", buffers=False, together="samples", part=part, down=self.down)
             answers = {r.client: [] for r in outcome.reports}
             client_updates, done = client_updates + len(asks), done + 1
         return client_updates, refused
@@ -133,11 +181,15 @@ class GlobalBatches(ScheduledDriver):
     def fused(self, view: View, now: Slice) -> Played:
         """Fill all batches, then let one trainer train on them."""
         stock, steps = Stock.of(self.schedule, view, now.pools), ceil(now.entries / view.batch_size)
-        how = view.batch_size, self.least(view), bool(self.schedule.replacement)
-        filled = fill(now.epoch, now.pools, stock.counts, now.until, *how)
+        filling = view.batch_size, self.least(view), bool(self.schedule.replacement)
+        filled = fill(now.epoch, now.pools, stock.counts, now.until, *filling)
         stock.told(filled.asked, filled.requests, filled.refused, filled.exhausted, overhead_bytes=2)
         fused_updates, sizes = FusedUpdates.through(now.epoch.number, filled), filled.sizes
         parts, client_updates = [min(i, steps - 1) for i in range(len(sizes))], len(fused_updates.who)
         handed = client_updates, client_updates, 0
-        outcome = yield fused_updates.step(stock, sizes, parts, handed, kind="gradient", buffers=False, part=(0, steps))
+        if self.up.form != "full":  # not played in earnest, but rehearsed to know its cost
+            handed = client_updates, 0, 0
+            stock.told_up += client_updates * self.up.nbytes(view.space.P)
+        how: dict[str, Any] = {"kind": "gradient", "buffers": False, "part": (0, steps), "down": self.down}
+        outcome = yield fused_updates.step(stock, sizes, parts, handed, **how)
         return None if outcome.missing else (client_updates, stock.refused)

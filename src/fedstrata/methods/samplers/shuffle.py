@@ -2,12 +2,16 @@
 
 With `batch = "capacity"`, batches as large as a device can take, as FedPBS (arXiv 2603.13909) asks for: B_q = min(n_q,
 max(least, floor(B r_q))), where r_q is the device's speed. The paper gives no rule; this one is ours.
+
+With `steps`, every client takes as many local steps, however many samples it has, as FedTAN (TNNLS 2023) and other
+papers count them: its samples pass by again and again, each time in a new order, until enough batches are full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,6 +31,7 @@ class Shuffle(Sampler):
 
     batch: Literal["fixed", "capacity"] = "fixed"  # train.batch_size, or that times a device's speed
     least: Count = 8  # smallest batch that a slow device is given
+    steps: Count | None = None  # so many local steps, whatever train.epochs says; None: whole epochs
 
     def width(self, batch_size: int, largest: int, fastest: float = 1.0) -> int:
         """Return the batch of the fastest device."""
@@ -34,11 +39,17 @@ class Shuffle(Sampler):
 
     def plan(self, context: ClientContext) -> Order:
         """Shuffle what each epoch passes over; each epoch has a stream of its own."""
+        size = self._batch_size(context.batch_size, context.client.speed)
         passes, metrics = self.passes(context)
+        if self.steps is not None and len(passes[-1]):  # what is left to do goes on as the last epoch
+            more = self.steps * size - sum(map(len, passes))
+            passes = [*passes, *[passes[-1]] * ceil(max(more, 0) / len(passes[-1]))]
         shuffled = [
             positions[context.rng(f"epoch-{e}").permutation(len(positions))] for e, positions in enumerate(passes)
         ]
-        return Order(tuple(shuffled), self._batch_size(context.batch_size, context.client.speed), metrics)
+        if self.steps is not None:
+            shuffled = [np.concatenate(shuffled)[: self.steps * size]]
+        return Order(tuple(shuffled), size, metrics)
 
     def passes(self, context: ClientContext) -> tuple[Sequence[np.ndarray], Mapping[str, Value]]:
         """Return the positions of each epoch, in order, and what to report about them."""

@@ -15,8 +15,8 @@ Departures. The paper does not say what a client answers: ours gives away bits a
 doubles that CKKS decrypts to carry the noise of the ciphertext, and with it the secret key: a server that is handed
 them can solve for it. Rounding takes that road away; it is no proof that there is none. E(l) - E(l), which the mapping
 meets at each label's own entry, is refused by the library as "transparent": it is zero, and nobody needs to be asked.
-Labels that are not whole numbers below 2^32 enter as 40 bits of a hash. The paper's server stops looking for new labels
-when it has as many as it knows there are; ours is not told how many there are.
+Labels that are not whole numbers below 2^32 enter as 40 bits of a hash. The server stops looking for new labels when it
+has as many as it knows there are (V-E): as many as the model has outputs.
 
 What it gives away: a client decrypts l_i - l_j and so reads every label in the list. Any client together with the
 server opens everything. And a server can submit anything as "the sum": clients are its decryption oracle.
@@ -131,9 +131,9 @@ class CkksServer(LabelServer):
 
     domain: ClassVar[str] = DOMAIN
 
-    def __init__(self, *given: Any, public: bytes, distributions: bool = False):
+    def __init__(self, *given: Any, public: bytes, distributions: bool = False, classes: int | None = None):
         self._context = _tenseal().context_from(public)
-        super().__init__(*given, distributions=distributions)
+        super().__init__(*given, distributions=distributions, classes=classes)
 
     def _play(self) -> Generator[Asks, dict[int, Fields], None]:
         told = yield "labels", self._opening()
@@ -142,6 +142,8 @@ class CkksServer(LabelServer):
         for client, own in labels.items():
             first = not unique  # all labels of the first client are new
             for label in own:
+                if len(unique) == self._classes:
+                    break  # it can only be one of these
                 if first or not (yield from self._is_in(client, label, unique)):
                     unique.append(label)
         found = yield from self._mapped(labels, unique)

@@ -100,6 +100,7 @@ def mask_labels(
     note: Note = lambda *_, **__: None,
     transcript: Transcript | None = None,
     distributions: bool = False,
+    classes: int | None = None,
 ) -> MaskedLabels:
     """Replace labels by placeholders.
 
@@ -121,6 +122,8 @@ def mask_labels(
         Records all messages.
     distributions : bool
         Whether clients also tell their counts openly, by placeholder (as clustering at the server needs).
+    classes : int, optional
+        How many labels there are at most, where the server knows: `ckks-paper` looks for no more.
     """
     absent = absent or {}
     kind = fitting(mode, len(held))
@@ -143,9 +146,8 @@ def mask_labels(
     post = _Post(clients, absent, transcript)
 
     def begin(members: Sequence[int]) -> LabelServer:
-        return kind.server(
-            server_identity, key_directory, members, server_entropy, rng, distributions=distributions, **of_server
-        )
+        who = server_identity, key_directory, members, server_entropy, rng
+        return kind.server(*who, distributions=distributions, classes=classes, **of_server)
 
     server = agreed(kind, range(len(held)), begin, post.carry, rng, note)
     own = [client.own if client.me in server.members else {} for client in clients]

@@ -159,7 +159,9 @@ class LabelServer(ABC):
         rng: Rng,
         *,
         distributions: bool = False,
+        classes: int | None = None,
     ):
+        self._classes = classes  # how many labels there are at most, where that is known
         self.job, self.members, self.step = entropy(JOB), tuple(sorted(members)), ""
         self.holds: dict[int, np.ndarray] = {}  # placeholders, by client
         self.totals: np.ndarray = np.zeros(0, dtype=np.int64)
