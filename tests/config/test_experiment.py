@@ -304,9 +304,12 @@ def third_party(monkeypatch):
         EntryPoint("selectors.elsewhere", f"{__name__}:Newest", "another.group"),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda *, group: [e for e in entries if e.group == group])
-    registry.names.cache_clear()
+    caches = registry.names, registry._other_packages
+    for one in caches:
+        one.cache_clear()
     yield
-    registry.names.cache_clear()
+    for one in caches:
+        one.cache_clear()
 
 
 @pytest.mark.usefixtures("third_party")

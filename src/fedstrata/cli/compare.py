@@ -70,6 +70,9 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Runs at a time; one a core without it, where that pays.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="N", help="Stop after so long, between rounds; --resume goes on.")
+    ] = None,
     table: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Also write the table: .tex (booktabs), .md or .csv.")
     ] = None,
@@ -102,7 +105,7 @@ def compare(
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.run(jobs=jobs, watch=shown)
+        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes)
     except KeyboardInterrupt:
         shown.close()
         print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)
@@ -130,7 +133,9 @@ def conclude(done: Comparison, as_json: bool, wide: bool = False) -> None:
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
         path = shlex.quote(str(done.path))
-        retry = f"; try those that failed again: fedstrata compare --resume {path}" if done.failed else ""
-        print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}{retry}")
+        again = f"; try those that failed again: fedstrata compare --resume {path}" if done.failed else ""
+        if left := sum(cell.state in ("waiting", "stopped") for cell in done.cells):
+            again = f"; go on with the {left} runs that are left: fedstrata compare --resume {path}"
+        print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}{again}")
     if done.failed:
         raise typer.Exit(1)

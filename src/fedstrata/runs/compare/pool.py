@@ -12,7 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -30,6 +30,7 @@ from fedstrata.core.threads import keeping_to
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
+from fedstrata.runs.compare.gpu_sharing import sharing_gpu
 from fedstrata.runs.execution import Watch
 from fedstrata.runs.training import begin, resume
 
@@ -69,11 +70,20 @@ class CellRunner:
         return self._last[1]
 
 
-def in_turn(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, tell: Tell) -> None:
-    """Play cells one after another."""
+def in_turn(
+    cells: Sequence[Cell],
+    federation: Federation | None,
+    model: nn.Module | None,
+    tell: Tell,
+    may_begin: Callable[[], bool],
+) -> bool:
+    """Play cells one after another, as long as another may begin; say whether all were played."""
     player = CellRunner(federation, model)
     for cell in cells:
+        if not may_begin():
+            return False
         tell(cell, player.play(cell.path, cell.experiment, partial(tell, cell)))
+    return True
 
 
 @dataclass
@@ -86,17 +96,34 @@ class CellWorker:
 
 
 def side_by_side(
-    cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, tell: Tell, jobs: int
-) -> None:
-    """Play so many cells at a time, in order; a process that dies takes only its own cell with it."""
+    cells: Sequence[Cell],
+    federation: Federation | None,
+    model: nn.Module | None,
+    tell: Tell,
+    jobs: int,
+    may_begin: Callable[[], bool],
+) -> bool:
+    """Play so many cells at a time, in order, as long as another may begin; say whether all were played.
+
+    A process that dies takes only its own cell with it.
+    """
     hello = pickle.dumps((federation, model))
+    on_gpu = any(uses_gpu(cell.experiment.engine.device) for cell in cells)
+    with ExitStack() as stack:
+        environment = stack.enter_context(sharing_gpu(jobs)) if on_gpu else {}
+        return _share_out(cells, tell, jobs, partial(_started, hello, environment), may_begin)
+
+
+def _share_out(
+    cells: Sequence[Cell], tell: Tell, jobs: int, start: Callable[[], CellWorker], may_begin: Callable[[], bool]
+) -> bool:
     left, workers = list(cells), list[CellWorker]()
     try:
-        while left or any(worker.cell for worker in workers):
+        while (left and may_begin()) or any(worker.cell for worker in workers):
             while left and len(workers) < jobs:
-                workers.append(_started(hello))
+                workers.append(start())
             for worker in workers:
-                if worker.cell is None and left:
+                if worker.cell is None and left and may_begin():
                     worker.cell = left.pop(0)
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
                         worker.line.send((worker.cell.path, _on_one_worker(worker.cell.experiment)))
@@ -113,6 +140,7 @@ def side_by_side(
                 if event["event"] in ("finished", "failed"):
                     worker.cell = None
                 tell(cell, event)
+        return not left
     finally:
         _end(workers)
 
@@ -133,8 +161,8 @@ def _on_one_worker(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": workers})})
 
 
-def _started(hello: bytes) -> CellWorker:
-    process, line = start_child("fedstrata.runs.compare.worker", one_thread=True)
+def _started(hello: bytes, environment: Mapping[str, str]) -> CellWorker:
+    process, line = start_child("fedstrata.runs.compare.worker", environment={"OMP_NUM_THREADS": "1", **environment})
     line.send(sys.path)
     line.send_bytes(hello)
     return CellWorker(process, line)
