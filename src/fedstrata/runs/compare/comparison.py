@@ -395,6 +395,19 @@ def prepare(
         raise RequestError("out is empty; name a folder, or leave it out")
     if "method.name" in (overrides or {}):
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
+    design, asked, notes = make_design(experiment, request, overrides, federation, model)
+    notes += side_differences(design)
+    return _laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+
+
+def make_design(
+    experiment: Mapping[str, Any] | str | Path | Experiment | None,
+    request: Request,
+    overrides: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+) -> tuple[Design, Request, list[str]]:
+    """Return what is compared, all that was asked for, and notes; no data is needed for it."""
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
     asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
     shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
@@ -414,8 +427,7 @@ def prepare(
         without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
         design = replace(design, entries=[whole, *without])
     design.check()
-    notes += side_differences(design)
-    return _laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+    return design, asked, notes
 
 
 def reopen(
