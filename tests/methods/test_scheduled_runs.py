@@ -298,7 +298,6 @@ SINGLE, BATCH = "method.name=stratify-single", "method.name=stratify-batch"
         ((SINGLE, "method.schedule.rounds_per_epoch=2", "data.drift.at=[2]"), "method.schedule.rounds_per_epoch"),
         ((BATCH, "method.schedule.chunk=50"), "method.schedule.chunk plans single samples"),
         ((BATCH, "method.schedule.pool=5"), "method.schedule.pool plans single samples"),
-        ((BATCH, "method.schedule.slack=3"), "method.schedule.slack plans single samples"),
     ],
 )
 def test_a_wrong_request_ends_with_code_2_and_names_the_key(asked, said, capsys, monkeypatch):

@@ -72,6 +72,9 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Runs at a time; one a core without it, where that pays.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(metavar="N", help="Stop after so long, between rounds; --resume goes on.")
+    ] = None,
     table: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Also write the table: .tex (booktabs), .md or .csv.")
     ] = None,
@@ -108,7 +111,7 @@ def compare(
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.run(jobs=jobs, watch=shown)
+        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes)
     except KeyboardInterrupt:
         shown.close()
         print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)
@@ -137,6 +140,8 @@ def conclude(done: Comparison, as_json: bool, wide: bool = False, files: Sequenc
         print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}")
         if done.failed:
             print(f"what failed, once more: fedstrata compare --resume {path}")
+        if left := sum(cell.state in ("waiting", "stopped") for cell in done.cells):
+            print(f"the {left} runs that are left: fedstrata compare --resume {path}")
     for file in files:
         done.write_table(file)
     if done.failed:

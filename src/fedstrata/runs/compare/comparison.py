@@ -17,15 +17,13 @@ from torch import nn
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
-from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import VERSION, Cell, listed
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
-from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
 from fedstrata.runs.compare.layout import lay_out, read_folder
-from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
+from fedstrata.runs.compare.pool import Tell
+from fedstrata.runs.compare.queue import check_minutes, choose_jobs, play_cells
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
 from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
@@ -33,7 +31,6 @@ from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import Metric, metrics_of
 
 FEW = 3  # conditions that a remark names one by one
-WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
 
 @dataclass
@@ -241,7 +238,7 @@ class Comparison:
         """
         write_table(Path(path), self.rows)
 
-    def run(self, *, jobs: int | None = None, watch: Tell | None = None) -> Comparison:
+    def run(self, *, jobs: int | None = None, watch: Tell | None = None, minutes: float | None = None) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
 
         Parameters
@@ -250,6 +247,8 @@ class Comparison:
             Cells at a time. Each takes memory of its own; the results are the same.
         watch
             Called with a cell and each of its events; the last is "finished" or "failed".
+        minutes
+            Stop after so long, between rounds; the same call goes on from there.
 
         Returns
         -------
@@ -264,11 +263,13 @@ class Comparison:
         """
         left = [cell for cell in self.cells if cell.state != "finished"]
         try:
-            jobs = self._jobs(left, jobs)
+            check_minutes(minutes)
+            jobs, note = choose_jobs(left, self.federation, self.model, jobs)
         except RequestError:
             with suppress(OSError):  # nothing is left behind, unless it was there before
                 self.path.rmdir()
             raise
+        self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
         with Run(self.path).locked():
             self._write()
 
@@ -282,35 +283,12 @@ class Comparison:
                     watch(cell, event)
 
             try:
-                if jobs == 1:
-                    in_turn(left, self.federation, self.model, tell)
-                else:
-                    side_by_side(left, self.federation, self.model, tell, jobs)
+                play_cells(left, self.federation, self.model, tell, jobs, minutes)
             finally:
                 for cell in self.cells:
                     cell.state = "stopped" if cell.state == "running" else cell.state
                 self._write(self.rows)
         return self
-
-    def _jobs(self, left: Sequence[Cell], asked: int | None) -> int:
-        if asked is not None and asked < 1:
-            raise RequestError(f"jobs = {asked} must be at least 1")
-        if not left or asked == 1 or len(left) == 1:
-            return 1
-        reason = why_not(left, self.federation, self.model)
-        if reason is not None and asked is not None:
-            raise RequestError(f"jobs = {asked}: {reason}; use 1")
-        if asked is not None:
-            return min(asked, len(left))
-        engine = left[0].experiment.engine
-        if uses_gpu(engine.device):
-            return CELLS if can_share() and reason is None and len(left) > CELLS else 1
-        if sum(cell.guess for cell in left) < WORTH_PROCESSES:
-            return 1
-        jobs = min(cores() // (1 if engine.workers == "auto" else engine.workers), len(left))
-        if reason is not None and jobs > 1:
-            self.notes = [*dict.fromkeys([*self.notes, f"cells were played one after another: {reason}"])]
-        return jobs if jobs > 1 and reason is None else 1
 
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         about = {

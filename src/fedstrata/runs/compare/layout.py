@@ -87,7 +87,7 @@ def _planned(design: Design, federation: Federation | None, model: nn.Module | N
                     place = condition.name, entry.name
                     one = with_seed(design.experiments[place], seed)
                     if place not in guesses:
-                        guesses[place] = _fitting(", ".join(filter(None, place)), one, data, model)
+                        guesses[place] = guess_seconds(", ".join(filter(None, place)), one, data, model)
                     devices = one.system.speed, one.system.bandwidth
                     if devices not in prints:
                         prints[devices] = with_devices(one, data).fingerprint
@@ -108,7 +108,7 @@ def _by_data(design: Design) -> list[list[Condition]]:
     return list(groups.values())
 
 
-def _fitting(name: str, experiment: Experiment, data: Federation, model: nn.Module | None) -> float:
+def guess_seconds(name: str, experiment: Experiment, data: Federation, model: nn.Module | None) -> float:
     """Assemble a method as its runs will, and guess how long one takes on one core."""
     try:
         data, plan = check_experiment(experiment, data, model)

@@ -70,11 +70,20 @@ class CellRunner:
         return self._last[1]
 
 
-def in_turn(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, tell: Tell) -> None:
-    """Play cells one after another."""
+def in_turn(
+    cells: Sequence[Cell],
+    federation: Federation | None,
+    model: nn.Module | None,
+    tell: Tell,
+    may_begin: Callable[[], bool],
+) -> bool:
+    """Play cells one after another, as long as another may begin; say whether all were played."""
     player = CellRunner(federation, model)
     for cell in cells:
+        if not may_begin():
+            return False
         tell(cell, player.play(cell.path, cell.experiment, partial(tell, cell)))
+    return True
 
 
 @dataclass
@@ -87,24 +96,34 @@ class CellWorker:
 
 
 def side_by_side(
-    cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, tell: Tell, jobs: int
-) -> None:
-    """Play so many cells at a time, in order; a process that dies takes only its own cell with it."""
+    cells: Sequence[Cell],
+    federation: Federation | None,
+    model: nn.Module | None,
+    tell: Tell,
+    jobs: int,
+    may_begin: Callable[[], bool],
+) -> bool:
+    """Play so many cells at a time, in order, as long as another may begin; say whether all were played.
+
+    A process that dies takes only its own cell with it.
+    """
     hello = pickle.dumps((federation, model))
     on_gpu = any(uses_gpu(cell.experiment.engine.device) for cell in cells)
     with ExitStack() as stack:
         environment = stack.enter_context(sharing_gpu(jobs)) if on_gpu else {}
-        _share_out(cells, tell, jobs, partial(_started, hello, environment))
+        return _share_out(cells, tell, jobs, partial(_started, hello, environment), may_begin)
 
 
-def _share_out(cells: Sequence[Cell], tell: Tell, jobs: int, start: Callable[[], CellWorker]) -> None:
+def _share_out(
+    cells: Sequence[Cell], tell: Tell, jobs: int, start: Callable[[], CellWorker], may_begin: Callable[[], bool]
+) -> bool:
     left, workers = list(cells), list[CellWorker]()
     try:
-        while left or any(worker.cell for worker in workers):
+        while (left and may_begin()) or any(worker.cell for worker in workers):
             while left and len(workers) < jobs:
                 workers.append(start())
             for worker in workers:
-                if worker.cell is None and left:
+                if worker.cell is None and left and may_begin():
                     worker.cell = left.pop(0)
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
                         worker.line.send((worker.cell.path, _on_one_worker(worker.cell.experiment)))
@@ -121,6 +140,7 @@ def _share_out(cells: Sequence[Cell], tell: Tell, jobs: int, start: Callable[[],
                 if event["event"] in ("finished", "failed"):
                     worker.cell = None
                 tell(cell, event)
+        return not left
     finally:
         _end(workers)
 

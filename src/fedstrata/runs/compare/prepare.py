@@ -42,6 +42,7 @@ def compare(
     metric: Sequence[str] | str = (),
     jobs: int | None = None,
     watch: Tell | None = None,
+    minutes: float | None = None,
 ) -> Comparison:
     """Run every method under every condition with every seed, and sum the runs up.
 
@@ -73,7 +74,7 @@ def compare(
         What is compared, by default "accuracy"; of several, ranks and the headline follow the first. Figures of the
         summary, "best", "mean_last10" and "personal" for short, or what an accuracy took: "rounds_to:0.8",
         "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8".
-    jobs, watch
+    jobs, watch, minutes
         As in `Comparison.run`.
 
     Returns
@@ -99,7 +100,7 @@ def compare(
     """
     request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric)
     prepared = prepare(experiment, request, overrides, federation, model, out)
-    return prepared.run(jobs=jobs, watch=watch)
+    return prepared.run(jobs=jobs, watch=watch, minutes=minutes)
 
 
 def prepare(
@@ -115,6 +116,19 @@ def prepare(
         raise RequestError("out is empty; name a folder, or leave it out")
     if "method.name" in (overrides or {}):
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
+    design, asked, notes = make_design(experiment, request, overrides, federation, model)
+    notes += side_differences(design)
+    return laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+
+
+def make_design(
+    experiment: Mapping[str, Any] | str | Path | Experiment | None,
+    request: ComparisonRequest,
+    overrides: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+) -> tuple[Design, ComparisonRequest, list[str]]:
+    """Return what is compared, all that was asked for, and notes; no data is needed for it."""
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
     asked = request.on_top_of(ComparisonRequest.from_table(source.pop("compare", {})))
     shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
@@ -134,5 +148,4 @@ def prepare(
         without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
         design = replace(design, entries=[whole, *without])
     design.check()
-    notes += side_differences(design)
-    return laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+    return design, asked, notes

@@ -1,0 +1,96 @@
+"""Cells as a queue: how many are played at a time, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from torch import nn
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.threads import cores
+from fedstrata.data.federation import Federation
+from fedstrata.engines.local.gpu import uses_gpu
+from fedstrata.runs.compare.cells import Cell
+from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
+from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
+
+WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """Ends what is played as Ctrl-C does: between rounds, with everything kept."""
+
+
+def choose_jobs(
+    cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, asked: int | None
+) -> tuple[int, str | None]:
+    """Return how many cells are played at a time, and what the user should know about it."""
+    if asked is not None and asked < 1:
+        raise RequestError(f"jobs = {asked} must be at least 1")
+    if asked == 1 or len(cells) < 2:
+        return 1, None
+    reason = why_not(cells, federation, model)
+    if reason is not None and asked is not None:
+        raise RequestError(f"jobs = {asked}: {reason}; use 1")
+    if asked is not None:
+        return min(asked, len(cells)), None
+    engine = cells[0].experiment.engine
+    if uses_gpu(engine.device):
+        return (CELLS if can_share() and reason is None and len(cells) > CELLS else 1), None
+    if sum(cell.guess for cell in cells) < WORTH_PROCESSES:
+        return 1, None
+    jobs = max(min(cores() // (1 if engine.workers == "auto" else engine.workers), len(cells)), 1)
+    if reason is not None and jobs > 1:
+        return 1, f"cells were played one after another: {reason}"
+    return jobs, None
+
+
+def check_minutes(minutes: float | None) -> None:
+    """Refuse a time in which nothing can be done."""
+    if minutes is not None and not minutes > 0:
+        raise RequestError(f"minutes = {minutes} must be above 0")
+
+
+def play_cells(
+    cells: Sequence[Cell],
+    federation: Federation | None,
+    model: nn.Module | None,
+    tell: Tell,
+    jobs: int,
+    minutes: float | None = None,
+) -> bool:
+    """Play cells, so many at a time; say whether all were played before the time was up.
+
+    A cell that would not end in time, by those that ended, is not begun; one at work is stopped between rounds.
+    """
+    watch, may_begin = (tell, _always) if minutes is None else _until(monotonic() + 60 * minutes, tell)
+    try:
+        if jobs == 1:
+            return in_turn(cells, federation, model, watch, may_begin)
+        return side_by_side(cells, federation, model, watch, jobs, may_begin)
+    except TimeIsUp:
+        return False
+
+
+def _always() -> bool:
+    return True
+
+
+def _until(end: float, tell: Tell) -> tuple[Tell, Callable[[], bool]]:
+    """Watch the clock: whether another cell may begin, and when those at work must stop."""
+    began: dict[int, float] = {}
+    longest = [0.0]
+
+    def watch(cell: Cell, event: Mapping[str, Any]) -> None:
+        now = monotonic()
+        if event["event"] == "begin":
+            began[id(cell)] = now
+        if event["event"] == "finished" and id(cell) in began:
+            longest[0] = max(longest[0], now - began[id(cell)])
+        tell(cell, event)
+        if event["event"] == "round" and now > end:
+            raise TimeIsUp
+
+    return watch, lambda: monotonic() + longest[0] < end

@@ -1,0 +1,47 @@
+"""A comparison that has so many minutes stops between rounds, begins nothing it cannot end, and goes on later."""
+
+import pytest
+
+import fedstrata
+from fedstrata.core.errors import RequestError
+from fedstrata.runs.compare import queue
+
+SMALL = {"train.rounds": 3, "data.clients": 5, "train.clients_per_round": 2, "engine.workers": 1}
+
+
+class Clock:
+    """Each look at it is a second later."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def compare(out, **more):
+    return fedstrata.compare(methods=["fedavg", "fedprox"], overrides=SMALL, out=out, jobs=1, **more)
+
+
+def test_it_stops_between_rounds_and_goes_on_to_the_same_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr(queue, "monotonic", Clock())
+    cut = compare(tmp_path / "cut", minutes=4 / 60)  # the clock is past it in a round of the first cell
+    assert [cell.state for cell in cut.cells] == ["stopped", "waiting"]
+    monkeypatch.undo()
+    done, whole = compare(tmp_path / "cut"), compare(tmp_path / "whole")
+    assert [cell.state for cell in done.cells] == ["finished", "finished"]
+    assert [row["accuracy"] for row in done.rows] == [row["accuracy"] for row in whole.rows]
+
+
+def test_no_cell_is_begun_that_would_not_end_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(queue, "monotonic", Clock())
+    done = compare(tmp_path / "cut", minutes=12 / 60)  # a cell takes about six looks at the clock: not two
+    assert [cell.state for cell in done.cells] == ["finished", "waiting"]
+
+
+@pytest.mark.parametrize("minutes", [0, -1])
+def test_minutes_are_above_0(tmp_path, minutes):
+    with pytest.raises(RequestError, match="minutes"):
+        compare(tmp_path / "none", minutes=minutes)
+    assert not (tmp_path / "none").exists()
