@@ -71,11 +71,27 @@ def test_mean_of_three_models(combiner, expected):
 
 
 @pytest.mark.parametrize(
+    ("server", "lr", "first"),
+    [  # |d| = .223607; |d / (r |d| + tau)| = 1.403699 for r = 1, .446162 for r = sqrt(10)
+        (ServerAdagrad(), 0.501178, (1.496191, 0.501321)),
+        (ServerAdam(), 0.159298, (1.144168, 0.848466)),
+    ],
+)
+def test_a_rate_of_its_own_makes_steps_as_long_as_fedavg_s(server, lr, first):
+    push = Given(curve=0.0, slope=(-0.1, 0.2))  # every client moves by (.1, -.2)
+    work = given_work((1, 2), {"method.corrections": [push], "method.server_step": server, "train.rounds": 1})
+    state = start(work, 1.0, 1.0)
+    play_from(work, state)
+    assert state.server_steps["server_step"].lr == pytest.approx(lr, abs=1e-5)
+    close(state.model.params, f64(*first), atol=1e-5)
+
+
+@pytest.mark.parametrize(
     ("server", "rounds", "m", "v"),
     [
-        (ServerAdagrad(), [(1.099005, 0.900499), (1.169217, 0.830038)], (0.1, -0.2), (0.020001, 0.080001)),
-        (ServerAdam(), [(1.090503, 0.904874), (1.215986, 0.774874)], (0.019, -0.038), (0.0002, 0.000797)),
-        (ServerYogi(), [(1.090499, 0.904875), (1.215685, 0.775191)], (0.019, -0.038), (0.000201, 0.000801)),
+        (ServerAdagrad(lr=0.1), [(1.099005, 0.900499), (1.169217, 0.830038)], (0.1, -0.2), (0.020001, 0.080001)),
+        (ServerAdam(lr=0.1), [(1.090503, 0.904874), (1.215986, 0.774874)], (0.019, -0.038), (0.0002, 0.000797)),
+        (ServerYogi(lr=0.1), [(1.090499, 0.904875), (1.215685, 0.775191)], (0.019, -0.038), (0.000201, 0.000801)),
     ],
 )
 def test_adaptive_server_over_two_rounds(server, rounds, m, v):
@@ -107,7 +123,7 @@ def test_server_sgd_over_two_rounds(server, rounds):
 
 
 def test_adaptive_server_leaves_norm_statistics_to_the_mean():
-    server, model = ServerYogi(), FlatModel(f64(1.0, 1.0), f64(5.0))
+    server, model = ServerYogi(lr=0.1), FlatModel(f64(1.0, 1.0), f64(5.0))
     moved = server.step(server.init(None, model), None, model, FlatModel(f64(1.1, 0.8), f64(7.0)), None)
     assert moved.buffers.tolist() == [7.0]
 

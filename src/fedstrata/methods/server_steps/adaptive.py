@@ -2,12 +2,17 @@
 
 With d the combined update: m <- b1 m + (1 - b1) d, then w <- w + lr m / (sqrt(v) + tau), without bias correction.
 The three differ in v, which starts at tau^2. Norm statistics are averaged, never scaled.
+
+The paper tunes lr for each task, over three powers of ten. A step moves nearly every weight by about lr, whatever its
+size: 0.1 destroys a CNN whose weights are of 0.02. With `lr = "auto"`, ours, it is set by the first update d so that
+steps on updates like it would be as long as FedAvg's: |d| / |d / (r |d| + tau)|, where r |d| is what sqrt(v) comes to:
+r = 1 for Adam and Yogi, and sqrt(10) for Adagrad, whose v grows by d^2 every round: then it is so in the tenth.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +30,7 @@ class Moments:
 
     m: Tensor
     v: Tensor
+    lr: float = 0.0  # what "auto" found; 0 before the first update
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,9 @@ class Adaptive(ServerStep):
     """A server step scaled by a running second moment."""
 
     paper: ClassVar[str] = "Reddi et al., ICLR 2021"
+    grown: ClassVar[float] = 1.0  # sqrt(v) in the long run, over |d|
 
-    lr: Positive = 0.1
+    lr: Positive | Literal["auto"] = "auto"
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.99
     tau: Positive = 1e-3
@@ -49,14 +56,26 @@ class Adaptive(ServerStep):
     def step(self, state: Moments, view: View, model: FlatModel, proposal: FlatModel, sums: Sums) -> FlatModel:
         """Move by lr m / (sqrt(v) + tau)."""
         d = proposal.params - model.params
+        if not state.lr:
+            state.lr = self._first_rate(view, d) if self.lr == "auto" else self.lr
         state.m = self.beta1 * state.m + (1 - self.beta1) * d
         state.v = self.second(state.v, d * d)
-        return FlatModel(model.params + self.lr * state.m / (state.v.sqrt() + self.tau), proposal.buffers)
+        return FlatModel(model.params + state.lr * state.m / (state.v.sqrt() + self.tau), proposal.buffers)
+
+    def _first_rate(self, view: View, d: Tensor) -> float:
+        """Return the rate with which steps on updates like this one are as long as FedAvg's."""
+        length = float((d / (self.grown * d.abs() + self.tau)).norm())
+        rate = float(d.norm()) / length if length else 0.0
+        if rate:
+            view.note("server_lr", round=view.round + 1, lr=rate)
+        return rate
 
 
 @dataclass(frozen=True)
 class ServerAdagrad(Adaptive):
     """A server step scaled by the sum of squared updates (FedAdagrad)."""
+
+    grown: ClassVar[float] = 10**0.5
 
     beta1: BelowOne = 0.0
 
