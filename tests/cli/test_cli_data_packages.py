@@ -89,7 +89,7 @@ def test_a_publisher_that_stays_silent_is_given_up(cli, publisher, client, monke
     assert "cannot be downloaded: timed out" in err
 
 
-@pytest.mark.parametrize("content", [b"<html>Please log in</html>", covtype()[:100]])
+@pytest.mark.parametrize("content", [b"<html>Please log in</html>", covtype()[:100]], ids=["a page", "another file"])
 def test_a_publisher_that_gives_something_else_is_left_for_the_package(cli, publisher, client, folder, content):
     publisher.files["/covtype.data.gz"] = content
     code, _, err = cli("data", "fetch", "covtype")
