@@ -1,6 +1,8 @@
 """Paired comparisons: every method on the same partition, first model and draws, under conditions and over seeds."""
 
-from fedstrata.runs.compare.comparison import Comparison, compare, prepare, reopen
+from fedstrata.runs.compare.comparison import Comparison, reopen
+from fedstrata.runs.compare.merge import merge
+from fedstrata.runs.compare.prepare import compare, prepare
 from fedstrata.runs.compare.request import Request
 
-__all__ = ["Comparison", "Request", "compare", "prepare", "reopen"]
+__all__ = ["Comparison", "Request", "compare", "merge", "prepare", "reopen"]

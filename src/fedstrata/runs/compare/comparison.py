@@ -9,33 +9,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedstrata.config import tables
-from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.data.federation import Federation
-from fedstrata.runs.compare import budget as budgets
-from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, listed
-from fedstrata.runs.compare.control import side_differences
-from fedstrata.runs.compare.design import Design, read_same
+from fedstrata.runs.compare.choice import Choice
+from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
-from fedstrata.runs.compare.layout import lay_out, read_folder
-from fedstrata.runs.compare.pool import Tell
-from fedstrata.runs.compare.queue import check_minutes, choose_jobs, play_cells
-from fedstrata.runs.compare.request import Request
+from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
+from fedstrata.runs.compare.optuna_search import OptunaSearch
+from fedstrata.runs.compare.pool import ENDS, Tell
+from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
-from fedstrata.runs.compare.settings import Condition, Entry, Given
+from fedstrata.runs.compare.search import Place, Search, describe_search, settings_of
+from fedstrata.runs.compare.settings import Condition, Entry
+from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
 from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import Metric, metrics_of
-from fedstrata.runs.training import with_given
 
 
 @dataclass
@@ -60,6 +57,11 @@ class Comparison:
         Cells of earlier requests, as they are listed.
     metrics
         What is compared. Ranks, tests and the headline follow the first.
+    search
+        The search for each row's setting, where rows are tuned; its `cells` are the trials.
+    choices
+        What it came to, by condition and row: `setting`, `value` on validation samples, `trials`, `cost`; None where it
+        has not ended.
 
     Examples
     --------
@@ -79,6 +81,9 @@ class Comparison:
     model: nn.Module | None = None
     others: list[dict[str, Any]] = field(default_factory=list)
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    search: Search | None = None
+    choices: dict[Place, Choice | None] = field(default_factory=dict)
+    _shard: Shard = field(default_factory=Shard, repr=False)
 
     @classmethod
     def open(
@@ -160,7 +165,9 @@ class Comparison:
         for condition in self.conditions:
             own = {"condition": condition.name} if condition.name else {}
             done = self.done(condition.name)
-            rows += [{**own, **row} for row in rows_of(self.entries, self.seeds, done, self.metrics)]
+            for row in rows_of(self.entries, self.seeds, done, self.metrics):
+                choice = self.choices.get((condition.name, row["method"]))
+                rows.append({**own, **row, **({"tuned": choice.to_json()} if choice is not None else {})})
         return rows
 
     @property
@@ -189,7 +196,8 @@ class Comparison:
         everywhere = len(self.conditions)
         where = {text: "" if len(at) == everywhere else f"under {'; '.join(at)}: " for text, at in said.items()}
         rough = caution(tested) if (tested := self.friedman) else []
-        return [*self.notes, *(f"{where[text]}{text}" for text in said), *rough]
+        tuned = [] if self.search is None else describe_search(self.search, self.choices)
+        return [*self.notes, *tuned, *(f"{where[text]}{text}" for text in said), *rough]
 
     @property
     def runs(self) -> dict[str, list[Run]]:
@@ -237,17 +245,29 @@ class Comparison:
         """
         write_table(Path(path), self.rows)
 
-    def run(self, *, jobs: int | None = None, watch: Tell | None = None, minutes: float | None = None) -> Comparison:
+    def run(
+        self,
+        *,
+        jobs: int | None = None,
+        watch: Tell | None = None,
+        minutes: float | None = None,
+        shard: str | None = None,
+    ) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
+
+        Rows that are tuned have their trials played first.
 
         Parameters
         ----------
         jobs
             Cells at a time. Each takes memory of its own; the results are the same.
         watch
-            Called with a cell and each of its events; the last is "finished" or "failed".
+            Called with a cell and each of its events; the last is "finished", "failed" or, of a trial, "pruned".
         minutes
             Stop after so long, between rounds; the same call goes on from there.
+        shard
+            "2/5" plays the second of five shares, for several machines; they may use one folder, or folders of their
+            own that `merge` puts together.
 
         Returns
         -------
@@ -260,162 +280,88 @@ class Comparison:
             If another process is running in the folder, or `jobs` is below 1 or more than parts that a script defines
             allow.
         """
-        left = [cell for cell in self.cells if cell.state != "finished"]
         try:
-            check_minutes(minutes)
-            jobs, note = choose_jobs(left, self.federation, self.model, jobs)
+            self._shard = Shard.read(shard)
+            deadline = Deadline(minutes)
+            choose_jobs(self._left(), self.federation, self.model, jobs)
         except RequestError:
             with suppress(OSError):  # nothing is left behind, unless it was there before
                 self.path.rmdir()
             raise
-        self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
-        with Run(self.path).locked():
+        with self._shard.locked(self.path):
             self._write()
 
             def tell(cell: Cell, event: Mapping[str, Any]) -> None:
                 kind = event["event"]
-                if kind in ("begin", "finished", "failed"):
+                if kind in ("begin", *ENDS):
                     cell.state = "running" if kind == "begin" else kind
                     cell.why = event.get("why")
                     self._write()
                 if watch is not None:
                     watch(cell, event)
+                if self.search is not None:
+                    self.search.watch(cell, event)
+
+            def play(cells: Sequence[Cell]) -> bool:
+                many, note = choose_jobs(cells, self.federation, self.model, jobs)
+                self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
+                return play_cells(cells, self.federation, self.model, tell, many, deadline)
 
             try:
-                play_cells(left, self.federation, self.model, tell, jobs, minutes)
+                places = list(dict.fromkeys(cell.key[:2] for cell in self._share()))
+                if self.search is None or self.search.play(play, places):
+                    self._settle()
+                    play(self._left())
             finally:
-                for cell in self.cells:
+                for cell in (*self.cells, *(self.search.cells if self.search else ())):
                     cell.state = "stopped" if cell.state == "running" else cell.state
+                self._settle()
                 self._write(self.rows)
         return self
 
+    def _share(self) -> list[Cell]:
+        return self._shard.cells(self.cells, self.search is not None)
+
+    def _left(self) -> list[Cell]:
+        """Return the cells of this share that can be played."""
+        return [cell for cell in self._share() if cell.hash and cell.state != "finished"]
+
+    def _settle(self) -> None:
+        """Give cells the settings that were chosen since, and see what other shares have finished."""
+        if self.search is not None:
+            self.choices = self.search.choices()
+            known = {cell.path: cell for cell in self.cells if cell.hash}
+            planned = plan_cells(self.design, self.search.planner, self.path, settings_of(self.choices))
+            self.cells = [known.get(cell.path, cell) if cell.hash else cell for cell in planned]
+            self.others = find_states([cell for cell in self.cells if cell.path not in known], self.others, self.path)
+            for cell in self.cells:
+                choice = self.choices.get(cell.key[:2])
+                if choice is not None and choice.setting is None:
+                    cell.state, cell.why = "failed", "tuning found no setting: all that were tried failed"
+        for cell in self.cells:
+            if cell.state == "waiting" and cell.hash and cell.run.summary:
+                cell.state = "finished"
+
+    def write(self) -> None:
+        """Write rows and remarks into the folder as they are now."""
+        with self._shard.locked(self.path):
+            self._write(self.rows)
+
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        trials = self.search.cells if self.search else []
         about = {
             "version": VERSION,
             **self.design.to_json(),
-            "cells": [*self.others, *(listed(cell, self.path) for cell in self.cells)],
+            "cells": [*self.others, *(listed(cell, self.path) for cell in self.cells if cell.hash)],
+            "trials": [listed(cell, self.path) for cell in trials],
             "notes": self.notes,
             "metrics": [metric.name for metric in self.metrics],
             "rows": rows,
             "friedman": tested.to_json() if rows and (tested := self.friedman) else None,
             "remarks": self.remarks if rows else [],
         }
-        write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
-
-
-def compare(
-    experiment: Mapping[str, Any] | str | Path | Experiment | None = None,
-    *,
-    methods: Sequence[str] | str = (),
-    variants: Given = (),
-    over: Mapping[str, Sequence[Any]] | None = None,
-    conditions: Given = (),
-    seeds: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    out: str | Path | None = None,
-    budget: str | None = None,
-    ablate: Sequence[str] | str = (),
-    same: Sequence[str] | str = (),
-    metric: Sequence[str] | str = (),
-    jobs: int | None = None,
-    watch: Tell | None = None,
-    minutes: float | None = None,
-) -> Comparison:
-    """Run every method under every condition with every seed, and sum the runs up.
-
-    Parameters
-    ----------
-    experiment, overrides, federation, model
-        As in `train`. What the table `[compare]` of a file asks for is done, unless it is asked for differently here.
-    methods
-        Names of recipes, with keys of their own where wanted: "scaffold(corrections.0.gradients=raw)". The first is
-        what the others are compared with.
-    variants
-        Further rows by name, with the keys that they set: `{"slow": {"method.name": "fedyogi", "train.lr": 0.01}}`, or
-        a list of such tables, whose names are made of what they set.
-    over
-        Keys with their values: one condition for every value, and where there are several keys, for every combination.
-    conditions
-        Conditions by name, with all the keys that they set, as with `variants`; with `over`, each with every value.
-    seeds
-        How many, counted up from the experiment's own; 1 if nothing says otherwise.
-    out
-        The folder of the runs, by default the next free one under `runs/`. A comparison that lies there goes on.
-    budget
-        What each run may spend: "rounds=100", "bytes=50MB", "client_updates=2000" or "time=3600" (virtual seconds).
-    ablate
-        Stages of the one method, or of the experiment's own, to put back to FedAvg's, one at a time.
-    same
-        Stages or keys in which all rows get what the first one has, such as "combiner" or "train.lr".
-    metric
-        What is compared, by default "accuracy"; of several, ranks and the headline follow the first. Figures of the
-        summary, "best", "mean_last10" and "personal" for short, or what an accuracy took: "rounds_to:0.8",
-        "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8".
-    jobs, watch, minutes
-        As in `Comparison.run`.
-
-    Returns
-    -------
-    Comparison
-
-    Raises
-    ------
-    RequestError
-        If an experiment is wrong, two rows are the same, a method does not fit the data, or the folder holds
-        something else; nothing was trained then.
-
-    Examples
-    --------
-    >>> import fedstrata
-    >>> comparison = fedstrata.compare(methods=["fedavg", "scaffold"], seeds=2, overrides={"train.rounds": 1})
-    >>> [row["method"] for row in comparison.rows]
-    ['fedavg', 'scaffold']
-    >>> [run.summary["seed"] for run in comparison.runs["scaffold"]]
-    [0, 1]
-    >>> print(comparison.table())
-    method    accuracy ...
-    """
-    request = Request.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric)
-    prepared = prepare(experiment, request, overrides, federation, model, out)
-    return prepared.run(jobs=jobs, watch=watch, minutes=minutes)
-
-
-def prepare(
-    experiment: Mapping[str, Any] | str | Path | Experiment | None,
-    request: Request,
-    overrides: Mapping[str, Any] | None = None,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    out: str | Path | None = None,
-) -> Comparison:
-    """Check a whole comparison, so that what does not fit is refused before the first cell is played."""
-    if out == "":
-        raise RequestError("out is empty; name a folder, or leave it out")
-    if "method.name" in (overrides or {}):
-        raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
-    source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
-    asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
-    shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
-    own = Experiment.of(source, **shared)
-    entries, conditions = asked.entries(), asked.list_conditions()
-    if not entries and not asked.ablate and conditions == [Condition("")]:
-        raise RequestError("compare needs at least one method")
-    if asked.ablate and len(entries) > 1:
-        raise RequestError(f"--ablate takes one method apart, not {len(entries)}: {', '.join(e.name for e in entries)}")
-    for setting in (*entries, *conditions):
-        with_given(setting.overrides, federation, model)
-    seeds = list(range(own.train.seed, own.train.seed + (asked.seeds or 1)))
-    design = Design(source, shared, entries or [Entry(own.method.name)], conditions, seeds, read_same(asked.same))
-    notes: list[str] = []
-    if asked.ablate:
-        whole = design.entries[0]
-        without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
-        design = replace(design, entries=[whole, *without])
-    design.check()
-    notes += side_differences(design)
-    return _laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+        with self._shard.writing(self.path):
+            write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 
 
 def reopen(
@@ -429,10 +375,10 @@ def reopen(
     known = read_folder(path)
     if known is None:
         raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
-    return _laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
+    return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
 
 
-def _laid_out(
+def laid_out(
     path: Path | None,
     design: Design,
     notes: list[str],
@@ -440,12 +386,31 @@ def _laid_out(
     model: nn.Module | None,
     metric: Sequence[str] | str,
 ) -> Comparison:
+    """Check that all rows fit the data of all conditions, and find what the folder holds already."""
     metrics = metrics_of(metric) if metric else (ACCURACY,)
     for one in metrics:
         if one.personal and not all(e.train.evaluate.personal for e in design.experiments.values()):
             raise RequestError(f'metric = "{one.name}" needs train.evaluate.personal = true in all runs')
-    path, cells, others = lay_out(path, design, federation, model)
-    return Comparison(path, design, cells, notes, federation, model, others, metrics)
+    known = None if path is None else read_folder(path)
+    if path is not None and known is not None:
+        refuse_another(path, known, design)
+    planner, root = Planner(federation, model), path or Path()
+    trials = None if known is None else {line["run_dir"]: line for line in known["trials"]}
+    search, choices = None, dict[Place, Choice | None]()
+    if design.tune:
+        kind = OptunaSearch if design.tune.uses_optuna else Search
+        search = kind(design, planner, root, metrics[0], trials)
+        choices = search.choices()
+    cells = plan_cells(design, planner, root, settings_of(choices))
+    if path is None:
+        path = Run.claim(Path("runs"), "compare")
+        for cell in (*cells, *(search.cells if search else ())):
+            cell.path = path / cell.path
+    path.mkdir(parents=True, exist_ok=True)
+    others = find_states(cells, [] if known is None else known["cells"], path)
+    if search is not None:
+        search.root, search.lines = path, trials or {}
+    return Comparison(path, design, cells, notes, federation, model, others, metrics, search, choices)
 
 
 def _title(condition: str, method: str) -> str:
