@@ -23,6 +23,7 @@ from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
+from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
 from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
@@ -115,6 +116,51 @@ class Comparison:
             If no comparison lies there, another version made it, or the data are not those of its runs.
         """
         return reopen(path, federation, model, metric)
+
+    @classmethod
+    def merge(
+        cls,
+        path: str | Path,
+        folders: Sequence[str | Path],
+        *,
+        federation: Federation | None = None,
+        model: nn.Module | None = None,
+    ) -> Comparison:
+        """Put the runs of several folders of one comparison, such as shares of it, into one.
+
+        Parameters
+        ----------
+        path
+            The folder that gets them: a new one, or one with the same comparison. Nothing there is written over.
+        folders
+            Where the runs are.
+        federation, model
+            Data and network that came from Python are passed again.
+
+        Returns
+        -------
+        Comparison
+            What lies there then; its `run` plays what is still left.
+
+        Raises
+        ------
+        RequestError
+            If a folder holds no comparison or another one, a run there is not that of the others, or a process is
+            running in it; nothing is written then.
+
+        Examples
+        --------
+        >>> import fedstrata
+        >>> asked = {"methods": ["fedavg", "sfl"], "overrides": {"train.rounds": 1}}
+        >>> shares = [fedstrata.compare(**asked, out=f"runs/{n}-of-2", shard=f"{n}/2").path for n in (1, 2)]
+        >>> [cell.state for cell in fedstrata.Comparison.merge("runs/whole", shares).cells]
+        ['finished', 'finished']
+        """
+        merge_folders(Path(path), [Path(folder) for folder in folders])
+        merged = reopen(path, federation, model)
+        with merged._shard.locked(merged.path):
+            merged._write(merged.rows)
+        return merged
 
     def __repr__(self) -> str:
         name = self.metrics[0].name
@@ -267,7 +313,7 @@ class Comparison:
             Stop after so long, between rounds; the same call goes on from there.
         shard
             "2/5" plays the second of five shares, for several machines; they may use one folder, or folders of their
-            own that `merge` puts together.
+            own that `Comparison.merge` puts together.
 
         Returns
         -------
@@ -341,11 +387,6 @@ class Comparison:
         for cell in self.cells:
             if cell.state == "waiting" and cell.hash and cell.run.summary:
                 cell.state = "finished"
-
-    def write(self) -> None:
-        """Write rows and remarks into the folder as they are now."""
-        with self._shard.locked(self.path):
-            self._write(self.rows)
 
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
         trials = self.search.cells if self.search else []

@@ -12,13 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically, writing_to
-from fedstrata.data.federation import Federation
 from fedstrata.runs.compare import design as designs
-from fedstrata.runs.compare.comparison import Comparison, reopen
 from fedstrata.runs.compare.layout import read_folder
 from fedstrata.runs.compare.optuna_search import JOURNAL
 from fedstrata.runs.compare.search import FOLDER
@@ -30,46 +26,12 @@ SAME = ("version", *designs.KEYS)
 Line = Mapping[str, Any]  # of a cell, as comparison.json has it
 
 
-def merge(
-    out: str | Path, folders: Sequence[str | Path], federation: Federation | None = None, model: nn.Module | None = None
-) -> Comparison:
-    """Put the cells of several folders of one comparison into one; all is checked before anything is written.
-
-    Parameters
-    ----------
-    out
-        The folder that gets them: a new one, or one with the same comparison.
-    folders
-        Those of the shares.
-    federation, model
-        Data and network that came from Python are passed again.
-
-    Returns
-    -------
-    Comparison
-        What lies in `out` then; its `run` plays what is still left.
-
-    Raises
-    ------
-    RequestError
-        If a folder holds no comparison or another one, a cell there is not that of the others, or a process is running
-        in it.
-
-    Examples
-    --------
-    >>> import fedstrata
-    >>> asked = {"methods": ["fedavg", "sfl"], "overrides": {"train.rounds": 1}}
-    >>> for share in (1, 2):
-    ...     done = fedstrata.compare(**asked, out=f"runs/share-{share}", shard=f"{share}/2")
-    >>> whole = fedstrata.merge("runs/whole", ["runs/share-1", "runs/share-2"])
-    >>> [cell.state for cell in whole.cells]
-    ['finished', 'finished']
-    """
-    out, sources = Path(out), [Path(folder) for folder in folders]
-    if not sources:
+def merge_folders(out: Path, folders: Sequence[Path]) -> None:
+    """Put the cells of several folders of one comparison into one; all is checked before anything is written."""
+    if not folders:
         raise RequestError("merge needs folders whose runs it puts together")
     there = read_folder(out)
-    known = {**({} if there is None else {out: there}), **{folder: _read(folder) for folder in sources}}
+    known = {**({} if there is None else {out: there}), **{folder: _read(folder) for folder in folders}}
     (first, one), *others = known.items()
     for folder, other in others:
         _refuse_another(first, one, folder, other)
@@ -87,9 +49,6 @@ def merge(
             )
             about = {**one, "cells": cells, "trials": trials, "rows": [], "remarks": []}
             write_atomically(out / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
-    merged = reopen(out, federation, model)
-    merged.write()
-    return merged
 
 
 def _read(folder: Path) -> dict[str, Any]:
