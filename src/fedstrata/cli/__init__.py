@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import board, compare, data, deploy, inspect, report, run
+from fedstrata.cli import board, compare, data, deploy, inspect, report, reproduce, run
 from fedstrata.cli import list as listing
 from fedstrata.core.errors import FedstrataError
 
@@ -28,6 +28,7 @@ app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
 app.add_typer(deploy.app, name="deploy")
+app.add_typer(reproduce.app, name="reproduce")
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
+from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
 
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    experiment: ExperimentFile = None,
+    given: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT.toml]",
+            help="Experiment file; the embedded default without one. With --merge, the folders of the runs.",
+        ),
+    ] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -61,6 +67,27 @@ def compare(
             "ranks and tests follow the first.",
         ),
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="Give each row its best of these values, on samples that clients hold out; any number of times. "
+            "'ROW: KEY=V1,V2' is for one row.",
+        ),
+    ] = None,
+    tune_budget: Annotated[
+        str | None, typer.Option(metavar="WHAT=N", help="What each trial may spend, as with --budget: rounds=50.")
+    ] = None,
+    tune_seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds of each setting that is tried; 1.")] = None,
+    tune_validation: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of their training samples, what clients hold out; 0.2.")
+    ] = None,
+    tuner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="grid tries all, optuna chooses: also from 0.001..0.3:log.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Settings that optuna tries for each row and condition; 30.")
+    ] = None,
     sets: Sets = None,
     out: Annotated[
         Path | None,
@@ -72,6 +99,12 @@ def compare(
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(metavar="N", help="Stop after so long, between rounds; --resume goes on.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Play only one of so many shares: for several machines.")
+    ] = None,
+    merge: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Put the runs of several folders into this one.")
     ] = None,
     table: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Also write the table: .tex (booktabs), .md or .csv.")
@@ -85,27 +118,40 @@ def compare(
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
     from fedstrata.cli.live import watcher
-    from fedstrata.runs.compare import Request, prepare, reopen
+    from fedstrata.runs.compare import Comparison, Request, prepare, reopen
     from fedstrata.runs.compare.tables import check_format
+    from fedstrata.runs.compare.tune import Tune
 
     stop_cleanly()
     for path in table or ():
         check_format(path)
+    tuning = tune, tune_budget, tune_seeds is not None, tune_validation is not None, tuner, trials is not None
+    design = methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None, *tuning
+    if merge is not None:
+        if any((resume, *design, metric, jobs is not None, minutes is not None, shard)):
+            raise RequestError("--merge takes everything from the folders; leave out other options")
+        done = Comparison.merge(merge, given or [])
+        for path in table or ():
+            done.write_table(path)
+        return conclude(done, as_json, wide)
+    if len(given or ()) > 1:
+        raise RequestError(f"one experiment file is compared, not {len(given or ())}; folders are for --merge")
     try:
         if resume is not None:
-            if any((experiment, methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None)):
+            if any((given, *design)):
                 raise RequestError("--resume takes everything from the folder; leave out the file and other options")
             prepared = reopen(resume, metric=metric or ())
         else:
             said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
-            asked = Request.of(*said)
-            prepared = prepare(experiment, asked, overrides(sets), out=out)
+            own = {"budget": tune_budget, "seeds": tune_seeds, "validation": tune_validation, "tuner": tuner}
+            asked = Request.of(*said, Tune.of(tune or (), **own, trials=trials))
+            prepared = prepare(given[0] if given else None, asked, overrides(sets), out=out)
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes)
+        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes, shard=shard)
     except KeyboardInterrupt:
         shown.close()
         print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)
@@ -114,7 +160,7 @@ def compare(
         shown.close()
     for path in table or ():
         done.write_table(path)
-    conclude(done, as_json, wide)
+    return conclude(done, as_json, wide)
 
 
 def conclude(done: Comparison, as_json: bool, wide: bool = False) -> None:

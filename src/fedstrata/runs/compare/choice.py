@@ -48,6 +48,7 @@ class Choice:
     """The best setting of a row under a condition, or why there is none."""
 
     setting: Setting | None
+    metric: str
     value: float | None = None  # of the metric, on validation samples
     trials: int = 0
     pruned: int = 0
@@ -59,7 +60,14 @@ class Choice:
         """Return a plain table."""
         counts = {"trials": self.trials, "pruned": self.pruned, "failed": self.failed}
         setting = None if self.setting is None else dict(self.setting)
-        return {"set": setting, "validation": self.value, **counts, **self.cost, "edges": list(self.edges)}
+        return {
+            "set": setting,
+            "metric": self.metric,
+            "validation": self.value,
+            **counts,
+            **self.cost,
+            "edges": list(self.edges),
+        }
 
 
 def choose(trials: Sequence[Trial], space: Mapping[str, Values], metric: Metric) -> Choice:
@@ -73,10 +81,10 @@ def choose(trials: Sequence[Trial], space: Mapping[str, Values], metric: Metric)
     cells = {cell.path: cell for trial in trials for cell in trial.cells}  # a setting may have been suggested twice
     counts = len(trials), pruned, failed, total([cost_of(cell) for cell in cells.values()])
     if not ranked:
-        return Choice(None, None, *counts)
+        return Choice(None, metric.name, None, *counts)
     _, value, best = min(ranked, key=lambda one: one[0])
     edges = [said for key, tried in space.items() if (said := _edge(key, best.setting[key], tried))]
-    return Choice(best.setting, value, *counts, edges)
+    return Choice(best.setting, metric.name, value, *counts, edges)
 
 
 def cost_of(cell: Cell) -> dict[str, float]:

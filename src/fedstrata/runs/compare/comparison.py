@@ -429,7 +429,8 @@ def laid_out(
 ) -> Comparison:
     """Check that all rows fit the data of all conditions, and find what the folder holds already."""
     metrics = metrics_of(metric) if metric else (ACCURACY,)
-    for one in metrics:
+    tuned_by = Metric.of(design.tune.metric or metrics[0].name)
+    for one in (*metrics, *([tuned_by] if design.tune else [])):
         if one.personal and not all(e.train.evaluate.personal for e in design.experiments.values()):
             raise RequestError(f'metric = "{one.name}" needs train.evaluate.personal = true in all runs')
     known = None if path is None else read_folder(path)
@@ -440,7 +441,7 @@ def laid_out(
     search, choices = None, dict[Place, Choice | None]()
     if design.tune:
         kind = OptunaSearch if design.tune.uses_optuna else Search
-        search = kind(design, planner, root, metrics[0], trials)
+        search = kind(design, planner, root, tuned_by, trials)
         choices = search.choices()
     cells = plan_cells(design, planner, root, settings_of(choices))
     if path is None:

@@ -141,13 +141,13 @@ def grid_of_settings(rows: Sequence[Row]) -> Grid | None:
     tuned = [row for row in rows if row.get("tuned")]
     if not tuned:
         return None
-    metric, named = metrics_in(rows)[0], bool(conditions_of(rows))
+    named = bool(conditions_of(rows))
     heads = ["method", *(["condition"] if named else []), "setting", "validation", "tried"]
     lines = []
     for row in tuned:
         own = row["tuned"]
         setting = "none" if own["set"] is None else describe(own["set"])
-        value = "-" if own["validation"] is None else write_value(metric.name, own["validation"])
+        value = "-" if own["validation"] is None else write_value(own["metric"], own["validation"])
         ended = ", ".join(f"{own[what]} {what}" for what in ("pruned", "failed") if own[what])
         tried = f"{own['trials']}{f' ({ended})' if ended else ''}"
         costs = [write_value(name, own[name]) for name in SEARCHED]

@@ -68,7 +68,7 @@ class Planner:
             self._prints[known] = as_asked(one, self._data(one)).fingerprint
         fits = resolved(experiment)
         if fits not in self._guesses:
-            self._guesses[fits] = _fitting(", ".join(named), one, self._data(one), self._model)
+            self._guesses[fits] = guess_seconds(", ".join(named), one, self._data(one), self._model)
         init = one.model.init
         if init not in self._weights:
             self._weights[init] = first_weights(init, self._model)
@@ -144,7 +144,7 @@ def read_folder(path: Path) -> dict[str, Any] | None:
     return known
 
 
-def _fitting(name: str, experiment: Experiment, data: Federation, model: nn.Module | None) -> float:
+def guess_seconds(name: str, experiment: Experiment, data: Federation, model: nn.Module | None) -> float:
     """Assemble a method as its runs will, and guess how long one takes on one core."""
     try:
         data, plan = check_experiment(experiment, data, model)

@@ -20,7 +20,9 @@ from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.pool import Tell
 from fedstrata.runs.compare.request import Request
+from fedstrata.runs.compare.rows import ACCURACY
 from fedstrata.runs.compare.settings import Condition, Entry, Given
+from fedstrata.runs.metrics import metrics_of
 from fedstrata.runs.training import with_given
 
 
@@ -80,8 +82,8 @@ def compare(
         Keys with the values that are tried, `{"train.lr": [0.01, 0.1]}`: each row gets, under each condition, what is
         best by the metric on samples that clients hold out of their training data, with other seeds than those of the
         comparison. Beside them "budget" ("rounds=50") and "seeds" of a trial, "validation", the share that is held out
-        (0.2), and "rows" with further keys of single rows. "tuner": "optuna" tries "trials" settings of the lists and
-        of ranges such as "0.001..0.3:log".
+        (0.2), "metric", where it is another one, and "rows" with further keys of single rows. "tuner": "optuna" tries
+        so many "trials", of lists and of ranges such as "0.001..0.3:log".
     jobs, watch, minutes, shard
         As in `Comparison.run`.
 
@@ -124,6 +126,23 @@ def prepare(
         raise RequestError("out is empty; name a folder, or leave it out")
     if "method.name" in (overrides or {}):
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
+    design, asked, notes = make_design(experiment, request, overrides, federation, model)
+    notes += side_differences(design)
+    if design.tune:
+        first = metrics_of(asked.metric)[0] if asked.metric else ACCURACY
+        design = replace(design, tune=replace(design.tune, metric=design.tune.metric or first.name))
+        notes += design.tune.check_rows(design.entries, design.conditions, design.same)
+    return laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+
+
+def make_design(
+    experiment: Mapping[str, Any] | str | Path | Experiment | None,
+    request: Request,
+    overrides: Mapping[str, Any] | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+) -> tuple[Design, Request, list[str]]:
+    """Return what is compared, all that was asked for, and notes; no data is needed for it."""
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
     asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
     shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
@@ -144,7 +163,4 @@ def prepare(
         without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
         design = replace(design, entries=[whole, *without])
     design.check()
-    notes += side_differences(design)
-    if design.tune:
-        notes += design.tune.check_rows(design.entries, design.conditions, design.same)
-    return laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
+    return design, asked, notes

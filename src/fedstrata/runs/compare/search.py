@@ -72,6 +72,7 @@ class Search:
         """Return the cell that tries a setting with a seed, as it lies in the folder."""
         experiment = self.design.experiment(condition, entry, {**setting, **self.design.tune.overrides})
         cell = self.planner.cell((condition.name, entry.name), seed, experiment, self.root / FOLDER, setting)
+        cell.trial = True
         if self.lines is not None:
             find_state(cell, self.lines.get(str(cell.path.relative_to(self.root))))
         return cell

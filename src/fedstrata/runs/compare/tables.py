@@ -46,7 +46,7 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, 
         return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows), *_of_settings(rows, width, wide)])
     marks, text = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", list[str]()
     for metric, grid in _grids(rows, marked=True):
-        text += [*([""] if text else []), *_in_blocks(grid, 10**6 if wide else width)]
+        text += [*([""] if text else []), *in_blocks(grid, 10**6 if wide else width)]
         text += _read(rows, marks, width, metric)
     for line in tested.describe() if tested else ():
         text += _wrapped(line, width)
@@ -79,13 +79,14 @@ def markdown(rows: Sequence[Row]) -> str:
     """Write rows for Markdown; the best of a condition is bold. Of several metrics, each has a table."""
     grids = _grids(rows)
     heads = [f"{titled(metric.name)}:\n\n" if len(grids) > 1 else "" for metric, _ in grids]
-    tables = [f"{head}{_markdown(grid)}" for head, (_, grid) in zip(heads, grids, strict=True)]
+    tables = [f"{head}{markdown_grid(grid)}" for head, (_, grid) in zip(heads, grids, strict=True)]
     if chosen := grid_of_settings(rows):
-        tables.append(f"{TUNED}:\n\n{_markdown(chosen)}")
+        tables.append(f"{TUNED}:\n\n{markdown_grid(chosen)}")
     return "\n".join(tables)
 
 
-def _markdown(grid: Grid) -> str:
+def markdown_grid(grid: Grid) -> str:
+    """Write a grid for Markdown."""
     lines = [
         [_bold(cell, (at, c) in grid.best, "**{}**") for c, cell in enumerate(line)]
         for at, line in enumerate(grid.lines)
@@ -170,7 +171,7 @@ def _of_figures(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
     kept = list(range(len(grid.titles)))
     while not wide and len(kept) > 2 and _width(grid.take(kept)) > width:
         kept.pop()
-    text = _aligned(grid.take(kept))
+    text = aligned(grid.take(kept))
     if len(rows) > 1:
         points = " in points" if metrics_in(rows)[0].name in HIGHER else ""
         holm = ", corrected for how many there are by Holm" if len(rows) > 2 else ""
@@ -195,7 +196,7 @@ def _of_stages(rows: Sequence[Row]) -> list[str]:
         lines.append([row["without"], brings, "-" if p is None else f"{p:.3g}"])
     whole, without = f"that of {rows[0]['method']}", f"{title} without the stage"
     about = f"brings: {without} less {whole}" if metric.lower else f"brings: {whole} less {without}, in points"
-    return ["", *_aligned(Grid([["stage", "brings", "p"]], lines)), about]
+    return ["", *aligned(Grid([["stage", "brings", "p"]], lines)), about]
 
 
 def _of_settings(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
@@ -206,7 +207,7 @@ def _of_settings(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
     kept = list(range(len(grid.titles)))
     while not wide and len(kept) > 2 and _width(grid.take(kept)) > width:
         kept.pop()
-    return ["", *_aligned(grid.take(kept)), *_wrapped(f"{TUNED}, and what the search cost", width)]
+    return ["", *aligned(grid.take(kept)), *_wrapped(f"{TUNED}, and what the search cost", width)]
 
 
 def _read(rows: Sequence[Row], rest: str, width: int, metric: Metric | None = None) -> list[str]:
@@ -223,7 +224,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _in_blocks(grid: Grid, width: int) -> list[str]:
+def in_blocks(grid: Grid, width: int) -> list[str]:
     """Write a grid below itself, as many columns at a time as fit; the first column comes again with each."""
     lines = [
         [_bold(cell, (at, c) in grid.best, "{}*") for c, cell in enumerate(line)] for at, line in enumerate(grid.lines)
@@ -233,7 +234,7 @@ def _in_blocks(grid: Grid, width: int) -> list[str]:
     left = list(range(1, len(grid.titles)))
     while left:
         many = next((n for n in range(len(left), 1, -1) if _width(marked.take([0, *left[:n]])) <= width), 1)
-        text += [*([""] if text else []), *_aligned(marked.take([0, *left[:many]]))]
+        text += [*([""] if text else []), *aligned(marked.take([0, *left[:many]]))]
         left = left[many:]
     return text
 
@@ -246,7 +247,8 @@ def _width(grid: Grid) -> int:
     return sum(_widths(grid)) + 2 * (len(grid.titles) - 1)
 
 
-def _aligned(grid: Grid) -> list[str]:
+def aligned(grid: Grid) -> list[str]:
+    """Write a grid as plain lines."""
     first, *widths = _widths(grid)
     return [
         "  ".join([line[0].ljust(first), *(c.rjust(w) for c, w in zip(line[1:], widths, strict=True))]).rstrip()

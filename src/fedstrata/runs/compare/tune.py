@@ -19,6 +19,7 @@ from fedstrata.data.validation import KEY as VALIDATION
 from fedstrata.methods.recipes import STAGES
 from fedstrata.runs.compare import budget as budgets
 from fedstrata.runs.compare.settings import SECTIONS, Condition, Entry, full_key, read_axis, within, write_value
+from fedstrata.runs.metrics import Metric
 
 TUNERS = ("grid", "optuna")
 FIRST_SEED = 10**6  # above the experiment's own: however many seeds a comparison gets, none was tuned with
@@ -72,6 +73,7 @@ class Tune:
     validation: float | None = None
     tuner: str | None = None
     trials: int | None = None
+    metric: str | None = None  # by which is chosen; that of the comparison, unless it is said
 
     @classmethod
     def of(cls, given: Any, **more: Any) -> Tune:
@@ -177,6 +179,8 @@ class Tune:
         if self.budget is not None and not isinstance(self.budget, str):
             raise RequestError(f'tune: budget = {self.budget!r} must be a text, such as "rounds=50"')
         budgets.overrides(self.budget)
+        if self.metric is not None:
+            Metric.of(self.metric)
 
     def _check_together(self) -> None:
         """Refuse what does not fit together, once all is said: a file may name the keys, and an option the tuner."""

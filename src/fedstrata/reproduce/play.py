@@ -1,0 +1,124 @@
+"""Playing what is missing of a table: the weightiest runs first, as many as the time allows, each kept when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstrata.config.build import build_federation
+from fedstrata.core.errors import RequestError
+from fedstrata.core.threads import cores
+from fedstrata.reproduce.results import Results
+from fedstrata.reproduce.table import PaperTable, Wanted
+from fedstrata.runs.compare.cells import Cell
+from fedstrata.runs.compare.design import Design, with_seed
+from fedstrata.runs.compare.layout import guess_seconds
+from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
+from fedstrata.runs.compare.settings import folder_name
+from fedstrata.runs.folder import Run
+
+GPU = 600.0  # times the speed of a core, roughly: for tables of which nothing was measured yet
+
+Tell = Callable[[Wanted, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a call did."""
+
+    finished: int
+    failed: dict[str, str]  # why, by the name of the run
+    left: int = 0
+
+
+def runs_to_play(results: Results, shard: tuple[int, int] = (1, 1)) -> list[Wanted]:
+    """Return what this machine has still to play: all, or every n-th run."""
+    at, of = shard
+    if not 1 <= at <= of:
+        raise RequestError(f"shard = {at}/{of} must be one of 1/{of} to {of}/{of}")
+    every = {one: number for number, one in enumerate(results.table.wanted())}
+    return [one for one in results.missing() if every[one] % of == at - 1]
+
+
+def play(
+    results: Results,
+    out: Path,
+    tell: Tell,
+    minutes: float | None = None,
+    shard: tuple[int, int] = (1, 1),
+    jobs: int | None = None,
+) -> Played:
+    """Play what is missing, and keep every run that ends."""
+    deadline = Deadline(minutes)
+    table, todo = results.table, runs_to_play(results, shard)
+    cells = make_cells(table.design, todo, out / folder_name(table.id), estimate(table, todo))
+    played = _play(cells, tell, results.add, deadline, choose_jobs(cells, None, None, jobs)[0])
+    return replace(played, left=len(runs_to_play(results, shard)))
+
+
+def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:
+    """Play every row under every condition once, tiny: to see that the table runs. Nothing is kept."""
+    design = table.tiny
+    todo = [Wanted(c.name, e.name, design.seeds[0]) for c in design.conditions for e in design.entries]
+    return _play(make_cells(design, todo, out / folder_name(table.id)), tell, lambda *_: None, Deadline(None), 1)
+
+
+def _play(
+    cells: Sequence[Cell], tell: Tell, keep: Callable[[Wanted, Run], None], deadline: Deadline, jobs: int
+) -> Played:
+    finished, failed = list[Wanted](), dict[str, str]()
+
+    def watch(cell: Cell, event: Mapping[str, Any]) -> None:
+        one = Wanted(*cell.key)
+        if event["event"] == "finished":
+            keep(one, cell.run)
+            finished.append(one)
+        elif event["event"] == "failed":
+            failed[one.name] = event["why"]
+        tell(one, event)
+
+    play_cells(cells, None, None, watch, jobs, deadline)
+    return Played(len(finished), failed)
+
+
+def make_cells(
+    design: Design, todo: Sequence[Wanted], out: Path, seconds: Mapping[tuple[str, str], float] | None = None
+) -> list[Cell]:
+    """Return the cells of some runs; each has a folder below `out`."""
+    cells = []
+    for one in todo:
+        place = filter(None, (one.condition, one.method))
+        path = out.joinpath(*map(folder_name, place), f"seed-{one.seed}")
+        experiment = with_seed(design.experiments[one.condition, one.method], one.seed)
+        guess = (seconds or {}).get((one.condition, one.method), 0.0)
+        cells.append(Cell(one.condition, one.method, one.seed, experiment, path, "", "", guess))
+    return cells
+
+
+def estimate(table: PaperTable, todo: Sequence[Wanted]) -> dict[tuple[str, str], float]:
+    """Guess how long a run takes on one core, by condition and row; what does not fit the data is refused."""
+    found: dict[tuple[str, str], float] = {}
+    last: tuple[Any, Any] = (None, None)
+    for one in todo:
+        place = one.condition, one.method
+        if place in found:
+            continue
+        experiment = with_seed(table.design.experiments[place], table.design.seeds[0])
+        if last[0] != experiment.data:
+            last = experiment.data, build_federation(experiment)
+        found[place] = guess_seconds(", ".join(filter(None, place)), experiment, last[1], None)
+    return found
+
+
+def minutes_left(results: Results, todo: Sequence[Wanted], guesses: Mapping[tuple[str, str], float]) -> float:
+    """Guess how long so many runs take on this machine: from those that were played, or from their arithmetic."""
+    gpu = torch.cuda.is_available()
+    measured = results.seconds().get("gpu" if gpu else "cpu")
+    each = [
+        guesses[one.condition, one.method] / (GPU if gpu else 1.0) if measured is None else measured for one in todo
+    ]
+    return sum(each) / 60 / (1 if gpu else cores())

@@ -1,0 +1,201 @@
+"""A table of a paper: an ordinary comparison file whose table `[paper]` holds what was printed.
+
+The files lie under `papers/`, a folder a paper. What is compared, the seeds and the primary contrast (the paper's own
+method against the strongest printed baseline of each condition) are fixed there, before anything is played.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from fedstrata.config.tables import flatten
+from fedstrata.core.errors import RequestError, unknown_name
+from fedstrata.core.registry import unknown_option
+from fedstrata.runs.compare.design import Design, with_seed
+from fedstrata.runs.compare.prepare import make_design
+from fedstrata.runs.compare.request import Request
+from fedstrata.runs.metrics import Metric
+from fedstrata.runs.training import fixed
+
+PAPERS = {
+    "stratify": "Stratify",
+    "flips": "FLIPS",
+    "fedpbs": "FedPBS",
+    "fedbss": "FedBSS",
+    "terraform": "Terraform",
+}
+STATUS = {"A": "digits are comparable", "B": "settings were filled in", "C": "only the trend is comparable"}
+QUICK = {"train.rounds": 2, "train.evaluate.every": 1, "engine.workers": 1, "engine.precision": "fp32"}
+
+Printed = Mapping[str, Sequence[float]]  # by row; a figure a condition
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run that a table needs."""
+
+    condition: str
+    method: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return f"{f'{self.condition}: ' if self.condition else ''}{self.method}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """What a paper printed, and how it is played again."""
+
+    id: str
+    paper: str
+    what: str  # table or figure, data, partition
+    claim: str
+    status: str
+    method: str  # the row of the paper's own method
+    experiment: Mapping[str, Any] = field(repr=False)  # the tables of the file, without `[paper]`
+    figures: Mapping[str, Printed] = field(default_factory=dict)  # by metric; verdicts are about the first
+    deviations: Mapping[str, Printed] = field(default_factory=dict)
+    printed: Mapping[str, Printed] = field(default_factory=dict)  # figures of which no verdict is given
+    baselines: Sequence[str] = ()  # rows that count as baselines; all others where none are named
+    seeds: int = 6  # of the primary contrast; the other rows have those of `[compare]`
+    order: int = 99  # which tables are played first
+    notes: Sequence[str] = ()
+    not_comparable: str = ""  # why no verdict is given
+    readings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # other ways to read the paper, by name
+    quick: Mapping[str, Any] = field(default_factory=dict)  # keys that make it tiny, on data that is always there
+    reading: str = ""  # the one that this table follows
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """What was printed or, where no figure is, what is compared; by the name that the file gives it."""
+        asked = self.experiment.get("compare", {}).get("metric", "accuracy")
+        names = self.figures or ([asked] if isinstance(asked, str) else asked)
+        return {name: Metric.of(name) for name in names}
+
+    @property
+    def metric(self) -> str:
+        """What verdicts are about."""
+        return next(iter(self.metrics))
+
+    @cached_property
+    def design(self) -> Design:
+        """Rows, conditions and all seeds."""
+        return self._design(self.readings[self.reading] if self.reading else {})
+
+    @cached_property
+    def tiny(self) -> Design:
+        """The same in two rounds on small data: to see that it runs."""
+        return self._design({**QUICK, **flatten(self.quick)})
+
+    def _design(self, overrides: Mapping[str, Any]) -> Design:
+        table = {key: value for key, value in self.experiment.items() if key != "compare"}
+        request = Request.from_table(self.experiment.get("compare", {}))
+        try:
+            design = make_design(table, request, flatten(overrides))[0]
+        except RequestError as error:
+            raise RequestError(f"{self.id}: {error}") from error
+        return design.with_seeds(max(len(design.seeds), self.seeds))
+
+    def read_as(self, reading: str) -> PaperTable:
+        """Return the table as another reading of the paper has it; only its primary contrast is played."""
+        if reading not in self.readings:
+            raise unknown_name("reading", reading, self.readings)
+        return replace(self, id=f"{self.id} as {reading}", reading=reading)
+
+    @property
+    def conditions(self) -> list[str]:
+        """The columns."""
+        return [condition.name for condition in self.design.conditions]
+
+    def figure(self, metric: str, method: str, condition: str) -> float:
+        """Return a figure as it was printed, a share as a share; nan where there is none."""
+        return self._looked_up(self.figures, metric, method, condition)
+
+    def deviation(self, metric: str, method: str, condition: str) -> float:
+        """Return the standard deviation that was printed with it."""
+        return self._looked_up(self.deviations, metric, method, condition)
+
+    def _looked_up(self, figures: Mapping[str, Printed], metric: str, method: str, condition: str) -> float:
+        row = figures.get(metric, {}).get(method)
+        value = math.nan if row is None else float(row[self.conditions.index(condition)])
+        return value if Metric.of(metric).lower else value / 100
+
+    def baseline(self, condition: str) -> str | None:
+        """Return the strongest printed baseline of a condition; where no figure is printed, the first that is named."""
+        rows = self.baselines or [row for row in self.figures.get(self.metric, ()) if row != self.method]
+        known = {row: value for row in rows if not math.isnan(value := self.figure(self.metric, row, condition))}
+        if not known:
+            return next(iter(self.baselines), None)
+        return (min if self.metrics[self.metric].lower else max)(known, key=lambda row: known[row])
+
+    def primary(self, wanted: Wanted) -> bool:
+        """Say whether a run belongs to the primary contrast."""
+        return wanted.method in (self.method, self.baseline(wanted.condition))
+
+    def wanted(self) -> list[Wanted]:
+        """Return all runs in the order of their weight: the primary contrast seed by seed, then the other rows."""
+        asked = Request.from_table(self.experiment.get("compare", {})).seeds or 1
+        first = self.design.seeds[0]
+        every = [
+            Wanted(condition, entry.name, seed)
+            for seed in self.design.seeds
+            for condition in self.conditions
+            for entry in self.design.entries
+        ]
+        kept = [one for one in every if self.primary(one) or (one.seed - first < asked and not self.reading)]
+        return sorted(kept, key=lambda one: not self.primary(one))
+
+    def digest(self, wanted: Wanted) -> str:
+        """Hash the experiment of a run: figures of another one are not its figures."""
+        one = with_seed(self.design.experiments[wanted.condition, wanted.method], wanted.seed)
+        return sha256(json.dumps(fixed(one.dump()), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def all_tables() -> dict[str, PaperTable]:
+    """Return every table by its id, in the order in which they are played."""
+    found = sorted(map(read_table, _texts()), key=lambda table: (table.order, table.id))
+    return {table.id: table for table in found}
+
+
+def find_table(name: str) -> PaperTable:
+    """Return a table by its id."""
+    tables = {known.lower(): table for known, table in all_tables().items()}
+    if name.lower() not in tables:
+        raise unknown_name("ID", name, all_tables())
+    return tables[name.lower()]
+
+
+def read_table(text: str) -> PaperTable:
+    """Read a file, and see that what was printed fits what is compared."""
+    experiment = tomllib.loads(text)
+    said = experiment.pop("paper")
+    for key in said:
+        if key not in PaperTable.__dataclass_fields__ or key in ("experiment", "reading"):
+            raise unknown_option(f"paper.{key}", key, set(PaperTable.__dataclass_fields__))
+    table = PaperTable(**said, experiment=experiment)
+    rows = {entry.name for entry in table.design.entries}
+    for figures in (*table.figures.values(), *table.deviations.values()):
+        for row, values in figures.items():
+            if row not in rows or len(values) != len(table.conditions):
+                raise RequestError(f"{table.id}: {row} must be a row with {len(table.conditions)} figures")
+    if not {table.method, *table.baselines} <= rows or table.paper not in PAPERS or table.status not in STATUS:
+        raise RequestError(f"{table.id}: its method, paper or status is unknown")
+    return table
+
+
+def _texts() -> Iterator[str]:
+    for paper in files("fedstrata.reproduce").joinpath("papers").iterdir():
+        for file in paper.iterdir() if paper.is_dir() else ():
+            if file.name.endswith(".toml"):
+                yield file.read_text(encoding="utf-8")

@@ -1,0 +1,119 @@
+"""Verdicts by rule.
+
+* *holds*: for every figure that the paper prints of the primary contrast, our whole 95 % interval lies within the
+  larger of 1 point and 2 of the paper's standard deviations of it.
+* *holds in order*: the primary contrast, the paper's method less its strongest printed baseline, paired over at least
+  six seeds in every condition, is above 0 with p < 0.05: a sign-flip test over all pairs, corrected by Holm for the
+  primary contrasts of all tables of the paper.
+* *does not hold*: the upper end of the paired interval is below 0, or below half the gain that the paper prints.
+* *open*: anything else; so also while runs are missing.
+* *not comparable*: the file says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedstrata.reproduce.results import Results
+from fedstrata.runs.compare.paired import difference, holm, interval
+
+SEEDS = 6  # least, in every condition
+LEVEL = 0.05
+POINT = 0.01
+
+HOLDS, IN_ORDER, FAILS, OPEN, OTHER = "holds", "holds in order", "does not hold", "open", "not comparable"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The primary contrast of a table, over all conditions: positive where the paper's method is better."""
+
+    mean: float | None
+    interval: tuple[float, float] | None
+    p: float | None
+    claimed: float | None  # the gain that the paper prints, in the mean over conditions
+    seeds: int  # pairs, in the condition that has the fewest
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What our runs say of a table."""
+
+    word: str
+    contrast: Contrast
+    p_holm: float | None = None
+
+
+def judge(results: Mapping[str, Results]) -> dict[str, Verdict]:
+    """Judge the tables of one paper together, by id."""
+    contrasts = {name: contrast(own) for name, own in results.items()}
+    whole = {name: c for name, c in contrasts.items() if c.seeds >= SEEDS}
+    corrected = dict(zip(whole, holm([c.p for c in whole.values()]), strict=True))
+    return {
+        name: Verdict(_word(results[name], c, corrected.get(name)), c, corrected.get(name))
+        for name, c in contrasts.items()
+    }
+
+
+def contrast(results: Results) -> Contrast:
+    """Compare the paper's method with the strongest printed baseline, seed by seed, in every condition."""
+    table, name = results.table, results.table.metric
+    metric = table.metrics[name]
+    sign = -1.0 if metric.lower else 1.0
+    ours, theirs, claimed, seeds = list[float](), list[float](), list[float](), list[int]()
+    for condition in table.conditions:
+        baseline = table.baseline(condition)
+        if baseline is None:
+            continue
+        own, other = (results.values(metric, row, condition) for row in (table.method, baseline))
+        both = sorted(own.keys() & other.keys())
+        seeds.append(len(both))
+        ours += [sign * own[seed] for seed in both]
+        theirs += [sign * other[seed] for seed in both]
+        gain = sign * (table.figure(name, table.method, condition) - table.figure(name, baseline, condition))
+        claimed.append(gain)
+    found: dict[str, Any] = difference(ours, theirs) if ours else {"mean": None, "interval": None, "p": None}
+    ends = found["interval"]
+    known = [gain for gain in claimed if math.isfinite(gain)]
+    return Contrast(
+        found["mean"],
+        None if ends is None else (ends[0], ends[1]),
+        found["p"],
+        sum(known) / len(known) if known else None,
+        min(seeds, default=0),
+        max(table.seeds, SEEDS),
+    )
+
+
+def within(results: Results, method: str, condition: str) -> bool | None:
+    """Say whether a figure of ours is the paper's; None where either is missing."""
+    table, name = results.table, results.table.metric
+    metric = table.metrics[name]
+    printed = table.figure(name, method, condition)
+    ends = interval(list(results.values(metric, method, condition).values()))["interval"]
+    if math.isnan(printed) or ends is None:
+        return None
+    deviation = table.deviation(name, method, condition)
+    room = max(POINT, 0.0 if math.isnan(deviation) else 2 * deviation)
+    return bool(printed - room <= ends[0] and ends[1] <= printed + room)
+
+
+def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
+    if results.table.not_comparable:
+        return OTHER
+    if c.seeds < SEEDS or c.mean is None or c.interval is None:
+        return OPEN
+    table = results.table
+    rows = [(r, at) for at in table.conditions if (b := table.baseline(at)) is not None for r in (table.method, b)]
+    if not table.metrics[table.metric].lower and all(within(results, row, at) for row, at in rows):
+        return HOLDS
+    if c.mean > 0 and p_holm is not None and p_holm < LEVEL:
+        return IN_ORDER
+    upper = c.interval[1]
+    if upper < 0 or (c.claimed is not None and c.claimed > 0 and upper < c.claimed / 2):
+        return FAILS
+    return OPEN

@@ -1,0 +1,126 @@
+"""Verdicts by rule, on figures made up so that the answer is known."""
+
+import json
+
+import pytest
+
+from fedstrata.core.errors import RequestError
+from fedstrata.reproduce.results import Results
+from fedstrata.reproduce.table import Wanted, read_table
+from fedstrata.reproduce.verdict import FAILS, HOLDS, IN_ORDER, OPEN, OTHER, contrast, judge, within
+from tests.reproduce.tables import TEXT
+
+TABLE = read_table(TEXT)
+WOBBLE = (-0.002, -0.001, 0.0, 0.0, 0.001, 0.002)  # of six seeds, mean 0
+
+
+def results(folder, by_row, seeds=6, table=TABLE):
+    """Write results in which a row has these figures, a condition each, with a wobble over the seeds."""
+    runs = [
+        {
+            "condition": condition,
+            "method": method,
+            "seed": seed,
+            "experiment": table.digest(Wanted(condition, method, seed)),
+            "figures": {"accuracy": value + WOBBLE[seed] * (1 if method == "fedavg" else 2)},
+            "costs": {"seconds": 3.0},
+            "device": "cpu",
+        }
+        for method, values in by_row.items()
+        for condition, value in zip(table.conditions, values, strict=True)
+        for seed in range(seeds)
+    ]
+    (folder / f"{table.id}.json").write_text(json.dumps({"id": table.id, "runs": runs}))
+    return Results(table, folder)
+
+
+def word(*args, **more):
+    own = results(*args, **more)
+    return judge({own.table.id: own})[own.table.id].word
+
+
+def test_the_paper_s_own_figures_hold(tmp_path):
+    assert word(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)}) == HOLDS
+
+
+def test_a_figure_may_be_two_of_its_deviations_away(tmp_path):
+    own = results(tmp_path, {"fedprox": (0.525, 0.67)})
+    assert within(own, "fedprox", "few")  # a deviation of 0.1 points: one point of room
+    assert within(own, "fedprox", "many")  # a deviation of 2 points: four points of room
+    assert not within(results(tmp_path, {"fedprox": (0.535, 0.69)}), "fedprox", "few")
+    assert not within(results(tmp_path, {"fedprox": (0.535, 0.69)}), "fedprox", "many")
+    assert within(own, "fedavg", "few") is None
+
+
+def test_the_order_holds_where_other_figures_show_the_same_sign_in_every_pair(tmp_path):
+    own = results(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.72, 0.83)})
+    found = contrast(own)
+    assert found.mean == pytest.approx(0.025)
+    assert found.claimed == pytest.approx(0.03)
+    assert found.p == pytest.approx(2 / 2**12)  # twelve pairs, all positive
+    assert (found.seeds, found.wanted) == (6, 6)
+    assert judge({"X1": own})["X1"].word == IN_ORDER
+
+
+def test_a_gain_far_below_the_claim_does_not_hold(tmp_path):
+    assert word(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.69, 0.79)}) == FAILS
+    assert word(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.70, 0.80)}) == FAILS  # 0 is below half of 3 points
+
+
+def test_too_few_seeds_leave_it_open(tmp_path):
+    assert word(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)}, seeds=5) == OPEN
+    assert word(tmp_path, {"fedavg": (0.50, 0.60)}) == OPEN
+
+
+def test_holm_counts_the_tables_of_a_paper(tmp_path):
+    own = results(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.72, 0.83)})
+    alone, among = judge({"X1": own})["X1"], judge({"X1": own, "X2": own, "X3": own})["X1"]
+    assert alone.p_holm == pytest.approx(alone.contrast.p)
+    assert among.p_holm == pytest.approx(3 * alone.contrast.p)
+
+
+def test_what_cannot_be_compared_says_so(tmp_path):
+    table = read_table(TEXT.replace('status = "A"', 'status = "A"\nnot_comparable = "no such data"'))
+    assert word(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)}, table=table) == OTHER
+
+
+def test_fewer_rounds_are_better(tmp_path):
+    text = TEXT.replace("figures.accuracy", 'figures."rounds_to:0.5"').replace("deviations.accuracy", 'printed."other"')
+    table = read_table(text.replace("[52.0, 64.0]", "[40, 30]").replace('"other"', '"best_accuracy_round"'))
+    assert table.baseline("few") == "fedavg"
+    assert table.figure("rounds_to:0.5", "fedprox", "few") == 40
+
+
+def test_entries_of_other_settings_do_not_count(tmp_path):
+    own = results(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)})
+    assert (len(own.runs), own.outdated) == (24, 0)
+    changed = read_table(TEXT.replace("clients_per_round = 2", "clients_per_round = 3"))
+    assert (len(Results(changed, tmp_path).runs), Results(changed, tmp_path).outdated) == (0, 24)
+
+
+def test_damaged_results_are_refused(tmp_path):
+    (tmp_path / "X1.json").write_text('{"runs": [{"condition": 3}')
+    with pytest.raises(RequestError, match=r"X1\.json is damaged"):
+        Results(TABLE, tmp_path)
+
+
+def test_the_primary_contrast_comes_first_and_has_more_seeds():
+    wanted = TABLE.wanted()
+    assert len(wanted) == 2 * 2 * 6 + 2 * 1 * 2  # two rows with six seeds, one with two, under two conditions
+    assert all(TABLE.primary(one) for one in wanted[:24])
+    assert {one.method for one in wanted[24:]} == {"fedlc"}
+    assert {one.method for one in TABLE.read_as("more local work").wanted()} == {"fedavg", "fedprox"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("fedavg = [50.0, 60.0]", "fedavg = [50.0]", "fedavg must be a row with 2 figures"),
+        ('method = "fedprox"', 'method = "fedpro"', "is unknown"),
+        ('what = "Table 1, digits"', 'what = "a"\nwhatever = 1', "paper.whatever"),
+        ("clients_per_round = 2", "clients_per_rounds = 2", "X1: train.clients_per_rounds"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(old, new, said):
+    with pytest.raises(RequestError, match=said):
+        read_table(TEXT.replace(old, new))
