@@ -119,10 +119,14 @@ def compare(
     """
     from fedstrata.cli.live import watcher
     from fedstrata.runs.compare import Comparison, Request, prepare, reopen
+    from fedstrata.runs.compare.queue import check_minutes
+    from fedstrata.runs.compare.shards import Shard
     from fedstrata.runs.compare.tables import check_format
     from fedstrata.runs.compare.tune import Tune
 
     stop_cleanly()
+    check_minutes(minutes)
+    Shard.read(shard)
     for path in table or ():
         check_format(path)
     tuning = tune, tune_budget, tune_seeds is not None, tune_validation is not None, tuner, trials is not None

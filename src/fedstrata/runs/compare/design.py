@@ -94,14 +94,20 @@ class Design:
         own = known["seeds"], known["same"], Tune.of(known["tune"])
         return cls(known["experiment"], known["set"], entries, conditions, *own)
 
-    def experiment(self, condition: Condition, entry: Entry, setting: Mapping[str, Any] | None = None) -> Experiment:
-        """Return the checked experiment of a row under a condition, with what is tried or was chosen on top."""
+    def experiment(
+        self,
+        condition: Condition,
+        entry: Entry,
+        setting: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Experiment:
+        """Return the checked experiment of a row under a condition, with a setting and what all trials set on top."""
         asked = _layered(self.shared, condition.overrides, entry.overrides)
         if self.same and entry is not self.entries[0]:
             first = self.experiment(condition, self.entries[0]).dump()
             asked = _layered(asked, {key: tables.look_up(first, key) for key in self.same})
         try:
-            return Experiment.of(self.source, **_layered(asked, setting or {}))
+            return Experiment.of(self.source, **_layered(asked, setting or {}, more or {}))
         except RequestError as error:
             own = entry.name if set(entry.overrides) - {"method.name"} or setting else ""
             where = [condition.name, own, describe(setting) if setting else ""]

@@ -78,7 +78,7 @@ def _lines(known: Mapping[Path, Mapping[str, Any]]) -> dict[str, tuple[Path, Lin
                 continue
             before, theirs = lines[run]
             if theirs["hash"] != line["hash"]:
-                what = "data" if theirs["data"] != line["data"] else "experiment"
+                what = "data" if theirs["data"] != line["data"] else "experiments"
                 raise RequestError(f"{run} in {before} and in {folder} are not the same run: their {what} differ")
             if _progress(folder / run) > _progress(before / run):
                 lines[run] = folder, line

@@ -129,9 +129,9 @@ class OptunaSearch(Search):
         """Return a trial that has ended as the study knows it."""
         trial = self._made(place, frozen.user_attrs["set"])
         ended = frozen.user_attrs.get("ended", "")
-        for cell in trial.cells:
-            if cell.state != "finished" and ended:
-                cell.state = "pruned" if ended == "pruned" else "failed"
+        cut = next((cell for cell in trial.cells if cell.state != "finished"), None)
+        if cut is not None and ended:  # those after it never began
+            cut.state, cut.why = ("pruned", None) if ended == "pruned" else ("failed", ended.removeprefix("failed: "))
         return trial
 
     def _made(self, place: Place, setting: Setting) -> Trial:
@@ -156,7 +156,7 @@ class OptunaSearch(Search):
         file.parent.mkdir(parents=True, exist_ok=True)
         backend = JournalFileBackend(str(file), lock_obj=JournalFileOpenLock(str(file)))
         condition, entry = self.places[place]
-        rounds = self.design.experiment(condition, entry, self.design.tune.overrides).train.rounds
+        rounds = self.design.experiment(condition, entry, more=self.design.tune.overrides).train.rounds
         study = optuna.create_study(
             storage=optuna.storages.JournalStorage(backend),
             pruner=optuna.pruners.MedianPruner(n_warmup_steps=rounds // WARM_UP),

@@ -19,9 +19,11 @@ from fedstrata.runs.compare.comparison import Comparison, laid_out
 from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.pool import Tell
+from fedstrata.runs.compare.queue import check_minutes
 from fedstrata.runs.compare.request import Request
 from fedstrata.runs.compare.rows import ACCURACY
 from fedstrata.runs.compare.settings import Condition, Entry, Given
+from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.metrics import metrics_of
 from fedstrata.runs.training import with_given
 
@@ -108,6 +110,8 @@ def compare(
     >>> print(comparison.table())
     method    accuracy ...
     """
+    check_minutes(minutes)
+    Shard.read(shard)
     request = Request.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric, tune)
     prepared = prepare(experiment, request, overrides, federation, model, out)
     return prepared.run(jobs=jobs, watch=watch, minutes=minutes, shard=shard)

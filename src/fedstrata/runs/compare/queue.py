@@ -47,12 +47,17 @@ def choose_jobs(
     return jobs, None
 
 
+def check_minutes(minutes: float | None) -> None:
+    """Refuse a time in which nothing can be done."""
+    if minutes is not None and not minutes > 0:
+        raise RequestError(f"minutes = {minutes} must be above 0")
+
+
 class Deadline:
     """When everything must be over: no cell is begun that would not end in time, and those at work stop by then."""
 
     def __init__(self, minutes: float | None):
-        if minutes is not None and not minutes > 0:
-            raise RequestError(f"minutes = {minutes} must be above 0")
+        check_minutes(minutes)
         self._end = None if minutes is None else monotonic() + 60 * minutes
         self._began: dict[int, float] = {}
         self._longest = 0.0

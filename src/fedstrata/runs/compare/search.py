@@ -54,9 +54,9 @@ class Search:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells of all trials that are known."""
-        known = [cell for trials in self.trials.values() for trial in trials for cell in trial.cells]
-        return list({cell.path: cell for cell in known}.values())
+        """The cells of all trials that are known, but for those that a trial which has ended never began."""
+        known = [(trial, cell) for trials in self.trials.values() for trial in trials for cell in trial.cells]
+        return list({c.path: c for trial, c in known if not (trial.ended and c.state == "waiting")}.values())
 
     def lay_out(self) -> None:
         """Make the trials; every setting is checked before one is played."""
@@ -70,11 +70,14 @@ class Search:
 
     def cell(self, condition: Condition, entry: Entry, setting: Setting, seed: int) -> Cell:
         """Return the cell that tries a setting with a seed, as it lies in the folder."""
-        experiment = self.design.experiment(condition, entry, {**setting, **self.design.tune.overrides})
+        experiment = self.design.experiment(condition, entry, setting, self.design.tune.overrides)
         cell = self.planner.cell((condition.name, entry.name), seed, experiment, self.root / FOLDER, setting)
         cell.trial = True
         if self.lines is not None:
-            find_state(cell, self.lines.get(str(cell.path.relative_to(self.root))))
+            line = self.lines.get(str(cell.path.relative_to(self.root)), {})
+            find_state(cell, line or None)
+            if cell.state == "waiting" and line.get("state") == "failed":  # it is tried again, but counts until then
+                cell.state, cell.why = "failed", line.get("why")
         return cell
 
     def play(self, play: Play, places: Sequence[Place]) -> bool:
