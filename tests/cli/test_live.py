@@ -9,13 +9,13 @@ from rich.console import Console
 
 import fedstrata
 from fedstrata.cli.live import LiveLines, LiveTable, Watcher
-from fedstrata.runs.compare import Request, prepare
+from fedstrata.runs.compare import ComparisonRequest, prepare
 
 TUNE = {"train.lr": [0.1, 2.0]}
 
 
 def prepared(**asked):
-    request = Request.of(**asked)
+    request = ComparisonRequest.of(**asked)
     return prepare(None, request, ONE_STEP | {"train.rounds": 2}, clients(), network(), "c")
 
 

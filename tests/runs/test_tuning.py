@@ -10,7 +10,7 @@ from flipping import ONE_STEP, clients, network
 
 import fedstrata
 from fedstrata import RequestError
-from fedstrata.runs.compare import Request, queue, reopen
+from fedstrata.runs.compare import ComparisonRequest, queue
 from fedstrata.runs.compare.tune import FIRST_SEED, Range, Tune
 
 GRID = {"train.lr": [1e-9, 0.1, 2.0]}
@@ -21,6 +21,10 @@ SETS = [f"--set={key}={value}" for key, value in SMALL.items()]
 def flip(out="c", swapped=False, tune=GRID, methods="fedavg", **more):
     how = {"overrides": ONE_STEP, "federation": clients(swapped), "model": network(), "out": out, "jobs": 1}
     return fedstrata.compare(methods=methods, tune=tune, **how | more)
+
+
+def reopen(out, **how):
+    return fedstrata.Comparison.open(out, federation=clients(), model=network(), **how)
 
 
 def stamps(out="c"):
@@ -97,7 +101,7 @@ def test_each_row_and_condition_gets_its_own_and_seeds_are_others():
 
 def test_a_row_is_tuned_in_keys_of_its_own():
     asked = Tune.of(["train.lr=0.1,1", "fedprox: corrections.0.mu=0.1,1"])
-    average, prox = Request.of("fedavg,fedprox").entries()
+    average, prox = ComparisonRequest.of("fedavg,fedprox").entries()
     assert asked.grid(average) == [{"train.lr": 0.1}, {"train.lr": 1}]
     assert asked.grid(prox) == [{"train.lr": lr, "method.corrections.0.mu": mu} for lr in (0.1, 1) for mu in (0.1, 1)]
     table = {"train": {"lr": [0.1, 1]}, "rows": {"fedprox": {"corrections.0.mu": [0.1, 1]}}}
@@ -118,11 +122,11 @@ def test_a_stop_in_the_search_goes_on_to_the_same(monkeypatch):
     assert [line["state"] for line in known["trials"]] == ["finished", "stopped", "waiting"]
     assert known["cells"] == [], "which runs follow is not known yet"
     first = stamps("cut")
-    done = reopen("cut", clients(), network()).run()
+    done = reopen("cut").run()
     assert settings(done) == settings(whole)
     assert {path: stamp for path, stamp in stamps("cut").items() if path in first} == first
     again = stamps("cut")
-    reopen("cut", clients(), network()).run()
+    reopen("cut").run()
     assert stamps("cut") == again
 
 
@@ -152,7 +156,7 @@ def test_a_wider_grid_plays_only_what_is_new():
         "fedavg/lr=2/seed-0/summary.json",
         "tuning/fedavg/lr=2/seed-1000000/summary.json",
     ]
-    assert reopen("c", clients(), network(), "balanced_accuracy").choices["", "fedavg"].metric == "accuracy"
+    assert reopen("c", metric="balanced_accuracy").choices["", "fedavg"].metric == "accuracy"
 
 
 def test_another_budget_of_the_trials_in_the_same_folder_is_refused():
@@ -236,7 +240,7 @@ def test_a_search_that_was_cut_off_goes_on_as_if_it_had_not_been():
         flip("cut", tune=STUDY, watch=interrupt)
     first = stamps("cut")
     assert len(first) == 3
-    done = reopen("cut", clients(), network()).run()
+    done = reopen("cut").run()
     assert suggested("cut") == suggested("whole")
     assert settings(done) == settings(whole)
     assert {path: stamp for path, stamp in stamps("cut").items() if path in first} == first
@@ -261,7 +265,7 @@ def test_trials_that_stay_behind_are_pruned_in_this_process_and_in_others():
     for cell in pruned:
         assert not cell.run.summary
         assert cell.setting["train.lr"] < 1.135, "all wrong after the first round, when most others are right"
-    assert [cell.state for cell in reopen("one", clients(), network()).search.cells].count("pruned") == len(pruned)
+    assert [cell.state for cell in reopen("one").search.cells].count("pruned") == len(pruned)
 
 
 def test_values_of_a_study_cannot_change_in_its_folder():

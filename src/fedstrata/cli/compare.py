@@ -6,6 +6,8 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,8 +119,10 @@ def compare(
 
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
+    from rich.console import Console
+
     from fedstrata.cli.live import watcher
-    from fedstrata.runs.compare import Comparison, Request, prepare, reopen
+    from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
     from fedstrata.runs.compare.queue import check_minutes
     from fedstrata.runs.compare.shards import Shard
     from fedstrata.runs.compare.tables import check_format
@@ -134,22 +138,21 @@ def compare(
     if merge is not None:
         if any((resume, *design, metric, jobs is not None, minutes is not None, shard)):
             raise RequestError("--merge takes everything from the folders; leave out other options")
-        done = Comparison.merge(merge, given or [])
-        for path in table or ():
-            done.write_table(path)
-        return conclude(done, as_json, wide)
+        return conclude(Comparison.merge(merge, given or []), as_json, wide, table or ())
     if len(given or ()) > 1:
         raise RequestError(f"one experiment file is compared, not {len(given or ())}; folders are for --merge")
     try:
         if resume is not None:
             if any((given, *design)):
                 raise RequestError("--resume takes everything from the folder; leave out the file and other options")
-            prepared = reopen(resume, metric=metric or ())
+            prepared = Comparison.open(resume, metric=metric or ())
         else:
             said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
             own = {"budget": tune_budget, "seeds": tune_seeds, "validation": tune_validation, "tuner": tuner}
-            asked = Request.of(*said, Tune.of(tune or (), **own, trials=trials))
-            prepared = prepare(given[0] if given else None, asked, overrides(sets), out=out)
+            asked = ComparisonRequest.of(*said, Tune.of(tune or (), **own, trials=trials))
+            console = Console(stderr=True)
+            with console.status("checking every cell") if console.is_terminal and not quiet else nullcontext():
+                prepared = prepare(given[0] if given else None, asked, overrides(sets), out=out)
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -162,12 +165,10 @@ def compare(
         raise typer.Exit(130) from None
     finally:
         shown.close()
-    for path in table or ():
-        done.write_table(path)
-    return conclude(done, as_json, wide)
+    return conclude(done, as_json, wide, table or ())
 
 
-def conclude(done: Comparison, as_json: bool, wide: bool = False) -> None:
+def conclude(done: Comparison, as_json: bool, wide: bool = False, files: Sequence[Path] = ()) -> None:
     """Print the outcome and what can be done next; a cell that failed is an error, whatever the others say."""
     from fedstrata.runs.compare.tables import WIDTH
 
@@ -183,9 +184,12 @@ def conclude(done: Comparison, as_json: bool, wide: bool = False) -> None:
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
         path = shlex.quote(str(done.path))
-        again = f"; try those that failed again: fedstrata compare --resume {path}" if done.failed else ""
+        print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}")
+        if done.failed:
+            print(f"what failed, once more: fedstrata compare --resume {path}")
         if left := sum(cell.state in ("waiting", "stopped") for cell in done.cells):
-            again = f"; go on with the {left} runs that are left: fedstrata compare --resume {path}"
-        print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}{again}")
+            print(f"the {left} runs that are left: fedstrata compare --resume {path}")
+    for file in files:
+        done.write_table(file)
     if done.failed:
         raise typer.Exit(1)

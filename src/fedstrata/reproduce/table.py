@@ -21,7 +21,7 @@ from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.registry import unknown_option
 from fedstrata.runs.compare.design import Design, with_seed
 from fedstrata.runs.compare.prepare import make_design
-from fedstrata.runs.compare.request import Request
+from fedstrata.runs.compare.request import ComparisonRequest
 from fedstrata.runs.metrics import Metric
 from fedstrata.runs.training import fixed
 
@@ -99,7 +99,7 @@ class PaperTable:
 
     def _design(self, overrides: Mapping[str, Any]) -> Design:
         table = {key: value for key, value in self.experiment.items() if key != "compare"}
-        request = Request.from_table(self.experiment.get("compare", {}))
+        request = ComparisonRequest.from_table(self.experiment.get("compare", {}))
         if request.tune:
             raise RequestError(f"{self.id}: compare.tune has no place here: a paper's table is played as it was tuned")
         try:
@@ -146,7 +146,7 @@ class PaperTable:
 
     def wanted(self) -> list[Wanted]:
         """Return all runs in the order of their weight: the primary contrast seed by seed, then the other rows."""
-        asked = Request.from_table(self.experiment.get("compare", {})).seeds or 1
+        asked = ComparisonRequest.from_table(self.experiment.get("compare", {})).seeds or 1
         first = self.design.seeds[0]
         every = [
             Wanted(condition, entry.name, seed)

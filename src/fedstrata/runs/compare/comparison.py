@@ -1,4 +1,4 @@
-"""A comparison: prepared and checked as a whole, then played cell by cell; `layout.py` says how its folder looks.
+"""A comparison: laid out and checked as a whole, then played cell by cell; `layout.py` says how its folder looks.
 
 What is finished is never played again: the same command goes on where it was, and one with more methods, conditions or
 seeds plays the new cells.
@@ -34,6 +34,8 @@ from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
 from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import Metric, metrics_of
+
+FEW = 3  # conditions that a remark names one by one
 
 
 @dataclass
@@ -115,7 +117,11 @@ class Comparison:
         RequestError
             If no comparison lies there, another version made it, or the data are not those of its runs.
         """
-        return reopen(path, federation, model, metric)
+        path = Path(path)
+        known = read_folder(path)
+        if known is None:
+            raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
+        return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
 
     @classmethod
     def merge(
@@ -157,7 +163,7 @@ class Comparison:
         ['finished', 'finished']
         """
         merge_folders(Path(path), [Path(folder) for folder in folders])
-        merged = reopen(path, federation, model)
+        merged = cls.open(path, federation=federation, model=model)
         with merged._shard.locked(merged.path):
             merged._write(merged.rows)
         return merged
@@ -239,11 +245,13 @@ class Comparison:
         for condition in self.conditions:
             for remark in remarks_of(self.entries, self.seeds, self.done(condition.name), self.metrics):
                 said.setdefault(remark, []).append(condition.name)
-        everywhere = len(self.conditions)
-        where = {text: "" if len(at) == everywhere else f"under {'; '.join(at)}: " for text, at in said.items()}
+        many, told = len(self.conditions), []
+        for text, at in said.items():
+            where = f"under {'; '.join(at)}: " if len(at) <= FEW else f"under {len(at)} of {many} conditions: "
+            told.append(text if len(at) == many else f"{where}{text}")
         rough = caution(tested) if (tested := self.friedman) else []
         tuned = [] if self.search is None else describe_search(self.search, self.choices)
-        return [*self.notes, *tuned, *(f"{where[text]}{text}" for text in said), *rough]
+        return [*self.notes, *tuned, *told, *rough]
 
     @property
     def runs(self) -> dict[str, list[Run]]:
@@ -403,20 +411,6 @@ class Comparison:
         }
         with self._shard.writing(self.path):
             write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
-
-
-def reopen(
-    path: str | Path,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    metric: Sequence[str] | str = (),
-) -> Comparison:
-    """Take up the comparison that lies in a folder, as it was last asked for, or by another metric."""
-    path = Path(path)
-    known = read_folder(path)
-    if known is None:
-        raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
-    return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
 
 
 def laid_out(

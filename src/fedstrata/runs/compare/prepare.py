@@ -20,7 +20,7 @@ from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.pool import Tell
 from fedstrata.runs.compare.queue import check_minutes
-from fedstrata.runs.compare.request import Request
+from fedstrata.runs.compare.request import ComparisonRequest
 from fedstrata.runs.compare.rows import ACCURACY
 from fedstrata.runs.compare.settings import Condition, Entry, Given
 from fedstrata.runs.compare.shards import Shard
@@ -112,14 +112,14 @@ def compare(
     """
     check_minutes(minutes)
     Shard.read(shard)
-    request = Request.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric, tune)
+    request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric, tune)
     prepared = prepare(experiment, request, overrides, federation, model, out)
     return prepared.run(jobs=jobs, watch=watch, minutes=minutes, shard=shard)
 
 
 def prepare(
     experiment: Mapping[str, Any] | str | Path | Experiment | None,
-    request: Request,
+    request: ComparisonRequest,
     overrides: Mapping[str, Any] | None = None,
     federation: Federation | None = None,
     model: nn.Module | None = None,
@@ -141,14 +141,14 @@ def prepare(
 
 def make_design(
     experiment: Mapping[str, Any] | str | Path | Experiment | None,
-    request: Request,
+    request: ComparisonRequest,
     overrides: Mapping[str, Any] | None = None,
     federation: Federation | None = None,
     model: nn.Module | None = None,
-) -> tuple[Design, Request, list[str]]:
+) -> tuple[Design, ComparisonRequest, list[str]]:
     """Return what is compared, all that was asked for, and notes; no data is needed for it."""
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
-    asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
+    asked = request.on_top_of(ComparisonRequest.from_table(source.pop("compare", {})))
     shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
     own = Experiment.of(source, **shared)
     entries, conditions = asked.entries(), asked.list_conditions()
