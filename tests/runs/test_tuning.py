@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from fedstrata import RequestError
 from fedstrata.runs.compare import ComparisonRequest, queue
 from fedstrata.runs.compare.tune import FIRST_SEED, Range, Tune
 
+DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
 GRID = {"train.lr": [1e-9, 0.1, 2.0]}
 SMALL = {"train.rounds": 2, "data.clients": 5, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
 SETS = [f"--set={key}={value}" for key, value in SMALL.items()]
@@ -156,6 +160,8 @@ def test_a_wider_grid_plays_only_what_is_new():
         "fedavg/lr=2/seed-0/summary.json",
         "tuning/fedavg/lr=2/seed-1000000/summary.json",
     ]
+    flip(tune={"train.lr": [1e-9, 2.0]})
+    assert len(json.loads(Path("c/comparison.json").read_text())["trials"]) == 3, "what was tried before stays listed"
     assert reopen("c", metric="balanced_accuracy").choices["", "fedavg"].metric == "accuracy"
 
 
@@ -281,6 +287,32 @@ def test_without_optuna_a_line_says_what_to_install(cli, monkeypatch):
     assert (code, out) == (2, "")
     assert err.splitlines()[-1] == 'error: tuner = "optuna" needs a package: pip install "fedstrata[tune]"'
     assert not Path("runs").exists()
+
+
+# ---- what the documentation shows ------------------------------------------------------------------------------------
+
+
+def test_the_file_in_the_documentation_can_be_read():
+    texts = re.findall(r"^```toml\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
+    (text,) = [text for text in texts if "compare.tune" in text]
+    asked = ComparisonRequest.from_table(tomllib.loads(text)["compare"])
+    average, prox = asked.entries()
+    assert len(asked.tune.grid(average)) == 4
+    assert len(asked.tune.grid(prox)) == 12
+    assert asked.tune.overrides == {"train.rounds": 20, "train.evaluate.validation": 0.2}
+
+
+@pytest.mark.extended
+def test_the_table_in_the_documentation_is_what_the_command_prints(cli):
+    shown = re.search(
+        r"^fedstrata (compare [^\n]*\\\n[^\n]*--tune-seeds[^\n]*)\n```.*?^```\n(method.*?)\n```$",
+        DOCS.read_text(),
+        re.M | re.S,
+    )
+    code, out, _ = cli(*shlex.split(shown[1].replace("\\\n", " ")), "-q")
+    assert code == 0
+    for line in shown[2].splitlines()[1:]:
+        assert line.rsplit("  ", 1)[0] in out, "all but the time"
 
 
 # ---- asked for -----------------------------------------------------------------------------------------------------

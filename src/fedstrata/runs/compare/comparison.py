@@ -28,7 +28,7 @@ from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
 from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
-from fedstrata.runs.compare.search import Place, Search, describe_search, settings_of
+from fedstrata.runs.compare.search import Place, Search, describe_search, is_trial, settings_of
 from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
@@ -337,7 +337,9 @@ class Comparison:
         try:
             self._shard = Shard.read(shard)
             deadline = Deadline(minutes)
-            choose_jobs(self._left(), self.federation, self.model, jobs)
+            trials = self.search.cells if self.search else ()
+            unfinished = [cell for cell in (*trials, *self._share()) if cell.state != "finished"]
+            choose_jobs(unfinished, self.federation, self.model, jobs)
         except RequestError:
             with suppress(OSError):  # nothing is left behind, unless it was there before
                 self.path.rmdir()
@@ -397,12 +399,17 @@ class Comparison:
                 cell.state = "finished"
 
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        trials = self.search.cells if self.search else []
+        trials = [listed(cell, self.path) for cell in (self.search.cells if self.search else ())]
+        now = {line["run_dir"] for line in trials}
+        others = [line for line in self.others if line["run_dir"] not in now]
         about = {
             "version": VERSION,
             **self.design.to_json(),
-            "cells": [*self.others, *(listed(cell, self.path) for cell in self.cells if cell.hash)],
-            "trials": [listed(cell, self.path) for cell in trials],
+            "cells": [
+                *(line for line in others if not is_trial(line)),
+                *(listed(cell, self.path) for cell in self.cells if cell.hash),
+            ],
+            "trials": [*(line for line in others if is_trial(line)), *trials],
             "notes": self.notes,
             "metrics": [metric.name for metric in self.metrics],
             "rows": rows,
@@ -443,7 +450,7 @@ def laid_out(
         for cell in (*cells, *(search.cells if search else ())):
             cell.path = path / cell.path
     path.mkdir(parents=True, exist_ok=True)
-    others = find_states(cells, [] if known is None else known["cells"], path)
+    others = find_states(cells, [] if known is None else [*known["cells"], *known["trials"]], path)
     if search is not None:
         search.root, search.lines = path, trials or {}
     return Comparison(path, design, cells, notes, federation, model, others, metrics, search, choices)

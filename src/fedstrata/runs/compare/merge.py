@@ -17,7 +17,7 @@ from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.runs.compare import design as designs
 from fedstrata.runs.compare.layout import read_folder
 from fedstrata.runs.compare.optuna_search import JOURNAL
-from fedstrata.runs.compare.search import FOLDER
+from fedstrata.runs.compare.search import FOLDER, is_trial
 from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.training import differences
 
@@ -44,9 +44,7 @@ def merge_folders(out: Path, folders: Sequence[Path]) -> None:
             for run, source in moves.items():
                 _copy(source, out / run)
             written = [{**line, "run_dir": run} for run, (_, line) in lines.items()]
-            cells, trials = (
-                [x for x in written if (Path(x["run_dir"]).parts[0] == FOLDER) is tried] for tried in (False, True)
-            )
+            cells, trials = ([line for line in written if is_trial(line) is tried] for tried in (False, True))
             about = {**one, "cells": cells, "trials": trials, "rows": [], "remarks": []}
             write_atomically(out / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 

@@ -102,6 +102,11 @@ class Search:
         }
 
 
+def is_trial(line: Mapping[str, Any]) -> bool:
+    """Say whether a line of comparison.json is that of a trial."""
+    return Path(line["run_dir"]).parts[0] == FOLDER
+
+
 def settings_of(choices: Mapping[Place, Choice | None]) -> dict[Place, Setting | None]:
     """Return what was chosen; None where nothing was yet."""
     return {place: None if choice is None else choice.setting for place, choice in choices.items()}
