@@ -304,12 +304,9 @@ def third_party(monkeypatch):
         EntryPoint("selectors.elsewhere", f"{__name__}:Newest", "another.group"),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda *, group: [e for e in entries if e.group == group])
-    caches = registry.names, registry._other_packages
-    for one in caches:
-        one.cache_clear()
+    registry.forget_parts()
     yield
-    for one in caches:
-        one.cache_clear()
+    registry.forget_parts()
 
 
 @pytest.mark.usefixtures("third_party")

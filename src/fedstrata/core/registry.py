@@ -58,6 +58,12 @@ def _other_packages() -> EntryPoints:
     return entry_points(group="fedstrata.parts")
 
 
+def forget_parts() -> None:
+    """Look again at what is installed: packages that bring parts have come or gone."""
+    names.cache_clear()
+    _other_packages.cache_clear()
+
+
 def find(stage: str, name: str, key: str) -> Any:
     """Return the class (or recipe) behind a name; `key` is where the user wrote it."""
     if ":" not in name:
