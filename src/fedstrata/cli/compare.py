@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
+from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
 
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    experiment: ExperimentFile = None,
+    given: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[EXPERIMENT.toml]",
+            help="Experiment file; the embedded default without one. With --merge, the folders of the runs.",
+        ),
+    ] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -63,6 +69,27 @@ def compare(
             "ranks and tests follow the first.",
         ),
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="Give each row its best of these values, on samples that clients hold out; any number of times. "
+            "'ROW: KEY=V1,V2' is for one row.",
+        ),
+    ] = None,
+    tune_budget: Annotated[
+        str | None, typer.Option(metavar="WHAT=N", help="What each trial may spend, as with --budget: rounds=50.")
+    ] = None,
+    tune_seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds of each setting that is tried; 1.")] = None,
+    tune_validation: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of their training samples, what clients hold out; 0.2.")
+    ] = None,
+    tuner: Annotated[
+        str | None, typer.Option(metavar="NAME", help="grid tries all, optuna chooses: also from 0.001..0.3:log.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Settings that optuna tries for each row and condition; 30.")
+    ] = None,
     sets: Sets = None,
     out: Annotated[
         Path | None,
@@ -74,6 +101,12 @@ def compare(
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(metavar="N", help="Stop after so long, between rounds; --resume goes on.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Play only one of so many shares: for several machines.")
+    ] = None,
+    merge: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Put the runs of several folders into this one.")
     ] = None,
     table: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Also write the table: .tex (booktabs), .md or .csv.")
@@ -90,35 +123,49 @@ def compare(
 
     from fedstrata.cli.live import watcher
     from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
+    from fedstrata.runs.compare.queue import check_minutes
+    from fedstrata.runs.compare.shards import Shard
     from fedstrata.runs.compare.tables import check_format
+    from fedstrata.runs.compare.tune import Tune
 
     stop_cleanly()
+    check_minutes(minutes)
+    Shard.read(shard)
     for path in table or ():
         check_format(path)
+    tuning = tune, tune_budget, tune_seeds is not None, tune_validation is not None, tuner, trials is not None
+    design = methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None, *tuning
+    if merge is not None:
+        if any((resume, *design, metric, jobs is not None, minutes is not None, shard)):
+            raise RequestError("--merge takes everything from the folders; leave out other options")
+        return conclude(Comparison.merge(merge, given or []), as_json, wide, table or ())
+    if len(given or ()) > 1:
+        raise RequestError(f"one experiment file is compared, not {len(given or ())}; folders are for --merge")
     try:
         if resume is not None:
-            if any((experiment, methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None)):
+            if any((given, *design)):
                 raise RequestError("--resume takes everything from the folder; leave out the file and other options")
             prepared = Comparison.open(resume, metric=metric or ())
         else:
             said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
-            asked = ComparisonRequest.of(*said)
+            own = {"budget": tune_budget, "seeds": tune_seeds, "validation": tune_validation, "tuner": tuner}
+            asked = ComparisonRequest.of(*said, Tune.of(tune or (), **own, trials=trials))
             console = Console(stderr=True)
             with console.status("checking every cell") if console.is_terminal and not quiet else nullcontext():
-                prepared = prepare(experiment, asked, overrides(sets), out=out)
+                prepared = prepare(given[0] if given else None, asked, overrides(sets), out=out)
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes)
+        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes, shard=shard)
     except KeyboardInterrupt:
         shown.close()
         print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         shown.close()
-    conclude(done, as_json, wide, table or ())
+    return conclude(done, as_json, wide, table or ())
 
 
 def conclude(done: Comparison, as_json: bool, wide: bool = False, files: Sequence[Path] = ()) -> None:

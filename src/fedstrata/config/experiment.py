@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator
 from fedstrata.config import tables
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
-from fedstrata.core.options import AtLeastOne, Count, Fraction, Natural, NonNegative, Positive, Share
+from fedstrata.core.options import AtLeastOne, BelowOne, Count, Fraction, Natural, NonNegative, Positive, Share
 from fedstrata.methods.recipes import STAGES
 
 GIVEN = "given"  # data or model handed over from Python
@@ -104,9 +104,10 @@ class Stop(Section):
 
 
 class Evaluate(Section):
-    """When to evaluate, and how many clients enter the per-client metrics."""
+    """When to evaluate and on what, and how many clients enter the per-client metrics."""
 
     every: Count = 1
+    validation: BelowOne = 0.0  # share of their training samples that clients hold out, scored instead of the test set
     clients: Count = 1000
     personal: bool = False  # also after every client has fine-tuned the model for an epoch
     best: Literal["accuracy", "balanced_accuracy", "worst10", "client_mean", "personal_mean"] = "accuracy"

@@ -74,8 +74,12 @@ def _read(run: Path, condition: str, method: str) -> RunData:
 def _cells(path: Path) -> Iterator[tuple[str, str, Path]]:
     """Return condition, method and folder of the runs of a comparison, finished or not."""
     told = {line.get("run_dir"): (line.get("condition", ""), line["method"]) for line in _known(path).get("cells", ())}
-    found = [*path.glob("*/*/experiment.toml"), *path.glob("*/*/*/experiment.toml")]
-    for run in sorted((file.parent for file in found), key=lambda p: (p.parts[:-1], len(p.name), p.name)):
+    runs = [file.parent for deep in ("*/*", "*/*/*", "*/*/*/*") for file in path.glob(f"{deep}/experiment.toml")]
+    trials = {line.get("run_dir") for line in _known(path).get("trials", ())}
+    for run in sorted(
+        (run for run in runs if str(run.relative_to(path)) not in trials),
+        key=lambda p: (p.parts[:-1], len(p.name), p.name),
+    ):
         if (run / "events.jsonl").exists():
             *condition, method, _ = run.relative_to(path).parts
             yield *told.get(str(run.relative_to(path)), ("".join(condition), method)), run

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedstrata.report.outcome import share
 from fedstrata.report.tables import FINAL, Table
-from fedstrata.runs.compare.grid import OVER_FIRST, metrics_in, write_figure
-from fedstrata.runs.compare.tables import figures_of
+from fedstrata.runs.compare.grid import OVER_FIRST, grid_of_settings, metrics_in, write_figure
+from fedstrata.runs.compare.tables import TUNED, figures_of
 from fedstrata.runs.metrics import HIGHER
 
 ROWS = 40  # most rows of a table in the page; CSV files hold all
@@ -82,6 +82,12 @@ def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = ()) -> Ite
     shared = ", ".join(f"{_titled(name)} {mean}" for name in costs if name in same and (mean := _shared(name, rows)))
     about = f"What it cost. {f'The same for all: {shared}.' if shared else ''}".strip()
     yield html(_table(columns), about) if len(columns) > 1 else f'<p class="quiet">{escape(about)}</p>'
+
+
+def settings(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Return the table of what tuning chose and cost, where rows were tuned."""
+    if grid := grid_of_settings(rows):
+        yield html(Table("settings", grid.titles, [list(line) for line in grid.lines]), f"{TUNED.capitalize()}.")
 
 
 def said(name: str, value: Any) -> str:

@@ -14,7 +14,7 @@ from fedstrata.report.document import document, frame, heading
 from fedstrata.report.figures import CONDITIONS, SECTIONS, Shown
 from fedstrata.report.figures.curves import AXES, grouped
 from fedstrata.report.gather import GatheredRuns
-from fedstrata.report.html_tables import compared, cut, folded, html
+from fedstrata.report.html_tables import compared, cut, folded, html, settings
 from fedstrata.report.outcome import outcome
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.grid import conditions_of
@@ -108,6 +108,7 @@ def _outcome_tables(gathered: GatheredRuns) -> Iterator[str]:
     if gathered.rows:
         several = conditions_of(gathered.rows)
         yield from by_condition(gathered) if several else compared(gathered.rows, gathered.remarks)
+        yield from settings(gathered.rows)
         yield folded("Every run", of_runs)
     else:
         yield of_runs

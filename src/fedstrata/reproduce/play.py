@@ -17,7 +17,7 @@ from fedstrata.reproduce.table import PaperTable, Wanted
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.design import Design, with_seed
 from fedstrata.runs.compare.layout import guess_seconds
-from fedstrata.runs.compare.queue import check_minutes, choose_jobs, play_cells
+from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.folder import Run
 
@@ -53,10 +53,10 @@ def play(
     jobs: int | None = None,
 ) -> Played:
     """Play what is missing, and keep every run that ends."""
-    check_minutes(minutes)
+    deadline = Deadline(minutes)
     table, todo = results.table, runs_to_play(results, shard)
     cells = make_cells(table.design, todo, out / folder_name(table.id), estimate(table, todo))
-    played = _play(cells, tell, results.add, minutes, choose_jobs(cells, None, None, jobs)[0])
+    played = _play(cells, tell, results.add, deadline, choose_jobs(cells, None, None, jobs)[0])
     return replace(played, left=len(runs_to_play(results, shard)))
 
 
@@ -64,11 +64,11 @@ def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:
     """Play every row under every condition once, tiny: to see that the table runs. Nothing is kept."""
     design = table.tiny
     todo = [Wanted(c.name, e.name, design.seeds[0]) for c in design.conditions for e in design.entries]
-    return _play(make_cells(design, todo, out / folder_name(table.id)), tell, lambda *_: None, None, 1)
+    return _play(make_cells(design, todo, out / folder_name(table.id)), tell, lambda *_: None, Deadline(None), 1)
 
 
 def _play(
-    cells: Sequence[Cell], tell: Tell, keep: Callable[[Wanted, Run], None], minutes: float | None, jobs: int
+    cells: Sequence[Cell], tell: Tell, keep: Callable[[Wanted, Run], None], deadline: Deadline, jobs: int
 ) -> Played:
     finished, failed = list[Wanted](), dict[str, str]()
 
@@ -81,7 +81,7 @@ def _play(
             failed[one.name] = event["why"]
         tell(one, event)
 
-    play_cells(cells, None, None, watch, jobs, minutes)
+    play_cells(cells, None, None, watch, jobs, deadline)
     return Played(len(finished), failed)
 
 

@@ -100,6 +100,8 @@ class PaperTable:
     def _design(self, overrides: Mapping[str, Any]) -> Design:
         table = {key: value for key, value in self.experiment.items() if key != "compare"}
         request = ComparisonRequest.from_table(self.experiment.get("compare", {}))
+        if request.tune:
+            raise RequestError(f"{self.id}: compare.tune has no place here: a paper's table is played as it was tuned")
         try:
             design = make_design(table, request, flatten(overrides))[0]
         except RequestError as error:

@@ -45,7 +45,7 @@ def depends_on_rounds(plan: Plan, before: int, played: int) -> str | None:
 
 def _why_not(session: Session, state: State, before: int, folder: Path) -> str | None:
     experiment = session.experiment
-    if comparison := next((up for up in folder.resolve().parents[:3] if (up / "comparison.json").exists()), None):
+    if comparison := next((up for up in folder.resolve().parents[:5] if (up / "comparison.json").exists()), None):
         return f"the run belongs to the comparison in {comparison}, whose runs have equally many"
     if session.remote is not None:
         return "sites have agreed to the experiment as it was"

@@ -101,6 +101,13 @@ class Metric:
         spent = spent_until(scored, self.target)[self.name.partition(":")[0]]
         return math.inf if spent is None else float(spent)
 
+    def so_far(self, scored: Sequence[Evaluation]) -> float | None:
+        """Return its value after some evaluations, as if the run ended with them; None if there is none yet."""
+        if not scored:
+            return None
+        value = self.read({**scored[-1], **final_figures(scored)}, scored)
+        return value if value is not None and math.isfinite(value) else None
+
 
 def metrics_of(asked: str | Sequence[str]) -> tuple[Metric, ...]:
     """Read one metric or several, by which is ranked first."""

@@ -17,6 +17,8 @@ from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.steps import Evaluate
 from fedstrata.data.devices import equip_clients
 from fedstrata.data.federation import Federation
+from fedstrata.data.validation import KEY as VALIDATION
+from fedstrata.data.validation import hold_out_validation
 from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
@@ -109,7 +111,9 @@ def build_session(
     """Build the plan, do what privacy asks for before the first round, and refuse what does not fit."""
     if experiment.train.evaluate.personal and remote is not None:
         raise RequestError(ELSEWHERE)
-    federation = with_devices(experiment, federation)
+    if experiment.train.evaluate.validation and remote is not None:
+        raise RequestError(f"{VALIDATION} needs clients on this machine; sites say themselves what they test with")
+    federation = as_asked(experiment, federation)
     plan = build_plan(experiment, federation, model)
     private = set_up(experiment, plan, federation, None if remote is None else remote.set_up)
     plan, client_info = private.plan, private.client_info
@@ -131,15 +135,17 @@ def check_experiment(
     experiment: Experiment, federation: Federation, model: nn.Module | None
 ) -> tuple[Federation, Plan]:
     """Return the plan and the federation with its devices; refuse what does not fit, before anything is computed."""
-    federation = with_devices(experiment, federation)
+    federation = as_asked(experiment, federation)
     plan = build_plan(experiment, federation, model)
     refuse(experiment, plan, federation)
     last_round(experiment, accountant(experiment, plan, federation.client_info(plan.needs, plan.streams)))
     return federation, plan
 
 
-def with_devices(experiment: Experiment, federation: Federation) -> Federation:
-    """Return clients with the devices that the experiment describes."""
+def as_asked(experiment: Experiment, federation: Federation) -> Federation:
+    """Return clients with the devices that the experiment describes, and what they hold out for validation."""
+    if share := experiment.train.evaluate.validation:
+        federation = hold_out_validation(federation, share, experiment.train.seed)
     speed, bandwidth = experiment.system.speed, experiment.system.bandwidth
     return equip_clients(federation, speed.kind, speed.sigma, bandwidth.mean, bandwidth.sigma, experiment.train.seed)
 

@@ -15,13 +15,14 @@ from torch import nn
 from fedstrata import __version__
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
+from fedstrata.runs.compare.settings import describe
 from fedstrata.runs.folder import Run
 from fedstrata.runs.metrics import Metric, evaluations
 from fedstrata.runs.training import fixed
 
 VERSION = f"fedstrata {__version__}, torch {'.'.join(torch.__version__.split('.')[:2])}"  # what figures depend on
 
-State = Literal["waiting", "running", "stopped", "failed", "finished"]
+State = Literal["waiting", "running", "stopped", "failed", "pruned", "finished"]
 
 
 @dataclass
@@ -34,8 +35,11 @@ class Cell:
     experiment: Experiment
     path: Path  # its run folder
     data: str  # fingerprint of samples and of who holds them
-    hash: str
+    hash: str  # empty as long as its setting is not chosen
     guess: float = 0.0  # seconds on one core, roughly
+    setting: Mapping[str, Any] = field(default_factory=dict)  # what is tried in it, or was chosen by tuning
+    trial: bool = False  # whether it is played to tune
+    prunable: bool = False  # whether it may be told to stop after a round
     state: State = "waiting"
     why: str | None = None  # it failed
     _reached: dict[str, float | None] = field(default_factory=dict, repr=False)  # metrics that are read from events
@@ -53,7 +57,8 @@ class Cell:
     @property
     def name(self) -> str:
         """What to call it."""
-        return f"{f'{self.condition}: ' if self.condition else ''}{self.method}, seed {self.seed}"
+        setting = f", {describe(self.setting)}" if self.setting else ""
+        return f"{f'{self.condition}: ' if self.condition else ''}{self.method}{setting}, seed {self.seed}"
 
     def outcome(self, metrics: Sequence[Metric]) -> dict[str, Any]:
         """Return the summary of a finished cell with the metrics that are asked for."""
@@ -96,5 +101,6 @@ def first_weights(init: str | None, model: nn.Module | None) -> str | None:
 def listed(cell: Cell, root: Path) -> dict[str, Any]:
     """Return a cell's line in comparison.json."""
     line = {"condition": cell.condition, "method": cell.method, "seed": cell.seed, "state": cell.state}
+    line |= {"set": dict(cell.setting)} if cell.setting else {}
     known = {"run_dir": str(cell.path.relative_to(root)), "data": cell.data, "hash": cell.hash}
     return {**line, **known} | ({"why": cell.why} if cell.why else {})

@@ -19,13 +19,18 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare.cells import VERSION, Cell, listed
+from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
-from fedstrata.runs.compare.layout import lay_out, read_folder
-from fedstrata.runs.compare.pool import Tell
-from fedstrata.runs.compare.queue import check_minutes, choose_jobs, play_cells
+from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
+from fedstrata.runs.compare.merge import merge_folders
+from fedstrata.runs.compare.optuna_search import OptunaSearch
+from fedstrata.runs.compare.pool import ENDS, Tell
+from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
+from fedstrata.runs.compare.search import Place, Search, describe_search, is_trial, settings_of
 from fedstrata.runs.compare.settings import Condition, Entry
+from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
 from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import Metric, metrics_of
@@ -55,6 +60,11 @@ class Comparison:
         Cells of earlier requests, as they are listed.
     metrics
         What is compared. Ranks, tests and the headline follow the first.
+    search
+        The search for each row's setting, where rows are tuned; its `cells` are the trials.
+    choices
+        What it came to, by condition and row: `setting`, `value` on validation samples, `trials`, `cost`; None where it
+        has not ended.
 
     Examples
     --------
@@ -74,6 +84,9 @@ class Comparison:
     model: nn.Module | None = None
     others: list[dict[str, Any]] = field(default_factory=list)
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    search: Search | None = None
+    choices: dict[Place, Choice | None] = field(default_factory=dict)
+    _shard: Shard = field(default_factory=Shard, repr=False)
 
     @classmethod
     def open(
@@ -109,6 +122,51 @@ class Comparison:
         if known is None:
             raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
         return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
+
+    @classmethod
+    def merge(
+        cls,
+        path: str | Path,
+        folders: Sequence[str | Path],
+        *,
+        federation: Federation | None = None,
+        model: nn.Module | None = None,
+    ) -> Comparison:
+        """Put the runs of several folders of one comparison, such as shares of it, into one.
+
+        Parameters
+        ----------
+        path
+            The folder that gets them: a new one, or one with the same comparison. Nothing there is written over.
+        folders
+            Where the runs are.
+        federation, model
+            Data and network that came from Python are passed again.
+
+        Returns
+        -------
+        Comparison
+            What lies there then; its `run` plays what is still left.
+
+        Raises
+        ------
+        RequestError
+            If a folder holds no comparison or another one, a run there is not that of the others, or a process is
+            running in it; nothing is written then.
+
+        Examples
+        --------
+        >>> import fedstrata
+        >>> asked = {"methods": ["fedavg", "sfl"], "overrides": {"train.rounds": 1}}
+        >>> shares = [fedstrata.compare(**asked, out=f"runs/{n}-of-2", shard=f"{n}/2").path for n in (1, 2)]
+        >>> [cell.state for cell in fedstrata.Comparison.merge("runs/whole", shares).cells]
+        ['finished', 'finished']
+        """
+        merge_folders(Path(path), [Path(folder) for folder in folders])
+        merged = cls.open(path, federation=federation, model=model)
+        with merged._shard.locked(merged.path):
+            merged._write(merged.rows)
+        return merged
 
     def __repr__(self) -> str:
         name = self.metrics[0].name
@@ -159,7 +217,9 @@ class Comparison:
         for condition in self.conditions:
             own = {"condition": condition.name} if condition.name else {}
             done = self.done(condition.name)
-            rows += [{**own, **row} for row in rows_of(self.entries, self.seeds, done, self.metrics)]
+            for row in rows_of(self.entries, self.seeds, done, self.metrics):
+                choice = self.choices.get((condition.name, row["method"]))
+                rows.append({**own, **row, **({"tuned": choice.to_json()} if choice is not None else {})})
         return rows
 
     @property
@@ -190,7 +250,8 @@ class Comparison:
             where = f"under {'; '.join(at)}: " if len(at) <= FEW else f"under {len(at)} of {many} conditions: "
             told.append(text if len(at) == many else f"{where}{text}")
         rough = caution(tested) if (tested := self.friedman) else []
-        return [*self.notes, *told, *rough]
+        tuned = [] if self.search is None else describe_search(self.search, self.choices)
+        return [*self.notes, *tuned, *told, *rough]
 
     @property
     def runs(self) -> dict[str, list[Run]]:
@@ -238,17 +299,29 @@ class Comparison:
         """
         write_table(Path(path), self.rows)
 
-    def run(self, *, jobs: int | None = None, watch: Tell | None = None, minutes: float | None = None) -> Comparison:
+    def run(
+        self,
+        *,
+        jobs: int | None = None,
+        watch: Tell | None = None,
+        minutes: float | None = None,
+        shard: str | None = None,
+    ) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
+
+        Rows that are tuned have their trials played first.
 
         Parameters
         ----------
         jobs
             Cells at a time. Each takes memory of its own; the results are the same.
         watch
-            Called with a cell and each of its events; the last is "finished" or "failed".
+            Called with a cell and each of its events; the last is "finished", "failed" or, of a trial, "pruned".
         minutes
             Stop after so long, between rounds; the same call goes on from there.
+        shard
+            "2/5" plays the second of five shares, for several machines; they may use one folder, or folders of their
+            own that `Comparison.merge` puts together.
 
         Returns
         -------
@@ -261,47 +334,90 @@ class Comparison:
             If another process is running in the folder, or `jobs` is below 1 or more than parts that a script defines
             allow.
         """
-        left = [cell for cell in self.cells if cell.state != "finished"]
         try:
-            check_minutes(minutes)
-            jobs, note = choose_jobs(left, self.federation, self.model, jobs)
+            self._shard = Shard.read(shard)
+            deadline = Deadline(minutes)
+            trials = self.search.cells if self.search else ()
+            unfinished = [cell for cell in (*trials, *self._share()) if cell.state != "finished"]
+            choose_jobs(unfinished, self.federation, self.model, jobs)
         except RequestError:
             with suppress(OSError):  # nothing is left behind, unless it was there before
                 self.path.rmdir()
             raise
-        self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
-        with Run(self.path).locked():
+        with self._shard.locked(self.path):
             self._write()
 
             def tell(cell: Cell, event: Mapping[str, Any]) -> None:
                 kind = event["event"]
-                if kind in ("begin", "finished", "failed"):
+                if kind in ("begin", *ENDS):
                     cell.state = "running" if kind == "begin" else kind
                     cell.why = event.get("why")
                     self._write()
                 if watch is not None:
                     watch(cell, event)
+                if self.search is not None:
+                    self.search.watch(cell, event)
+
+            def play(cells: Sequence[Cell]) -> bool:
+                many, note = choose_jobs(cells, self.federation, self.model, jobs)
+                self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
+                return play_cells(cells, self.federation, self.model, tell, many, deadline)
 
             try:
-                play_cells(left, self.federation, self.model, tell, jobs, minutes)
+                places = list(dict.fromkeys(cell.key[:2] for cell in self._share()))
+                if self.search is None or self.search.play(play, places):
+                    self._settle()
+                    play(self._left())
             finally:
-                for cell in self.cells:
+                for cell in (*self.cells, *(self.search.cells if self.search else ())):
                     cell.state = "stopped" if cell.state == "running" else cell.state
+                self._settle()
                 self._write(self.rows)
         return self
 
+    def _share(self) -> list[Cell]:
+        return self._shard.cells(self.cells, self.search is not None)
+
+    def _left(self) -> list[Cell]:
+        """Return the cells of this share that can be played."""
+        return [cell for cell in self._share() if cell.hash and cell.state != "finished"]
+
+    def _settle(self) -> None:
+        """Give cells the settings that were chosen since, and see what other shares have finished."""
+        if self.search is not None:
+            self.choices = self.search.choices()
+            known = {cell.path: cell for cell in self.cells if cell.hash}
+            planned = plan_cells(self.design, self.search.planner, self.path, settings_of(self.choices))
+            self.cells = [known.get(cell.path, cell) if cell.hash else cell for cell in planned]
+            self.others = find_states([cell for cell in self.cells if cell.path not in known], self.others, self.path)
+            for cell in self.cells:
+                choice = self.choices.get(cell.key[:2])
+                if choice is not None and choice.setting is None:
+                    cell.state, cell.why = "failed", "tuning found no setting: all that were tried failed"
+        for cell in self.cells:
+            if cell.state == "waiting" and cell.hash and cell.run.summary:
+                cell.state = "finished"
+
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        trials = [listed(cell, self.path) for cell in (self.search.cells if self.search else ())]
+        now = {line["run_dir"] for line in trials}
+        others = [line for line in self.others if line["run_dir"] not in now]
         about = {
             "version": VERSION,
             **self.design.to_json(),
-            "cells": [*self.others, *(listed(cell, self.path) for cell in self.cells)],
+            "cells": [
+                *(line for line in others if not is_trial(line)),
+                *(listed(cell, self.path) for cell in self.cells if cell.hash),
+            ],
+            "trials": [*(line for line in others if is_trial(line)), *trials],
             "notes": self.notes,
             "metrics": [metric.name for metric in self.metrics],
             "rows": rows,
             "friedman": tested.to_json() if rows and (tested := self.friedman) else None,
             "remarks": self.remarks if rows else [],
         }
-        write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
+        with self._shard.writing(self.path):
+            write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 
 
 def laid_out(
@@ -312,13 +428,32 @@ def laid_out(
     model: nn.Module | None,
     metric: Sequence[str] | str,
 ) -> Comparison:
-    """Check a design and find out what a folder holds of it already; nothing is played yet."""
+    """Check that all rows fit the data of all conditions, and find what the folder holds already."""
     metrics = metrics_of(metric) if metric else (ACCURACY,)
-    for one in metrics:
+    tuned_by = Metric.of(design.tune.metric or metrics[0].name)
+    for one in (*metrics, *([tuned_by] if design.tune else [])):
         if one.personal and not all(e.train.evaluate.personal for e in design.experiments.values()):
             raise RequestError(f'metric = "{one.name}" needs train.evaluate.personal = true in all runs')
-    path, cells, others = lay_out(path, design, federation, model)
-    return Comparison(path, design, cells, notes, federation, model, others, metrics)
+    known = None if path is None else read_folder(path)
+    if path is not None and known is not None:
+        refuse_another(path, known, design)
+    planner, root = Planner(federation, model), path or Path()
+    trials = None if known is None else {line["run_dir"]: line for line in known["trials"]}
+    search, choices = None, dict[Place, Choice | None]()
+    if design.tune:
+        kind = OptunaSearch if design.tune.uses_optuna else Search
+        search = kind(design, planner, root, tuned_by, trials)
+        choices = search.choices()
+    cells = plan_cells(design, planner, root, settings_of(choices))
+    if path is None:
+        path = Run.claim(Path("runs"), "compare")
+        for cell in (*cells, *(search.cells if search else ())):
+            cell.path = path / cell.path
+    path.mkdir(parents=True, exist_ok=True)
+    others = find_states(cells, [] if known is None else [*known["cells"], *known["trials"]], path)
+    if search is not None:
+        search.root, search.lines = path, trials or {}
+    return Comparison(path, design, cells, notes, federation, model, others, metrics, search, choices)
 
 
 def _title(condition: str, method: str) -> str:

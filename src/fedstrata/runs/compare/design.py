@@ -15,10 +15,20 @@ from typing import Any
 from fedstrata.config import tables
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
-from fedstrata.runs.compare.settings import Condition, Entry, full_key
+from fedstrata.data.validation import KEY as VALIDATION
+from fedstrata.runs.compare.settings import Condition, Entry, describe, full_key, within
+from fedstrata.runs.compare.tune import Tune
 from fedstrata.runs.training import fixed
 
-KEYS = ("experiment", "set", "same", "methods", "conditions", "seeds")  # of a design, as comparison.json holds it
+KEYS = (
+    "experiment",
+    "set",
+    "same",
+    "methods",
+    "conditions",
+    "seeds",
+    "tune",
+)  # of a design, as comparison.json holds it
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Design:
     conditions: list[Condition]
     seeds: list[int] = field(default_factory=list)
     same: list[str] = field(default_factory=list)  # keys in which all rows have the value of the first
+    tune: Tune = field(default_factory=Tune)
 
     @cached_property
     def base(self) -> dict[str, Any]:
@@ -41,13 +52,13 @@ class Design:
     @cached_property
     def experiments(self) -> dict[tuple[str, str], Experiment]:
         """The checked experiment of each condition and row, by their names."""
-        return {(c.name, e.name): self._experiment(e, c) for c in self.conditions for e in self.entries}
+        return {(c.name, e.name): self.experiment(c, e) for c in self.conditions for e in self.entries}
 
     def check(self) -> None:
         """Refuse rows and conditions that cannot be compared, or that differ only in their names."""
         for entry in self.entries:
             for key in entry.overrides:
-                if key.split(".")[0] == "data":
+                if key.split(".")[0] == "data" or key == VALIDATION:
                     raise RequestError(
                         f"{entry.name} sets {key}: rows of a comparison share their data; vary it as a condition"
                     )
@@ -60,7 +71,7 @@ class Design:
             ):
                 raise RequestError(f"condition {condition.name} sets method.name, which the row {row} sets itself")
         for key in self.same:
-            if own := next((e.name for e in self.entries[1:] if any(_within(k, key) for k in e.overrides)), None):
+            if own := next((e.name for e in self.entries[1:] if any(within(k, key) for k in e.overrides)), None):
                 raise RequestError(f"same = {key}: the row {own} sets it itself")
         self._refuse_twins()
 
@@ -72,7 +83,7 @@ class Design:
         """Return plain tables; `from_json` reads them back."""
         entries = [{"name": e.name, "without": e.without, "set": dict(e.overrides)} for e in self.entries]
         conditions = [{"name": c.name, "set": dict(c.overrides)} for c in self.conditions]
-        values = (self.source, self.shared, self.same, entries, conditions, self.seeds)
+        values = (self.source, self.shared, self.same, entries, conditions, self.seeds, self.tune.to_json())
         return dict(zip(KEYS, values, strict=True))
 
     @classmethod
@@ -80,17 +91,26 @@ class Design:
         """Read what `to_json` gave."""
         entries = [Entry(e["name"], e["set"], e["without"]) for e in known["methods"]]
         conditions = [Condition(c["name"], c["set"]) for c in known["conditions"]]
-        return cls(known["experiment"], known["set"], entries, conditions, known["seeds"], known["same"])
+        own = known["seeds"], known["same"], Tune.of(known["tune"])
+        return cls(known["experiment"], known["set"], entries, conditions, *own)
 
-    def _experiment(self, entry: Entry, condition: Condition) -> Experiment:
+    def experiment(
+        self,
+        condition: Condition,
+        entry: Entry,
+        setting: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Experiment:
+        """Return the checked experiment of a row under a condition, with a setting and what all trials set on top."""
         asked = _layered(self.shared, condition.overrides, entry.overrides)
         if self.same and entry is not self.entries[0]:
-            first = self._experiment(self.entries[0], condition).dump()
+            first = self.experiment(condition, self.entries[0]).dump()
             asked = _layered(asked, {key: tables.look_up(first, key) for key in self.same})
         try:
-            return Experiment.of(self.source, **asked)
+            return Experiment.of(self.source, **_layered(asked, setting or {}, more or {}))
         except RequestError as error:
-            where = [condition.name, entry.name if set(entry.overrides) - {"method.name"} else ""]
+            own = entry.name if set(entry.overrides) - {"method.name"} or setting else ""
+            where = [condition.name, own, describe(setting) if setting else ""]
             said = ", ".join(filter(None, where))
             raise RequestError(f"{said}: {error}" if said else str(error)) from error
 
@@ -99,7 +119,7 @@ class Design:
         for condition in self.conditions:
             seen: dict[str, str] = {}
             for entry in self.entries:
-                own = _resolved(self.experiments[condition.name, entry.name])
+                own = resolved(self.experiments[condition.name, entry.name])
                 if own in seen:
                     where = f" under {condition.name}" if condition.name else ""
                     raise RequestError(
@@ -109,7 +129,7 @@ class Design:
                 seen[own] = entry.name
         columns: dict[str, str] = {}
         for condition in self.conditions:
-            own = json.dumps([_resolved(self.experiments[condition.name, e.name]) for e in self.entries])
+            own = json.dumps([resolved(self.experiments[condition.name, e.name]) for e in self.entries])
             if own in columns:
                 raise RequestError(f"conditions {columns[own]} and {condition.name} are the same; leave one out")
             columns[own] = condition.name
@@ -139,11 +159,7 @@ def _layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _within(key: str, other: str) -> bool:
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
-
-
-def _resolved(experiment: Experiment) -> str:
+def resolved(experiment: Experiment) -> str:
     """Return what decides a cell's figures, but for the seed and the method's name."""
     table = fixed(experiment.dump())
     table["method"].pop("name")

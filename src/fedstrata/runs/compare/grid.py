@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstrata.runs.compare.settings import describe
 from fedstrata.runs.metrics import HIGHER, Metric
 
 TITLES = {  # in the order in which they matter: what does not fit into a line is left out from the end
@@ -26,6 +27,7 @@ TITLES = {  # in the order in which they matter: what does not fit into a line i
     "seconds": "seconds",
 }
 COSTS = ("bytes_up", "bytes_down", "bytes_p2p", "client_updates", "rounds", "time")  # told once where all are equal
+SEARCHED = {"rounds": "rounds", "client_updates": "updates", "bytes": "bytes", "seconds": "time"}  # costs of tuning
 OVER_FIRST = "_over_first"
 SIGNIFICANT = 0.05
 
@@ -132,6 +134,25 @@ def grid_of_conditions(rows: Sequence[Row], marked: bool = False, metric: Metric
         top = max((one for one in stand if one is not None), default=None)
         best |= {(line, column) for line, one in enumerate(stand) if one is not None and one == top and one[0]}
     return Grid(heads, lines, best if len(methods) > 1 else set())
+
+
+def grid_of_settings(rows: Sequence[Row]) -> Grid | None:
+    """Return what tuning chose for each row, how good that was on validation samples, and what the search cost."""
+    tuned = [row for row in rows if row.get("tuned")]
+    if not tuned:
+        return None
+    named = bool(conditions_of(rows))
+    heads = ["method", *(["condition"] if named else []), "setting", "validation", "tried"]
+    lines = []
+    for row in tuned:
+        own = row["tuned"]
+        setting = "none" if own["set"] is None else describe(own["set"])
+        value = "-" if own["validation"] is None else write_value(own["metric"], own["validation"])
+        ended = ", ".join(f"{own[what]} {what}" for what in ("pruned", "failed") if own[what])
+        tried = f"{own['trials']}{f' ({ended})' if ended else ''}"
+        costs = [write_value(name, own[name]) for name in SEARCHED]
+        lines.append([row["method"], *([row["condition"]] if named else []), setting, value, tried, *costs])
+    return Grid([[*heads, *SEARCHED.values()]], lines)
 
 
 def write_cell(key: str, row: Row) -> str:

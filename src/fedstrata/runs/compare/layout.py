@@ -3,6 +3,8 @@
 OUT/comparison.json                  the design, every cell with its state, rows, remarks
 OUT/METHOD/seed-N                    a run folder for each cell
 OUT/CONDITION/METHOD/seed-N          the same where there are conditions
+OUT/METHOD/SETTING/seed-N            the same with the setting that tuning chose
+OUT/tuning/METHOD/SETTING/seed-N     a trial of tuning
 
 A cell is known again by a hash of its experiment, its data and the versions that figures depend on.
 """
@@ -10,8 +12,9 @@ A cell is known again by a hash of its experiment, its data and the versions tha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,41 +28,109 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
 from fedstrata.runs.compare import design as designs
 from fedstrata.runs.compare.cells import VERSION, Cell, first_weights, identity
-from fedstrata.runs.compare.design import Design, with_seed
-from fedstrata.runs.compare.settings import Condition, folder_name
-from fedstrata.runs.folder import LOCK, Run
-from fedstrata.runs.session import check_experiment, with_devices
+from fedstrata.runs.compare.design import Design, resolved, with_seed
+from fedstrata.runs.compare.settings import Condition, describe, folder_name
+from fedstrata.runs.compare.shards import is_lock
+from fedstrata.runs.session import as_asked, check_experiment
 from fedstrata.runs.training import differences, fixed
 
-KEYS = ("version", *designs.KEYS, "metrics", "cells", "notes")  # of comparison.json; others come from the runs
+KEYS = (
+    "version",
+    *designs.KEYS,
+    "metrics",
+    "cells",
+    "trials",
+    "notes",
+)  # of comparison.json; others come from the runs
+
+Chosen = Mapping[tuple[str, str], Mapping[str, Any] | None]  # what tuning chose, by condition and row; None: not yet
 
 
-def lay_out(
-    path: Path | None, design: Design, federation: Federation | None, model: nn.Module | None
-) -> tuple[Path, list[Cell], list[dict[str, Any]]]:
-    """Check that all rows fit the data of all conditions; return the folder, the cells, and others that lie there."""
-    known = None if path is None else read_folder(path)
-    if path is not None and known is not None:
-        _refuse_another(path, known, design)
-    planned = list(_planned(design, federation, model))
-    path = path or Run.claim(Path("runs"), "compare")
-    path.mkdir(parents=True, exist_ok=True)
-    lines = {} if known is None else {_key(line): line for line in known["cells"]}
+class Planner:
+    """Makes cells: checks that each experiment fits its data, and hashes what decides its figures."""
+
+    def __init__(self, federation: Federation | None, model: nn.Module | None):
+        self._given, self._model = federation, model
+        self._last: tuple[str, Federation] | None = None  # data that were built last: neighbours share them
+        self._prints: dict[str, str] = {}
+        self._guesses: dict[str, float] = {}
+        self._weights: dict[str | None, str | None] = {}
+
+    def cell(
+        self, place: tuple[str, str], seed: int, experiment: Experiment, root: Path, setting: Mapping[str, Any]
+    ) -> Cell:
+        """Return the cell of a row under a condition with one seed; its folder lies under the root."""
+        one = with_seed(experiment, seed)
+        named = [name for name in (*place, describe(setting)) if name]
+        held = one.system.speed, one.system.bandwidth, one.train.evaluate.validation
+        known = json.dumps([one.data.model_dump(mode="json"), seed, repr(held)])
+        if known not in self._prints:
+            self._prints[known] = as_asked(one, self._data(one)).fingerprint
+        fits = resolved(experiment)
+        if fits not in self._guesses:
+            self._guesses[fits] = guess_seconds(", ".join(named), one, self._data(one), self._model)
+        init = one.model.init
+        if init not in self._weights:
+            self._weights[init] = first_weights(init, self._model)
+        key = identity(one, self._prints[known], self._weights[init])
+        path = root.joinpath(*map(folder_name, named), f"seed-{seed}")
+        return Cell(*place, seed, one, path, self._prints[known], key, self._guesses[fits], dict(setting))
+
+    def _data(self, experiment: Experiment) -> Federation:
+        if self._given is not None:
+            return self._given
+        asked = json.dumps([experiment.data.model_dump(mode="json"), experiment.train.seed])
+        if self._last is None or self._last[0] != asked:
+            self._last = asked, build_federation(experiment)
+        return self._last[1]
+
+
+def plan_cells(design: Design, planner: Planner, root: Path, chosen: Chosen) -> list[Cell]:
+    """Return all cells in the order of play: by seed, and those that share data together, so that each is built once.
+
+    A row that is tuned has its setting or, where that is not chosen yet, cells without a hash, which are not played.
+    """
     cells = []
-    for cell in planned:
-        cell.path = path / cell.path
-        if (line := lines.pop(cell.key, None)) is not None:
-            _refuse_changed(cell, line)
-        cell.state = "finished" if cell.run.summary else "waiting"
-        cells.append(cell)
-    return path, cells, list(lines.values())
+    for seed in design.seeds:
+        for condition in order_by_data(design):
+            for entry in design.entries:
+                place = condition.name, entry.name
+                setting = chosen.get(place, {})
+                cell = planner.cell(place, seed, design.experiment(condition, entry, setting), root, setting or {})
+                cells.append(replace(cell, hash="") if setting is None else cell)
+    return cells
+
+
+def find_state(cell: Cell, line: Mapping[str, Any] | None) -> None:
+    """Give a cell the state in which it lies in the folder; `line` is what comparison.json says of it."""
+    if line is not None:
+        _refuse_changed(cell, line)
+    cell.state = "finished" if cell.run.summary else "waiting"
+
+
+def find_states(cells: Sequence[Cell], lines: Sequence[dict[str, Any]], root: Path) -> list[dict[str, Any]]:
+    """Do so for many; return the lines that are of none of them."""
+    left = {line["run_dir"]: line for line in lines}
+    for cell in cells:
+        if cell.hash:
+            find_state(cell, left.pop(str(cell.path.relative_to(root)), None))
+    return list(left.values())
+
+
+def order_by_data(design: Design) -> list[Condition]:
+    """Put conditions that share their data together."""
+    groups: dict[str, list[Condition]] = {}
+    for condition in design.conditions:
+        asked = design.experiments[condition.name, design.entries[0].name].data
+        groups.setdefault(asked.model_dump_json(), []).append(condition)
+    return [condition for group in groups.values() for condition in group]
 
 
 def read_folder(path: Path) -> dict[str, Any] | None:
     """Read the comparison in a folder; None if it is empty or not there."""
     if path.is_file():
         raise RequestError(f"{path} is a file; a comparison needs a folder of its own")
-    if not path.is_dir() or all(file.name == LOCK for file in path.iterdir()):
+    if not path.is_dir() or all(is_lock(file.name) for file in path.iterdir()):
         return None
     try:
         known: dict[str, Any] = json.loads((path / "comparison.json").read_text())
@@ -73,41 +144,6 @@ def read_folder(path: Path) -> dict[str, Any] | None:
     return known
 
 
-def _planned(design: Design, federation: Federation | None, model: nn.Module | None) -> Iterator[Cell]:
-    """Give all cells in the order of play: by seed, and those that share data together, so that each is built once."""
-    guesses: dict[tuple[str, str], float] = {}
-    weights: dict[str | None, str | None] = {}
-    first = design.entries[0].name
-    for seed in design.seeds:
-        for conditions in _by_data(design):
-            data = federation or build_federation(with_seed(design.experiments[conditions[0].name, first], seed))
-            prints: dict[Any, str] = {}
-            for condition in conditions:
-                for entry in design.entries:
-                    place = condition.name, entry.name
-                    one = with_seed(design.experiments[place], seed)
-                    if place not in guesses:
-                        guesses[place] = guess_seconds(", ".join(filter(None, place)), one, data, model)
-                    devices = one.system.speed, one.system.bandwidth
-                    if devices not in prints:
-                        prints[devices] = with_devices(one, data).fingerprint
-                    init = one.model.init
-                    if init not in weights:
-                        weights[init] = first_weights(init, model)
-                    key = identity(one, prints[devices], weights[init])
-                    where = Path(*map(folder_name, filter(None, place)), f"seed-{seed}")
-                    yield Cell(*place, seed, one, where, prints[devices], key, guesses[place])
-
-
-def _by_data(design: Design) -> list[list[Condition]]:
-    """Put conditions that share their data together."""
-    groups: dict[str, list[Condition]] = {}
-    for condition in design.conditions:
-        asked = design.experiments[condition.name, design.entries[0].name].data
-        groups.setdefault(asked.model_dump_json(), []).append(condition)
-    return list(groups.values())
-
-
 def guess_seconds(name: str, experiment: Experiment, data: Federation, model: nn.Module | None) -> float:
     """Assemble a method as its runs will, and guess how long one takes on one core."""
     try:
@@ -118,11 +154,8 @@ def guess_seconds(name: str, experiment: Experiment, data: Federation, model: nn
     return Guess.of(plan.local, data, client_updates).seconds
 
 
-def _key(line: Mapping[str, Any]) -> tuple[str, str, int]:
-    return line["condition"], line["method"], line["seed"]
-
-
-def _refuse_another(path: Path, known: Mapping[str, Any], design: Design) -> None:
+def refuse_another(path: Path, known: Mapping[str, Any], design: Design) -> None:
+    """Refuse to go on with the comparison of another experiment or of another version."""
     if known["version"] != VERSION:
         raise RequestError(
             f"{path} was made by {known['version']}, and this is {VERSION}: figures may differ; choose another folder"

@@ -36,7 +36,13 @@ from fedstrata.runs.training import begin, resume
 
 PATIENCE = 10.0  # seconds that a process has to put its things away before it is killed
 
-Tell = Callable[[Cell, Mapping[str, Any]], None]  # the events of a cell's run, then "finished" or "failed"
+ENDS = ("finished", "failed", "pruned")
+
+Tell = Callable[[Cell, Mapping[str, Any]], None]  # the events of a cell's run, then one of `ENDS`
+
+
+class Pruned(Exception):  # noqa: N818 - not an error
+    """Whoever is told of a round may raise it: the cell goes no further, and the others go on."""
 
 
 class CellRunner:
@@ -56,6 +62,8 @@ class CellRunner:
                 else:
                     run = begin(experiment, data, self._model, path, watch)
             return {"event": "finished", "summary": run.summary}
+        except Pruned:
+            return {"event": "pruned"}
         except FedstrataError as error:
             return {"event": "failed", "why": str(error)}
         except Exception:
@@ -126,7 +134,8 @@ def _share_out(
                 if worker.cell is None and left and may_begin():
                     worker.cell = left.pop(0)
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
-                        worker.line.send((worker.cell.path, _on_one_worker(worker.cell.experiment)))
+                        cell = worker.cell
+                        worker.line.send((cell.path, _on_one_worker(cell.experiment), cell.prunable))
             ready = wait([worker.line for worker in workers if worker.cell is not None])
             for worker in [worker for worker in workers if worker.line in ready]:
                 assert worker.cell is not None
@@ -137,12 +146,23 @@ def _share_out(
                     code = worker.process.wait()
                     event = {"event": "failed", "why": f"its process ended unexpectedly with exit code {code}"}
                 cell = worker.cell
-                if event["event"] in ("finished", "failed"):
+                if event["event"] in ENDS:
                     worker.cell = None
-                tell(cell, event)
+                go_on = _goes_on(tell, cell, event)
+                if cell.prunable and event["event"] == "round":
+                    with suppress(ConnectionError):
+                        worker.line.send(go_on)  # it waits for that
         return not left
     finally:
         _end(workers)
+
+
+def _goes_on(tell: Tell, cell: Cell, event: Mapping[str, Any]) -> bool:
+    try:
+        tell(cell, event)
+    except Pruned:
+        return False
+    return True
 
 
 def why_not(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None) -> str | None:

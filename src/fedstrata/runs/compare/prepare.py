@@ -1,4 +1,4 @@
-"""From what is asked for to a comparison: the file, options over it, and everything checked before the first cell."""
+"""From what is asked to a comparison: everything is read and checked before the first cell is played."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from fedstrata.runs.compare.comparison import Comparison, laid_out
 from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.pool import Tell
+from fedstrata.runs.compare.queue import check_minutes
 from fedstrata.runs.compare.request import ComparisonRequest
+from fedstrata.runs.compare.rows import ACCURACY
 from fedstrata.runs.compare.settings import Condition, Entry, Given
+from fedstrata.runs.compare.shards import Shard
+from fedstrata.runs.metrics import metrics_of
 from fedstrata.runs.training import with_given
 
 
@@ -40,9 +44,11 @@ def compare(
     ablate: Sequence[str] | str = (),
     same: Sequence[str] | str = (),
     metric: Sequence[str] | str = (),
+    tune: Mapping[str, Any] | Sequence[str] = (),
     jobs: int | None = None,
     watch: Tell | None = None,
     minutes: float | None = None,
+    shard: str | None = None,
 ) -> Comparison:
     """Run every method under every condition with every seed, and sum the runs up.
 
@@ -74,7 +80,13 @@ def compare(
         What is compared, by default "accuracy"; of several, ranks and the headline follow the first. Figures of the
         summary, "best", "mean_last10" and "personal" for short, or what an accuracy took: "rounds_to:0.8",
         "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8".
-    jobs, watch, minutes
+    tune
+        Keys with the values that are tried, `{"train.lr": [0.01, 0.1]}`: each row gets, under each condition, what is
+        best by the metric on samples that clients hold out of their training data, with other seeds than those of the
+        comparison. Beside them "budget" ("rounds=50") and "seeds" of a trial, "validation", the share that is held out
+        (0.2), "metric", where it is another one, and "rows" with further keys of single rows. "tuner": "optuna" tries
+        so many "trials", of lists and of ranges such as "0.001..0.3:log".
+    jobs, watch, minutes, shard
         As in `Comparison.run`.
 
     Returns
@@ -98,9 +110,11 @@ def compare(
     >>> print(comparison.table())
     method    accuracy ...
     """
-    request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric)
+    check_minutes(minutes)
+    Shard.read(shard)
+    request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric, tune)
     prepared = prepare(experiment, request, overrides, federation, model, out)
-    return prepared.run(jobs=jobs, watch=watch, minutes=minutes)
+    return prepared.run(jobs=jobs, watch=watch, minutes=minutes, shard=shard)
 
 
 def prepare(
@@ -118,6 +132,10 @@ def prepare(
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
     design, asked, notes = make_design(experiment, request, overrides, federation, model)
     notes += side_differences(design)
+    if design.tune:
+        first = metrics_of(asked.metric)[0] if asked.metric else ACCURACY
+        design = replace(design, tune=replace(design.tune, metric=design.tune.metric or first.name))
+        notes += design.tune.check_rows(design.entries, design.conditions, design.same)
     return laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
 
 
@@ -141,7 +159,8 @@ def make_design(
     for setting in (*entries, *conditions):
         with_given(setting.overrides, federation, model)
     seeds = list(range(own.train.seed, own.train.seed + (asked.seeds or 1)))
-    design = Design(source, shared, entries or [Entry(own.method.name)], conditions, seeds, read_same(asked.same))
+    same = read_same(asked.same)
+    design = Design(source, shared, entries or [Entry(own.method.name)], conditions, seeds, same, asked.tune)
     notes: list[str] = []
     if asked.ablate:
         whole = design.entries[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -53,44 +53,51 @@ def check_minutes(minutes: float | None) -> None:
         raise RequestError(f"minutes = {minutes} must be above 0")
 
 
+class Deadline:
+    """When everything must be over: no cell is begun that would not end in time, and those at work stop by then."""
+
+    def __init__(self, minutes: float | None):
+        check_minutes(minutes)
+        self._end = None if minutes is None else monotonic() + 60 * minutes
+        self._began: dict[int, float] = {}
+        self._longest = 0.0
+
+    def may_begin(self) -> bool:
+        """Say whether another cell would end in time, by those that ended."""
+        return self._end is None or monotonic() + self._longest < self._end
+
+    def watching(self, tell: Tell) -> Tell:
+        """Watch the clock while events are told; raises `TimeIsUp` between rounds."""
+        if self._end is None:
+            return tell
+        end = self._end
+
+        def watch(cell: Cell, event: Mapping[str, Any]) -> None:
+            now = monotonic()
+            if event["event"] == "begin":
+                self._began[id(cell)] = now
+            if event["event"] == "finished" and id(cell) in self._began:
+                self._longest = max(self._longest, now - self._began[id(cell)])
+            tell(cell, event)
+            if event["event"] == "round" and now > end:
+                raise TimeIsUp
+
+        return watch
+
+
 def play_cells(
     cells: Sequence[Cell],
     federation: Federation | None,
     model: nn.Module | None,
     tell: Tell,
     jobs: int,
-    minutes: float | None = None,
+    deadline: Deadline,
 ) -> bool:
-    """Play cells, so many at a time; say whether all were played before the time was up.
-
-    A cell that would not end in time, by those that ended, is not begun; one at work is stopped between rounds.
-    """
-    watch, may_begin = (tell, _always) if minutes is None else _until(monotonic() + 60 * minutes, tell)
+    """Play cells, so many at a time; say whether all were played before the time was up."""
+    watch = deadline.watching(tell)
     try:
         if jobs == 1:
-            return in_turn(cells, federation, model, watch, may_begin)
-        return side_by_side(cells, federation, model, watch, jobs, may_begin)
+            return in_turn(cells, federation, model, watch, deadline.may_begin)
+        return side_by_side(cells, federation, model, watch, jobs, deadline.may_begin)
     except TimeIsUp:
         return False
-
-
-def _always() -> bool:
-    return True
-
-
-def _until(end: float, tell: Tell) -> tuple[Tell, Callable[[], bool]]:
-    """Watch the clock: whether another cell may begin, and when those at work must stop."""
-    began: dict[int, float] = {}
-    longest = [0.0]
-
-    def watch(cell: Cell, event: Mapping[str, Any]) -> None:
-        now = monotonic()
-        if event["event"] == "begin":
-            began[id(cell)] = now
-        if event["event"] == "finished" and id(cell) in began:
-            longest[0] = max(longest[0], now - began[id(cell)])
-        tell(cell, event)
-        if event["event"] == "round" and now > end:
-            raise TimeIsUp
-
-    return watch, lambda: monotonic() + longest[0] < end

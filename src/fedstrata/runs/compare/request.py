@@ -23,6 +23,7 @@ from fedstrata.runs.compare.settings import (
     shorten,
     write_value,
 )
+from fedstrata.runs.compare.tune import Tune
 from fedstrata.runs.metrics import metrics_of
 
 TABLES = {"variant": "variants", "condition": "conditions"}  # `[[compare.variant]]` is one of `variants`
@@ -41,6 +42,7 @@ class ComparisonRequest:
     ablate: Sequence[str] = ()
     same: Sequence[str] = ()
     metric: Sequence[str] = ()
+    tune: Tune = field(default_factory=Tune)
 
     @classmethod
     def of(
@@ -54,6 +56,7 @@ class ComparisonRequest:
         ablate: Sequence[str] | str = (),
         same: Sequence[str] | str = (),
         metric: Sequence[str] | str = (),
+        tune: Mapping[str, Any] | Sequence[str] | Tune = (),
     ) -> ComparisonRequest:
         """Read what the command line, a file or Python says."""
         if seeds is not None and (isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1):
@@ -70,6 +73,7 @@ class ComparisonRequest:
             ablate=_names(ablate, "ablate"),
             same=_names(same, "same"),
             metric=[one.name for one in metrics_of(_names(metric, "metric"))] if metric else (),
+            tune=tune if isinstance(tune, Tune) else Tune.of(tune),
         )
 
     @classmethod
@@ -91,7 +95,9 @@ class ComparisonRequest:
         said = {own.name: value for own in fields(self) if (value := getattr(self, own.name))}
         for name in ("variants", "conditions"):
             said[name] = _replaced(getattr(other, name), getattr(self, name))
-        return replace(other, **said | {"over": {**other.over, **self.over}})
+        return replace(
+            other, **said | {"over": {**other.over, **self.over}} | {"tune": self.tune.on_top_of(other.tune)}
+        )
 
     def entries(self) -> list[Entry]:
         """Return the rows: methods, then variants."""

@@ -53,6 +53,11 @@ def full_key(key: str, what: str) -> str:
     return key
 
 
+def within(key: str, other: str) -> bool:
+    """Say whether one of two keys sets a part of what the other sets."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
 def read_settings(given: Given, what: str) -> list[NamedOverrides]:
     """Read variants or conditions: a mapping by name, or a list of tables or texts, each with its name or without."""
     if isinstance(given, Mapping):
@@ -73,12 +78,12 @@ def read_method(text: str) -> NamedOverrides:
     return NamedOverrides("", {"method.name": name.strip(), **own})
 
 
-def read_axis(text: str) -> tuple[str, list[Any]]:
+def read_axis(text: str, what: str = "over") -> tuple[str, list[Any]]:
     """Read `data.partition.alpha=0.1,0.3`."""
     key, equals, values = text.partition("=")
     if not equals or not tables.split(values):
-        raise RequestError(f'over "{text}" must look like data.partition.alpha=0.1,0.3')
-    return full_key(key.strip(), "over"), [tables.read_value(value) for value in tables.split(values)]
+        raise RequestError(f'{what} "{text}" must look like data.partition.alpha=0.1,0.3')
+    return full_key(key.strip(), what), [tables.read_value(value) for value in tables.split(values)]
 
 
 def name_all(settings: Iterable[NamedOverrides], what: str) -> list[NamedOverrides]:

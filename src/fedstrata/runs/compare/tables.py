@@ -16,17 +16,21 @@ from fedstrata.core.files import write_atomically
 from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import (
     OVER_FIRST,
+    SEARCHED,
     Grid,
     Row,
     conditions_of,
     grid_of_conditions,
     grid_of_figures,
+    grid_of_settings,
     metrics_in,
     titled,
     write_figure,
 )
+from fedstrata.runs.compare.settings import describe
 from fedstrata.runs.metrics import HIGHER, Metric
 
+TUNED = "settings chosen on samples that clients held out of their training data"
 WIDTH = 80  # of a terminal that does not say
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
@@ -39,7 +43,7 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, 
     """
     names = conditions_of(rows)
     if not names:
-        return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows)])
+        return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows), *_of_settings(rows, width, wide)])
     marks, text = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", list[str]()
     for metric, grid in _grids(rows, marked=True):
         text += [*([""] if text else []), *in_blocks(grid, 10**6 if wide else width)]
@@ -51,6 +55,7 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, 
         text += ["", f"{name}:", *_of_figures(own, width, wide), *_of_stages(own)]
     if not wide:
         text += _wrapped("differences to the first method, p and costs of each condition: --wide or --json", width)
+    text += _of_settings(rows, width, wide)
     return "\n".join(text)
 
 
@@ -74,7 +79,10 @@ def markdown(rows: Sequence[Row]) -> str:
     """Write rows for Markdown; the best of a condition is bold. Of several metrics, each has a table."""
     grids = _grids(rows)
     heads = [f"{titled(metric.name)}:\n\n" if len(grids) > 1 else "" for metric, _ in grids]
-    return "\n".join(f"{head}{markdown_grid(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+    tables = [f"{head}{markdown_grid(grid)}" for head, (_, grid) in zip(heads, grids, strict=True)]
+    if chosen := grid_of_settings(rows):
+        tables.append(f"{TUNED}:\n\n{markdown_grid(chosen)}")
+    return "\n".join(tables)
 
 
 def markdown_grid(grid: Grid) -> str:
@@ -92,7 +100,9 @@ def latex(rows: Sequence[Row]) -> str:
     """Write rows for LaTeX with booktabs; of several metrics, each has a table."""
     grids = _grids(rows)
     heads = [f"% {titled(metric.name)}\n" if len(grids) > 1 else "" for metric, _ in grids]
-    tables = (f"{head}{_latex(grid)}" for head, (_, grid) in zip(heads, grids, strict=True))
+    tables = [f"{head}{_latex(grid)}" for head, (_, grid) in zip(heads, grids, strict=True)]
+    if chosen := grid_of_settings(rows):
+        tables.append(f"% {TUNED}\n{_latex(chosen)}")
     return "% needs \\usepackage{booktabs}\n" + "\n".join(tables)
 
 
@@ -130,6 +140,11 @@ def flat_table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
         for more in ("p", "p_holm", "reached", "runs"):
             if any(more in own for own in told):
                 columns[f"{name}_{more}"] = [own.get(more) for own in told]
+    if any(row.get("tuned") for row in rows):
+        found = [row.get("tuned") or {} for row in rows]
+        columns["tuned"] = [describe(own["set"]) if own.get("set") else None for own in found]
+        for name in ("validation", "trials", "pruned", "failed", *SEARCHED):
+            columns[f"tuned_{name}"] = [own.get(name) for own in found]
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
@@ -182,6 +197,17 @@ def _of_stages(rows: Sequence[Row]) -> list[str]:
     whole, without = f"that of {rows[0]['method']}", f"{title} without the stage"
     about = f"brings: {without} less {whole}" if metric.lower else f"brings: {whole} less {without}, in points"
     return ["", *aligned(Grid([["stage", "brings", "p"]], lines)), about]
+
+
+def _of_settings(rows: Sequence[Row], width: int, wide: bool) -> list[str]:
+    """Write what tuning chose, where rows were tuned; costs that do not fit are left to `wide` and the remarks."""
+    grid = grid_of_settings(rows)
+    if grid is None:
+        return []
+    kept = list(range(len(grid.titles)))
+    while not wide and len(kept) > 2 and _width(grid.take(kept)) > width:
+        kept.pop()
+    return ["", *aligned(grid.take(kept)), *_wrapped(f"{TUNED}, and what the search cost", width)]
 
 
 def _read(rows: Sequence[Row], rest: str, width: int, metric: Metric | None = None) -> list[str]:

@@ -7,12 +7,13 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from fedstrata.runs.compare.pool import CellRunner
+from fedstrata.runs.compare.pool import CellRunner, Pruned
 
 
 def main(socket: int) -> None:
@@ -22,15 +23,17 @@ def main(socket: int) -> None:
     torch.set_num_threads(1)
     line = Connection(socket)
 
-    def tell(event: Mapping[str, Any]) -> None:
+    def tell(prunable: bool, event: Mapping[str, Any]) -> None:
         line.send({key: value for key, value in event.items() if key != "steps"})  # they may be many, and are on disk
+        if prunable and event["event"] == "round" and not line.recv():
+            raise Pruned
 
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         sys.path[:] = line.recv()
         player = CellRunner(*pickle.loads(line.recv_bytes()))
         while True:
-            path, experiment = line.recv()
-            line.send(player.play(path, experiment, tell))
+            path, experiment, prunable = line.recv()
+            line.send(player.play(path, experiment, partial(tell, prunable)))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending
 
 
