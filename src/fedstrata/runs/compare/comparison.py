@@ -371,7 +371,7 @@ def compare(
     metric
         What is compared, by default "accuracy"; of several, ranks and the headline follow the first. Figures of the
         summary, "best", "mean_last10" and "personal" for short, or what an accuracy took: "rounds_to:0.8",
-        "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8".
+        "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8"; "balanced_rounds_to:0.8" by the balanced accuracy.
     jobs, watch
         As in `Comparison.run`.
 
@@ -416,6 +416,7 @@ def prepare(
         raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
     asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
+    source.pop("paper", None)  # what is printed there decides nothing
     shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
     own = Experiment.of(source, **shared)
     entries, conditions = asked.entries(), asked.list_conditions()
