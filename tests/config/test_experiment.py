@@ -304,9 +304,9 @@ def third_party(monkeypatch):
         EntryPoint("selectors.elsewhere", f"{__name__}:Newest", "another.group"),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda *, group: [e for e in entries if e.group == group])
-    registry.names.cache_clear()
+    registry.forget_parts()
     yield
-    registry.names.cache_clear()
+    registry.forget_parts()
 
 
 @pytest.mark.usefixtures("third_party")

@@ -72,9 +72,9 @@ def _installed(tmp_path, monkeypatch):
     entries = {name: target for section in SECTIONS for name, target in section.entries.items()}
     (about / "entry_points.txt").write_text(f"[{GROUP}]\n" + "".join(f"{n} = {t}\n" for n, t in entries.items()))
     monkeypatch.syspath_prepend(root)
-    registry.names.cache_clear()
+    registry.forget_parts()
     yield
-    registry.names.cache_clear()
+    registry.forget_parts()
     for name in [name for name in sys.modules if name.split(".")[0] == "my_parts"]:
         del sys.modules[name]
 

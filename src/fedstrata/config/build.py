@@ -287,10 +287,28 @@ def make_network_builder(
     """Do the same for a model by name, wherever the samples are."""
     seed = streams.torch_seed("model")
     architecture = _named("models", choice, "model")
-    return partial(_seeded, architecture, shape, classes, seed, choice.projection, choice.head_bias)
+    return Seeded(partial(_draw_weights, architecture, shape, classes, seed, choice.projection, choice.head_bias))
 
 
-def _seeded(
+class Seeded:
+    """Builds a network with the same first weights every time: they are drawn once in a process, then copied."""
+
+    def __init__(self, draw: Callable[[], nn.Module]):
+        self._draw = draw
+        self._drawn: nn.Module | None = None
+
+    def __call__(self) -> nn.Module:
+        """Build it."""
+        if self._drawn is None:
+            self._drawn = self._draw()
+        return copy.deepcopy(self._drawn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send other processes the way to draw them, not the weights."""
+        return {"_draw": self._draw, "_drawn": None}
+
+
+def _draw_weights(
     architecture: Any, shape: tuple[int, ...], classes: int, seed: int, projection: int, head_bias: bool
 ) -> nn.Module:
     with seed_torch(seed):

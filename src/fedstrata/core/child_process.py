@@ -10,14 +10,18 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
 
-def start_child(module: str, *files: int, one_thread: bool = False) -> tuple[subprocess.Popen[bytes], Connection]:
+def start_child(
+    module: str, *files: int, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start a module of this package, and give its process and the line to it.
 
-    Its arguments are the number of its end of the line and those of `files`, which it inherits.
+    Its arguments are the number of its end of the line and those of `files`, which it inherits; its environment is this
+    process's own with what `environment` changes.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -26,7 +30,7 @@ def start_child(module: str, *files: int, one_thread: bool = False) -> tuple[sub
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *map(str, open_there)],
             pass_fds=open_there,
-            env={**os.environ, "PYTHONPATH": path, **({"OMP_NUM_THREADS": "1"} if one_thread else {})},
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             stdin=subprocess.DEVNULL,
         )
     return process, Connection(ours.detach())

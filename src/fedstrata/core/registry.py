@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -43,13 +43,25 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
 def names(stage: str) -> dict[str, str]:
     """Return the parts of a stage: name -> "module:attribute"."""
     table: dict[str, str] = dict(import_module(STAGES[stage][0]).PARTS)
-    for entry in entry_points(group="fedstrata.parts"):
+    for entry in _other_packages():
         kind, _, name = entry.name.partition(".")
         if kind == stage and name in table:
             raise RequestError(f"the package behind {entry.value} calls a part of {stage} {name}: that name is taken")
         if kind == stage:
             table[name] = entry.value
     return table
+
+
+@cache
+def _other_packages() -> EntryPoints:
+    """Look through what is installed, which takes as long as the first round of a small run."""
+    return entry_points(group="fedstrata.parts")
+
+
+def forget_parts() -> None:
+    """Look again at what is installed: packages that bring parts have come or gone."""
+    names.cache_clear()
+    _other_packages.cache_clear()
 
 
 def find(stage: str, name: str, key: str) -> Any:

@@ -12,6 +12,7 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import GIVEN, Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
 from fedstrata.runs.execution import Watch, run_session
 from fedstrata.runs.extension import CHANGEABLE, refuse_extension
 from fedstrata.runs.folder import Run
@@ -83,6 +84,8 @@ def train(
     if out == "":
         raise RequestError("out is empty; name a folder, or leave it out")
     path = None if out is None else Path(out)
+    if uses_gpu(checked.engine.device):
+        wake_gpu()
     return begin(checked, federation or build_federation(checked), model, path, watch)
 
 

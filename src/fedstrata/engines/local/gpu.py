@@ -8,11 +8,11 @@ step is done again by those that are left: a client update leaves nothing behind
 
 from __future__ import annotations
 
-import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -37,6 +37,24 @@ def uses_gpu(device: str) -> bool:
     return device != "cpu" and torch.cuda.is_available()
 
 
+def wake_gpu() -> None:
+    """Begin what a GPU needs before its first step, a second in which the host can read data."""
+    ask_for_queues()
+    Thread(target=_first_step, name="wake-gpu", daemon=True).start()
+
+
+def ask_for_queues() -> None:
+    """Get a hardware queue for every worker, which otherwise share eight; works until the GPU is first used."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+def _first_step() -> None:
+    with suppress(RuntimeError):  # what goes wrong here goes wrong again where it is told of
+        w = torch.zeros(4, 1, 3, 3, device="cuda")
+        torch.conv2d(w.new_zeros(1, 1, 8, 8), w).flatten(1) @ w.new_zeros(144, 1)
+        torch.cuda.synchronize()
+
+
 def workers_on_gpu(products: float) -> int:
     """Say how many workers a GPU has, by the multiplications of a batch: small kernels leave room for others."""
     return (10 if products < LARGE else 4) * torch.cuda.device_count()
@@ -57,7 +75,6 @@ class GpuPool(InProcessPool):
         self._record, self._streams = record, list[torch.cuda.Stream]()
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         local, x = prepare_samples(local, federation.train.x, devices[:workers])
-        local = replace(local, build=partial(copy.deepcopy, local.build()))  # first weights are drawn once, not by all
         self._data = {d: (x[d], federation.train.y.to(d)) for d in devices[:workers]}
         self._wanted = [devices[i % len(devices)] for i in range(workers)]
         super().__init__(local, federation, together, give_up)

@@ -171,7 +171,9 @@ class ProcessPool:
     def _start(self) -> WorkerProcess:
         mail = unnamed()
         files = self._data.fileno(), self._model.fileno(), mail.fileno()
-        process, line = start_child("fedstrata.engines.local.worker_process", *files, one_thread=True)
+        process, line = start_child(
+            "fedstrata.engines.local.worker_process", *files, environment={"OMP_NUM_THREADS": "1"}
+        )
         line.send_bytes(self._hello)
         return WorkerProcess(process, line, mail, Region(mail.fileno()), [])
 

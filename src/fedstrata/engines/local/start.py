@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -19,10 +18,9 @@ from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.cost import Guess
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPool
-from fedstrata.engines.local.gpu import GpuPool, uses_gpu, workers_on_gpu
+from fedstrata.engines.local.gpu import GpuPool, ask_for_queues, uses_gpu, workers_on_gpu
 from fedstrata.engines.local.processes import ProcessPool, why_not
 
-WORTH_A_SEARCH = 5e4  # seconds of work on one core, a minute on a GPU, above which it looks for its quickest kernels
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
 
@@ -60,7 +58,7 @@ class LocalEngineOptions(Part):
         RequestError
             Where what was asked for cannot be had: a GPU, or worker processes.
         """
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # a queue for every worker: 8 would be shared
+        ask_for_queues()
         if self.device == "cuda" and not torch.cuda.is_available():
             raise RequestError('engine.device = "cuda" but torch sees no GPU; use "cpu" or "auto"')
         device = "cuda" if uses_gpu(self.device) else "cpu"
@@ -78,8 +76,6 @@ class LocalEngineOptions(Part):
         if device == "cuda":
             fast = self.precision in ("tf32", "bf16")
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = fast
-            # The quickest kernels, which need not be the same in every run, are worth a search only in a long one.
-            torch.backends.cudnn.benchmark = fast and guess.seconds > WORTH_A_SEARCH
             workers, why = (
                 workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
                 None,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from scipy.sparse import csr_array
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from fedstrata.core.rng import Rng
@@ -174,6 +173,8 @@ def lloyd(vectors: np.ndarray, centres: np.ndarray, steps: int = 300, tol: float
 
 def _sums(vectors: np.ndarray, cluster: np.ndarray, k: int) -> np.ndarray:
     """Sum the vectors of each cluster, [k, C]."""
+    from scipy.sparse import csr_array  # noqa: PLC0415  scipy takes long to import, and few runs need it
+
     n = len(vectors)
     member = csr_array((np.ones(n), cluster, np.arange(n + 1)), shape=(n, k))
     return np.asarray(member.T @ vectors)

@@ -28,6 +28,7 @@ from fedstrata.runs.compare.cells import VERSION, Cell, listed
 from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
+from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
 from fedstrata.runs.compare.layout import lay_out, read_folder
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.request import Request
@@ -302,7 +303,9 @@ class Comparison:
         if asked is not None:
             return min(asked, len(left))
         engine = left[0].experiment.engine
-        if uses_gpu(engine.device) or sum(cell.guess for cell in left) < WORTH_PROCESSES:  # one cell fills a GPU
+        if uses_gpu(engine.device):
+            return CELLS if can_share() and reason is None and len(left) > CELLS else 1
+        if sum(cell.guess for cell in left) < WORTH_PROCESSES:
             return 1
         jobs = min(cores() // (1 if engine.workers == "auto" else engine.workers), len(left))
         if reason is not None and jobs > 1:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -30,6 +30,7 @@ from fedstrata.core.threads import keeping_to
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
+from fedstrata.runs.compare.gpu_sharing import sharing_gpu
 from fedstrata.runs.execution import Watch
 from fedstrata.runs.training import begin, resume
 
@@ -90,11 +91,18 @@ def side_by_side(
 ) -> None:
     """Play so many cells at a time, in order; a process that dies takes only its own cell with it."""
     hello = pickle.dumps((federation, model))
+    on_gpu = any(uses_gpu(cell.experiment.engine.device) for cell in cells)
+    with ExitStack() as stack:
+        environment = stack.enter_context(sharing_gpu(jobs)) if on_gpu else {}
+        _share_out(cells, tell, jobs, partial(_started, hello, environment))
+
+
+def _share_out(cells: Sequence[Cell], tell: Tell, jobs: int, start: Callable[[], CellWorker]) -> None:
     left, workers = list(cells), list[CellWorker]()
     try:
         while left or any(worker.cell for worker in workers):
             while left and len(workers) < jobs:
-                workers.append(_started(hello))
+                workers.append(start())
             for worker in workers:
                 if worker.cell is None and left:
                     worker.cell = left.pop(0)
@@ -133,8 +141,8 @@ def _on_one_worker(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"engine": experiment.engine.model_copy(update={"workers": workers})})
 
 
-def _started(hello: bytes) -> CellWorker:
-    process, line = start_child("fedstrata.runs.compare.worker", one_thread=True)
+def _started(hello: bytes, environment: Mapping[str, str]) -> CellWorker:
+    process, line = start_child("fedstrata.runs.compare.worker", environment={"OMP_NUM_THREADS": "1", **environment})
     line.send(sys.path)
     line.send_bytes(hello)
     return CellWorker(process, line)

@@ -1,0 +1,42 @@
+"""Cells at a time on a GPU: one leaves it idle wherever a single large client is the last of its round.
+
+Processes compute side by side on a GPU only through NVIDIA's Multi-Process Service; without it they take turns, which
+saves next to nothing. Where its control program is installed and no service runs yet, a comparison starts one for its
+own processes and ends it with them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+CELLS = 4  # at a time, where they can share
+QUEUES = 64  # of the hardware, for all cells together
+
+
+def can_share() -> bool:
+    """Say whether processes can compute side by side on this machine's GPUs."""
+    return PIPES in os.environ or shutil.which(CONTROL) is not None
+
+
+@contextmanager
+def sharing_gpu(jobs: int) -> Iterator[Mapping[str, str]]:
+    """Give the environment in which so many processes share the GPUs, as long as they run."""
+    queues = {"CUDA_DEVICE_MAX_CONNECTIONS": str(max(QUEUES // jobs, 1))}
+    if PIPES in os.environ or not can_share():  # somebody's service serves us too
+        yield queues
+        return
+    with tempfile.TemporaryDirectory(prefix="fedstrata-mps-", ignore_cleanup_errors=True) as folder:
+        service = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        begun = subprocess.run([CONTROL, "-d"], env={**os.environ, **service}, capture_output=True, check=False)
+        try:
+            yield {**queues, **service} if begun.returncode == 0 else queues
+        finally:
+            end = {"input": b"quit\n", "env": {**os.environ, **service}, "capture_output": True}
+            subprocess.run([CONTROL], check=False, timeout=30, **end)  # type: ignore[call-overload]
