@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import fedstrata
-from fedstrata import RequestError, Run
+from fedstrata import Comparison, RequestError, Run
 from fedstrata.report.gather import gather
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import make_title, page
-from fedstrata.runs.compare import layout, pool, reopen
+from fedstrata.runs.compare import layout, pool
 from fedstrata.runs.compare.grid import grid_of_conditions, write_bytes, write_figure, write_seconds
 from fedstrata.runs.compare.tables import csv_text, latex, markdown, terminal_table
 
@@ -103,7 +103,7 @@ def test_rows_are_paired_within_their_condition(swept):
 
 
 def test_a_comparison_under_conditions_is_taken_up_again(swept):
-    again = reopen(swept.path)
+    again = Comparison.open(swept.path)
     assert again.design == swept.design
     assert again.rows == swept.rows
     assert [cell.key for cell in again.cells] == [cell.key for cell in swept.cells]

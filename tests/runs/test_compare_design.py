@@ -69,6 +69,9 @@ def test_names_grow_until_they_tell_rows_apart():
     assert write_value([]) == "none"
     assert folder_name("fedprox(mu=0.1)") == "fedprox-mu=0.1"
     assert folder_name("../a: b") == "a-b"
+    long = [folder_name("x" * 200 + end) for end in "ab"]
+    assert len(set(long)) == 2
+    assert max(map(len, long)) < 120
 
 
 def test_text_is_split_outside_brackets_and_quotes():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from fedstrata.config import tables
@@ -15,6 +16,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.methods.recipes import STAGES
 
+LONGEST = 100  # characters of a folder's name
 SECTIONS = tuple(Experiment.model_fields)
 EMPTY = ("kind", "name", "rate")  # words of a key that say nothing without the one before
 
@@ -142,8 +144,9 @@ def write_value(value: Any) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Return a name for a folder, on any system and in any shell."""
-    return re.sub(r"[^\w.=,+-]+", "-", name.replace(", ", ",")).strip("-.") or "unnamed"
+    """Return a name for a folder, on any system and in any shell; a long one is cut, and told apart by a hash."""
+    safe = re.sub(r"[^\w.=,+-]+", "-", name.replace(", ", ",")).strip("-.") or "unnamed"
+    return safe if len(safe) <= LONGEST else f"{safe[:LONGEST]}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _from_text(text: str, what: str) -> NamedOverrides:
