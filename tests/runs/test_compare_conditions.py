@@ -162,7 +162,7 @@ def test_what_is_the_same_for_all_and_what_does_not_fit_is_said_once(cli):
 def row(condition, method, accuracy, p=None, **more):
     low_high = [accuracy - 0.01, accuracy + 0.01]
     figure = {"mean": accuracy, "interval": low_high}
-    over = {"mean": 0.1, "interval": [0.05, 0.15], "p": p}
+    over = {"mean": 0.1, "interval": [0.05, 0.15], "p": p, "p_holm": p}
     rank = {"mean": 1.5, "interval": None}
     return {
         "condition": condition,

@@ -111,8 +111,7 @@ class Comparison:
         known = read_folder(path)
         if known is None:
             raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
-        asked = metric or known["metrics"]
-        return laid_out(path, Design.from_json(known), known["notes"], federation, model, asked)
+        return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
 
     def __repr__(self) -> str:
         name = self.metrics[0].name
@@ -333,7 +332,7 @@ def laid_out(
     notes: list[str],
     federation: Federation | None,
     model: nn.Module | None,
-    metric: Sequence[str] | str = (),
+    metric: Sequence[str] | str,
 ) -> Comparison:
     """Check a design and find out what a folder holds of it already; nothing is played yet."""
     metrics = metrics_of(metric) if metric else (ACCURACY,)
