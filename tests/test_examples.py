@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from fedstrata import Run, client_updates
+from fedstrata.config import tables
 from fedstrata.config.experiment import Experiment
+from fedstrata.runs.compare import ComparisonRequest
+from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.testing import check_correction, check_selector
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +62,48 @@ def test_the_noise_experiments_compare_methods_that_rank_samples(name, kind, tmp
     run = Run(tmp_path / rows[1]["run_dirs"][0])
     assert [noise["kind"] for noise in Experiment.of(run.path / "experiment.toml").data.noise] == [kind]
     assert {update.round for update in client_updates(run) if update.cut is not None} == {2, 3, 4}
+
+
+DIGITS = ["--set", "data.name=digits", "--set", "model.name=mlp", "--set", "train.rounds=1", "--set", "train.epochs=1"]
+TABLES = {  # each as it is, and how few of its cells, on digits, show that it runs
+    "flips_fashion": (
+        5,
+        36,
+        ["--set=data.clients=20", "--over=data.partition.alpha=0.6", "--over=train.clients_per_round=0.2"],
+        ["--over=system.stragglers.rate=0.2"],
+        15,
+    ),
+    "fedbss_table1": (
+        9,
+        18,
+        ["--set=data.clients=10", "--condition=cifar10: data.clients=11", "--condition=cifar100: data.clients=12"],
+        ["--over=data.partition={kind='shards',shards=2}"],
+        27,
+    ),
+    "terraform_table2": (
+        5,
+        16,
+        ["--methods=fedavg,terraform"],
+        ["--over=method.corrections=[{kind='prox',mu=0.1}]"],
+        16,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_papers_table_is_one_file_and_one_command(name, cli):
+    rows, conditions, small, fewer, cells = TABLES[name]
+    file = ROOT / f"examples/{name}.toml"
+    source = tables.read(file)
+    asked = ComparisonRequest.from_table(source.pop("compare"))
+    design = Design(source, {}, asked.entries(), asked.list_conditions(), [0], read_same(asked.same))
+    design.check()  # the whole of it; data are not needed for that
+    assert (len(design.entries), len(design.conditions)) == (rows, conditions)
+    code, out, err = cli("compare", str(file), *DIGITS, *small, *fewer, "--seeds=1", "--jobs=1", "-q", "--json")
+    assert code == 0, err
+    found = json.loads(out)["rows"]
+    assert len(found) == cells
+    assert all(row["accuracy"]["mean"] is not None for row in found)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

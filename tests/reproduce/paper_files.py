@@ -9,14 +9,16 @@ from typing import Any
 import fedstrata
 from fedstrata.config import tables
 from fedstrata.runs.compare.design import Design
-from fedstrata.runs.compare.request import Request
-from fedstrata.runs.compare.settings import Condition, Entry, Setting
+from fedstrata.runs.compare.request import ComparisonRequest
+from fedstrata.runs.compare.settings import Condition, Entry, NamedOverrides
 
 FILES = sorted((Path(fedstrata.__file__).parent / "reproduce/papers").rglob("*.toml"))
 BY_ID = {path.stem: path for path in FILES}
 
 
-def request(table: Mapping[str, Any], over: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Request]:
+def request(
+    table: Mapping[str, Any], over: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], ComparisonRequest]:
     """Return the experiment of a file and its comparison, with tables laid over both.
 
     What is laid over wins over rows and conditions. But a table `data` with a name stands in place of the file's, under
@@ -25,7 +27,9 @@ def request(table: Mapping[str, Any], over: Mapping[str, Any] | None = None) -> 
     """
     over = dict(over or {})
     source = {key: value for key, value in table.items() if key not in ("compare", "paper")}
-    asked = Request.of(conditions=over.pop("condition", ())).on_top_of(Request.from_table(table["compare"]))
+    asked = ComparisonRequest.of(conditions=over.pop("condition", ())).on_top_of(
+        ComparisonRequest.from_table(table["compare"])
+    )
     if "name" in over.get("data", ()):
         source["data"] = over.pop("data")
     gone = ["model"] if "name" in over.get("model", ()) else []
@@ -35,9 +39,9 @@ def request(table: Mapping[str, Any], over: Mapping[str, Any] | None = None) -> 
         key: value for key, value in flat.items() if key.split(".")[0] == "data"
     }  # conditions set it, rows must not
     rest = {key: value for key, value in flat.items() if key not in ours}
-    conditions = [Setting(c.name, _laid(c.overrides, ours)) for c in asked.list_conditions()]
-    rows = [Setting(e.name, _laid(e.overrides, rest, gone)) for e in asked.entries()]
-    return source, Request(variants=rows, conditions=conditions, seeds=1, metric=asked.metric)
+    conditions = [NamedOverrides(c.name, _laid(c.overrides, ours)) for c in asked.list_conditions()]
+    rows = [NamedOverrides(e.name, _laid(e.overrides, rest, gone)) for e in asked.entries()]
+    return source, ComparisonRequest(variants=rows, conditions=conditions, seeds=1, metric=asked.metric)
 
 
 def design(table: Mapping[str, Any], over: Mapping[str, Any] | None = None) -> Design:

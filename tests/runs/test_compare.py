@@ -15,8 +15,8 @@ from interpreters import ADDRESS
 from waiting import wait_until
 
 import fedstrata
-from fedstrata import RequestError, Run
-from fedstrata.runs.compare import budget, reopen
+from fedstrata import Comparison, RequestError, Run
+from fedstrata.runs.compare import budget
 
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
@@ -77,7 +77,7 @@ def test_cells_are_paired_same_partition_first_model_and_draws():
 def test_the_object_says_what_there_is():
     done = quickly()
     assert repr(done).startswith("Comparison('c': fedavg 0.")
-    assert done.table().splitlines()[0].split()[:3] == ["method", "rank", "accuracy"]
+    assert done.table().splitlines()[0].split()[:4] == ["method", "accuracy", "over", "first"]
     assert done.runs["fedprox"][0].summary["method"] == "fedprox"
     assert done.remarks == ["one seed: no interval, no test"]
 
@@ -85,7 +85,8 @@ def test_the_object_says_what_there_is():
 def test_the_command_prints_a_table(cli):
     code, out, err = cli("compare", "--methods", "fedavg,sfl", "--seeds", "2", *SETS, "-q")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["method", "fedavg", "sfl", "mean", "permutation", "runs:"]
+    first = ["method", "fedavg", "sfl", "accuracy", "points;", "the", "more", "figures"]
+    assert [line.split()[0] for line in out.splitlines()] == first
     assert "[" in out.splitlines()[1]
     assert [line.split()[0] for line in err.splitlines()] == ["note:", "note:"]
 
@@ -227,13 +228,13 @@ def test_finished_cells_are_never_run_again_and_new_methods_and_seeds_are_added(
     grown = quickly(("sfl",))
     assert [row["method"] for row in grown.rows] == ["sfl"]
     assert len(known()["cells"]) == 5, "cells of earlier requests stay listed"
-    assert [row["method"] for row in reopen("c").rows] == ["sfl"]
+    assert [row["method"] for row in Comparison.open("c").rows] == ["sfl"]
 
 
 def test_a_cell_without_its_summary_is_concluded_again(cli):
     first = quickly(("fedavg", "fedprox")).rows
     Path("c/fedprox/seed-0/summary.json").unlink()
-    again = reopen("c").run()
+    again = Comparison.open("c").run()
     assert [row["accuracy"] for row in again.rows] == [row["accuracy"] for row in first]
 
 
@@ -250,7 +251,7 @@ def test_a_folder_with_something_else_is_refused(cli, tmp_path):
     with pytest.raises(RequestError, match="is a file"):
         quickly(out="notes/a.txt")
     with pytest.raises(RequestError, match="is not the folder of a comparison"):
-        reopen("nowhere")
+        Comparison.open("nowhere")
     assert cli("compare", "--resume", "c", "--seeds", "3")[0] == 2
     Path("c/comparison.json").write_text('{"rows": []}')
     with pytest.raises(RequestError, match="has no version and no experiment"):
@@ -389,14 +390,14 @@ def test_each_stage_is_put_back_alone_and_what_it_brings_is_shown(cli):
     assert [row["without"] for row in without] == ["corrections", "combiner"]
     for row in without:
         assert row["brings"]["mean"] == pytest.approx(whole["accuracy"]["mean"] - row["accuracy"]["mean"])
-    methods = {name: one.dump()["method"] for (_, name), one in reopen("c").design.experiments.items()}
+    methods = {name: one.dump()["method"] for (_, name), one in Comparison.open("c").design.experiments.items()}
     assert methods["scaffold-without-corrections"]["corrections"] == []
     assert methods["scaffold-without-corrections"]["combiner"]["kind"] == "uniform"
     assert methods["scaffold-without-combiner"]["combiner"]["kind"] == "size"
     assert methods["scaffold-without-combiner"]["corrections"] == methods["scaffold"]["corrections"]
     first = [line.split()[0] for line in out.splitlines()[-5:]]
-    assert first == ["stage", "corrections", "combiner", "brings:", "runs:"]
-    assert [row["method"] for row in reopen("c").rows] == [row["method"] for row in known()["rows"]]
+    assert first == ["stage", "corrections", "combiner", "brings:", "figures"]
+    assert [row["method"] for row in Comparison.open("c").rows] == [row["method"] for row in known()["rows"]]
 
 
 def test_an_experiment_of_ones_own_can_be_ablated():

@@ -8,14 +8,14 @@ import pytest
 
 from fedstrata import RequestError
 from fedstrata.config import tables
-from fedstrata.runs.compare import Request
+from fedstrata.runs.compare import ComparisonRequest
 from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.settings import Condition, Entry, folder_name, shorten, write_value
 
 
 def design(source=None, same=(), **asked):
-    request = Request.of(**asked)
+    request = ComparisonRequest.of(**asked)
     return Design(source or {}, {}, request.entries(), request.list_conditions(), [0], read_same(same))
 
 
@@ -27,7 +27,9 @@ def names(settings):
 
 
 def test_methods_have_keys_of_their_own_and_are_named_after_them():
-    rows = Request.of("fedavg, scaffold(corrections.0.gradients=raw), fedprox(corrections.0.mu=0.1, train.lr=0.05)")
+    rows = ComparisonRequest.of(
+        "fedavg, scaffold(corrections.0.gradients=raw), fedprox(corrections.0.mu=0.1, train.lr=0.05)"
+    )
     first, second, third = rows.entries()
     assert (first.name, first.overrides) == ("fedavg", {"method.name": "fedavg"})
     assert second.name == "scaffold(gradients=raw)"
@@ -41,9 +43,9 @@ def test_a_variant_is_the_same_from_text_toml_and_python():
     toml = tomllib.loads('[[variant]]\nname = "slow"\nmethod.name = "fedyogi"\nmethod.server_step.lr = 0.02')["variant"]
     python = {"slow": {"method.name": "fedyogi", "server_step.lr": 0.02}}
     expected = [Entry("slow", {"method.name": "fedyogi", "method.server_step.lr": 0.02})]
-    assert Request.of(variants=[text]).entries() == expected
-    assert Request.of(variants=toml).entries() == expected
-    assert Request.of(variants=python).entries() == expected
+    assert ComparisonRequest.of(variants=[text]).entries() == expected
+    assert ComparisonRequest.of(variants=toml).entries() == expected
+    assert ComparisonRequest.of(variants=python).entries() == expected
 
 
 def test_a_table_with_a_kind_is_one_value_and_replaces_the_part():
@@ -55,7 +57,7 @@ def test_a_table_with_a_kind_is_one_value_and_replaces_the_part():
 
 
 def test_names_grow_until_they_tell_rows_apart():
-    rows = Request.of(
+    rows = ComparisonRequest.of(
         variants=[{"method.selector": "oort"}, "train.lr=0.1", "system.speed.sigma=1, system.bandwidth.sigma=1"]
     )
     assert names(rows.entries()) == ["selector=oort", "lr=0.1", "speed.sigma=1, bandwidth.sigma=1"]
@@ -67,6 +69,9 @@ def test_names_grow_until_they_tell_rows_apart():
     assert write_value([]) == "none"
     assert folder_name("fedprox(mu=0.1)") == "fedprox-mu=0.1"
     assert folder_name("../a: b") == "a-b"
+    long = [folder_name("x" * 200 + end) for end in "ab"]
+    assert len(set(long)) == 2
+    assert max(map(len, long)) < 120
 
 
 def test_text_is_split_outside_brackets_and_quotes():
@@ -78,7 +83,9 @@ def test_text_is_split_outside_brackets_and_quotes():
 
 def test_conditions_are_all_combinations_and_named_ones_are_an_axis():
     axes = {"data": {"partition": {"alpha": [0.1, 1]}}, "train.clients_per_round": [2, 3]}
-    request = Request.of(over=axes, conditions=[{"name": "a"}, {"name": "b", "model.name": "lenet5", "train.lr": 0.01}])
+    request = ComparisonRequest.of(
+        over=axes, conditions=[{"name": "a"}, {"name": "b", "model.name": "lenet5", "train.lr": 0.01}]
+    )
     found = request.list_conditions()
     assert len(found) == 8
     assert names(found)[:3] == [
@@ -92,8 +99,8 @@ def test_conditions_are_all_combinations_and_named_ones_are_an_axis():
         "data.partition.alpha": 1,
         "train.clients_per_round": 3,
     }
-    assert Request.of("fedavg").list_conditions() == [Condition("")]
-    text = Request.of(over=["data.partition={kind='iid'},{kind='shards',shards=2}"]).list_conditions()
+    assert ComparisonRequest.of("fedavg").list_conditions() == [Condition("")]
+    text = ComparisonRequest.of(over=["data.partition={kind='iid'},{kind='shards',shards=2}"]).list_conditions()
     assert names(text) == ["partition=iid", "partition=shards 2"]
 
 
@@ -114,7 +121,7 @@ def test_a_cell_has_what_the_file_its_condition_and_its_row_say_in_that_order():
 
 
 def test_options_go_over_the_table_of_a_file():
-    file = Request.from_table(
+    file = ComparisonRequest.from_table(
         {
             "methods": ["fedavg"],
             "seeds": 3,
@@ -123,7 +130,7 @@ def test_options_go_over_the_table_of_a_file():
             "condition": [{"name": "a"}, {"name": "b", "train": {"lr": 1}}],
         }
     )
-    both = Request.of(
+    both = ComparisonRequest.of(
         "sfl", variants=["w: train.epochs=2"], over=["train.lr=3,4"], conditions=["b: model.name=mlp"]
     ).on_top_of(file)
     assert names(both.entries()) == ["sfl", "v", "w"]
@@ -222,5 +229,5 @@ def test_what_cannot_be_compared_is_refused_by_name(asked, said):
 )
 def test_a_wrong_table_of_a_file_is_refused_by_key(table, said):
     with pytest.raises(RequestError) as refused:
-        Request.from_table(table)
+        ComparisonRequest.from_table(table)
     assert said in str(refused.value)

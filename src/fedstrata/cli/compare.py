@@ -6,6 +6,8 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,8 +83,10 @@ def compare(
 
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
+    from rich.console import Console
+
     from fedstrata.cli.live import watcher
-    from fedstrata.runs.compare import Request, prepare, reopen
+    from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
     from fedstrata.runs.compare.tables import check_format
 
     stop_cleanly()
@@ -92,11 +96,13 @@ def compare(
         if resume is not None:
             if any((experiment, methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None)):
                 raise RequestError("--resume takes everything from the folder; leave out the file and other options")
-            prepared = reopen(resume, metric=metric or ())
+            prepared = Comparison.open(resume, metric=metric or ())
         else:
             said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
-            asked = Request.of(*said)
-            prepared = prepare(experiment, asked, overrides(sets), out=out)
+            asked = ComparisonRequest.of(*said)
+            console = Console(stderr=True)
+            with console.status("checking every cell") if console.is_terminal and not quiet else nullcontext():
+                prepared = prepare(experiment, asked, overrides(sets), out=out)
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -109,12 +115,10 @@ def compare(
         raise typer.Exit(130) from None
     finally:
         shown.close()
-    for path in table or ():
-        done.write_table(path)
-    conclude(done, as_json, wide)
+    conclude(done, as_json, wide, table or ())
 
 
-def conclude(done: Comparison, as_json: bool, wide: bool = False) -> None:
+def conclude(done: Comparison, as_json: bool, wide: bool = False, files: Sequence[Path] = ()) -> None:
     """Print the outcome and what can be done next; a cell that failed is an error, whatever the others say."""
     from fedstrata.runs.compare.tables import WIDTH
 
@@ -130,7 +134,10 @@ def conclude(done: Comparison, as_json: bool, wide: bool = False) -> None:
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
         path = shlex.quote(str(done.path))
-        retry = f"; try those that failed again: fedstrata compare --resume {path}" if done.failed else ""
-        print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}{retry}")
+        print(f"{done.table(width=width, wide=wide)}\nfigures and curves: fedstrata report {path}")
+        if done.failed:
+            print(f"what failed, once more: fedstrata compare --resume {path}")
+    for file in files:
+        done.write_table(file)
     if done.failed:
         raise typer.Exit(1)

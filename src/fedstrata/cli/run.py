@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import textwrap
@@ -111,6 +112,7 @@ def conclude(done: Run, as_json: bool) -> None:
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
         print("\nWho could learn what:")
         print("\n".join(_statement(done.summary["privacy"])))
+    print(f"figures and curves: fedstrata report {shlex.quote(str(done.path))}")
 
 
 def _statement(privacy: dict[str, Any]) -> list[str]:

@@ -7,14 +7,14 @@ from html import escape
 from typing import Any
 
 from fedstrata.report.outcome import share
-from fedstrata.report.tables import Table
+from fedstrata.report.tables import FINAL, Table
 from fedstrata.runs.compare.grid import OVER_FIRST, metrics_in, write_figure
 from fedstrata.runs.compare.tables import figures_of
 from fedstrata.runs.metrics import HIGHER
 
 ROWS = 40  # most rows of a table in the page; CSV files hold all
 ACCURACIES = ("accuracy", "balanced_accuracy", "worst10")
-PERCENT = {*ACCURACIES, "share", "last_recall", "best_recall", "last_accuracy"}
+PERCENT = {*ACCURACIES, *FINAL, "share", "last_recall", "best_recall", "last_accuracy"}
 TITLES = {"worst10": "worst tenth of clients", "time": "virtual seconds"}
 
 

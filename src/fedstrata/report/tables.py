@@ -17,6 +17,8 @@ from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.tables import flat_table
 
 OUTCOME = ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time")
+FINAL = ("best_accuracy", "accuracy_last10", "accuracy_last10_std")  # known once a run is finished
+SHOWN = (*OUTCOME[:3], *FINAL, *OUTCOME[3:])
 BY_ROUND = (
     *OUTCOME[:3],
     "loss_test",
@@ -42,12 +44,14 @@ def runs(runs_data: Sequence[RunData]) -> Table:
     rows = []
     for run_data in runs_data:
         summary = run_data.summary
-        told = {key: summary.get(key, _last(run_data.column(key))) for key in OUTCOME}
+        told = {
+            key: summary.get(key) if key in FINAL else summary.get(key, _last(run_data.column(key))) for key in SHOWN
+        }
         state = summary.get("stopped", "not finished")
         rows.append(
             [run_data.name, run_data.asked("train", "seed"), len(run_data), *told.values(), state, str(run_data.path)]
         )
-    return Table("runs", ["run", "seed", "rounds", *OUTCOME, "state", "folder"], rows)
+    return Table("runs", ["run", "seed", "rounds", *SHOWN, "state", "folder"], rows)
 
 
 def rounds(run_data: RunData) -> Table:

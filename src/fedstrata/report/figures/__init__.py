@@ -179,7 +179,9 @@ def under_conditions(runs_data: Sequence[RunData]) -> Iterator[Shown]:
         if drawn := curves.curves(own, "accuracy"):
             slug = "".join(c if c.isalnum() else "-" for c in condition)
             band = "Lines are means over seeds, bands reach from the least to the most." if _banded(own) else ""
-            yield Shown("curves", f"accuracy-{slug}", f"Accuracy under {condition}", band, drawn)
+            yield Shown(
+                "curves", f"accuracy-{slug}", f"Accuracy under {condition}" if condition else "Accuracy", band, drawn
+            )
 
 
 def of_one(run_data: RunData) -> Iterator[Shown]:

@@ -8,6 +8,9 @@ from fedstrata.report.figures.style import ALARM, LINES, figure, plain
 from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import titled
 
+GREY = "#808080"  # which shows on light and on dark paper
+CHARACTER = 0.009  # width of a letter, as a share of the figure's
+
 
 def critical_difference(tested: Friedman) -> go.Figure:
     """Draw Demsar's diagram: methods hang from an axis of mean ranks, and bars join those that cannot be told apart."""
@@ -36,12 +39,17 @@ def critical_difference(tested: Friedman) -> go.Figure:
         bar = go.Scatter(x=ends, y=[-0.6 * (at + 1)] * 2, mode="lines", line={"color": ALARM, "width": 6})
         top.add_trace(bar.update(hovertemplate=said, name="not apart"))
     needed = 1 + tested.critical_difference
-    scale = go.Scatter(x=[1, needed], y=[0.7, 0.7], mode="lines+markers", line={"color": ALARM, "width": 2})
+    scale = go.Scatter(x=[1, needed], y=[1.5, 1.5], mode="lines+markers", line={"color": ALARM, "width": 2})
     top.add_trace(scale.update(marker={"symbol": "line-ns-open", "size": 10}, hoverinfo="skip", name="difference"))
     said = f"critical difference {tested.critical_difference:.2f}"
-    top.add_annotation(x=(1 + needed) / 2, y=0.8, text=said, showarrow=False, yanchor="bottom")
-    margin = 0.35 * count
-    ends = [min(1, 0.8 - margin), max(count, needed, count + 0.2 + margin)]
-    top.update_xaxes(side="top", range=ends, tickvals=list(range(1, count + 1)), showgrid=False, title_text="mean rank")
-    top.update_yaxes(visible=False, range=[-bars - 0.8 * ((count + 1) // 2), 1.6])
+    top.add_annotation(x=(1 + needed) / 2, y=1.6, text=said, showarrow=False, yanchor="bottom")
+    places = list(range(1, count + 1))
+    axis = go.Scatter(x=places, y=[0] * count, text=[str(place) for place in places], mode="lines+markers+text")
+    looks = {"line": {"color": GREY, "width": 1.5}, "marker": {"symbol": "line-ns-open", "size": 8, "color": GREY}}
+    top.add_trace(axis.update(**looks, textposition="top center", hoverinfo="skip", name="rank"))
+    longest = min(max(len(name) + 7 for name in names) * CHARACTER, 0.4)  # of the figure's width
+    margin = longest * count / (1 - 2 * longest)
+    ends = [0.8 - margin, max(needed, count + 0.2 + margin)]
+    top.update_xaxes(visible=False, range=ends)
+    top.update_yaxes(visible=False, range=[-bars - 0.8 * ((count + 1) // 2), 2.4])
     return top.update_layout(showlegend=False)

@@ -1,4 +1,4 @@
-"""A comparison: prepared and checked as a whole, then played cell by cell; `layout.py` says how its folder looks.
+"""A comparison: laid out and checked as a whole, then played cell by cell; `layout.py` says how its folder looks.
 
 What is finished is never played again: the same command goes on where it was, and one with more methods, conditions or
 seeds plays the new cells.
@@ -9,36 +9,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedstrata.config import tables
-from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu
-from fedstrata.runs.compare import budget as budgets
-from fedstrata.runs.compare.ablation import ablate_method
 from fedstrata.runs.compare.cells import VERSION, Cell, listed
-from fedstrata.runs.compare.control import side_differences
-from fedstrata.runs.compare.design import Design, read_same
+from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
 from fedstrata.runs.compare.layout import lay_out, read_folder
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
-from fedstrata.runs.compare.request import Request
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
-from fedstrata.runs.compare.settings import Condition, Entry, Given
+from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
 from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import Metric, metrics_of
-from fedstrata.runs.training import with_given
 
+FEW = 3  # conditions that a remark names one by one
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
 
@@ -113,7 +107,11 @@ class Comparison:
         RequestError
             If no comparison lies there, another version made it, or the data are not those of its runs.
         """
-        return reopen(path, federation, model, metric)
+        path = Path(path)
+        known = read_folder(path)
+        if known is None:
+            raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
+        return laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
 
     def __repr__(self) -> str:
         name = self.metrics[0].name
@@ -190,10 +188,12 @@ class Comparison:
         for condition in self.conditions:
             for remark in remarks_of(self.entries, self.seeds, self.done(condition.name), self.metrics):
                 said.setdefault(remark, []).append(condition.name)
-        everywhere = len(self.conditions)
-        where = {text: "" if len(at) == everywhere else f"under {'; '.join(at)}: " for text, at in said.items()}
+        many, told = len(self.conditions), []
+        for text, at in said.items():
+            where = f"under {'; '.join(at)}: " if len(at) <= FEW else f"under {len(at)} of {many} conditions: "
+            told.append(text if len(at) == many else f"{where}{text}")
         rough = caution(tested) if (tested := self.friedman) else []
-        return [*self.notes, *(f"{where[text]}{text}" for text in said), *rough]
+        return [*self.notes, *told, *rough]
 
     @property
     def runs(self) -> dict[str, list[Run]]:
@@ -326,136 +326,7 @@ class Comparison:
         write_atomically(self.path / "comparison.json", (json.dumps(finite(about), indent=2) + "\n").encode())
 
 
-def compare(
-    experiment: Mapping[str, Any] | str | Path | Experiment | None = None,
-    *,
-    methods: Sequence[str] | str = (),
-    variants: Given = (),
-    over: Mapping[str, Sequence[Any]] | None = None,
-    conditions: Given = (),
-    seeds: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    out: str | Path | None = None,
-    budget: str | None = None,
-    ablate: Sequence[str] | str = (),
-    same: Sequence[str] | str = (),
-    metric: Sequence[str] | str = (),
-    jobs: int | None = None,
-    watch: Tell | None = None,
-) -> Comparison:
-    """Run every method under every condition with every seed, and sum the runs up.
-
-    Parameters
-    ----------
-    experiment, overrides, federation, model
-        As in `train`. What the table `[compare]` of a file asks for is done, unless it is asked for differently here.
-    methods
-        Names of recipes, with keys of their own where wanted: "scaffold(corrections.0.gradients=raw)". The first is
-        what the others are compared with.
-    variants
-        Further rows by name, with the keys that they set: `{"slow": {"method.name": "fedyogi", "train.lr": 0.01}}`, or
-        a list of such tables, whose names are made of what they set.
-    over
-        Keys with their values: one condition for every value, and where there are several keys, for every combination.
-    conditions
-        Conditions by name, with all the keys that they set, as with `variants`; with `over`, each with every value.
-    seeds
-        How many, counted up from the experiment's own; 1 if nothing says otherwise.
-    out
-        The folder of the runs, by default the next free one under `runs/`. A comparison that lies there goes on.
-    budget
-        What each run may spend: "rounds=100", "bytes=50MB", "client_updates=2000" or "time=3600" (virtual seconds).
-    ablate
-        Stages of the one method, or of the experiment's own, to put back to FedAvg's, one at a time.
-    same
-        Stages or keys in which all rows get what the first one has, such as "combiner" or "train.lr".
-    metric
-        What is compared, by default "accuracy"; of several, ranks and the headline follow the first. Figures of the
-        summary, "best", "mean_last10" and "personal" for short, or what an accuracy took: "rounds_to:0.8",
-        "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8"; "balanced_rounds_to:0.8" by the balanced accuracy.
-    jobs, watch
-        As in `Comparison.run`.
-
-    Returns
-    -------
-    Comparison
-
-    Raises
-    ------
-    RequestError
-        If an experiment is wrong, two rows are the same, a method does not fit the data, or the folder holds
-        something else; nothing was trained then.
-
-    Examples
-    --------
-    >>> import fedstrata
-    >>> comparison = fedstrata.compare(methods=["fedavg", "scaffold"], seeds=2, overrides={"train.rounds": 1})
-    >>> [row["method"] for row in comparison.rows]
-    ['fedavg', 'scaffold']
-    >>> [run.summary["seed"] for run in comparison.runs["scaffold"]]
-    [0, 1]
-    >>> print(comparison.table())
-    method    accuracy ...
-    """
-    request = Request.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric)
-    prepared = prepare(experiment, request, overrides, federation, model, out)
-    return prepared.run(jobs=jobs, watch=watch)
-
-
-def prepare(
-    experiment: Mapping[str, Any] | str | Path | Experiment | None,
-    request: Request,
-    overrides: Mapping[str, Any] | None = None,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    out: str | Path | None = None,
-) -> Comparison:
-    """Check a whole comparison, so that what does not fit is refused before the first cell is played."""
-    if out == "":
-        raise RequestError("out is empty; name a folder, or leave it out")
-    if "method.name" in (overrides or {}):
-        raise RequestError("method.name cannot be set in a comparison; name the methods with --methods")
-    source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
-    asked = request.on_top_of(Request.from_table(source.pop("compare", {})))
-    source.pop("paper", None)  # what is printed there decides nothing
-    shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
-    own = Experiment.of(source, **shared)
-    entries, conditions = asked.entries(), asked.list_conditions()
-    if not entries and not asked.ablate and conditions == [Condition("")]:
-        raise RequestError("compare needs at least one method")
-    if asked.ablate and len(entries) > 1:
-        raise RequestError(f"--ablate takes one method apart, not {len(entries)}: {', '.join(e.name for e in entries)}")
-    for setting in (*entries, *conditions):
-        with_given(setting.overrides, federation, model)
-    seeds = list(range(own.train.seed, own.train.seed + (asked.seeds or 1)))
-    design = Design(source, shared, entries or [Entry(own.method.name)], conditions, seeds, read_same(asked.same))
-    notes: list[str] = []
-    if asked.ablate:
-        whole = design.entries[0]
-        without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
-        design = replace(design, entries=[whole, *without])
-    design.check()
-    notes += side_differences(design)
-    return _laid_out(None if out is None else Path(out), design, notes, federation, model, asked.metric)
-
-
-def reopen(
-    path: str | Path,
-    federation: Federation | None = None,
-    model: nn.Module | None = None,
-    metric: Sequence[str] | str = (),
-) -> Comparison:
-    """Take up the comparison that lies in a folder, as it was last asked for, or by another metric."""
-    path = Path(path)
-    known = read_folder(path)
-    if known is None:
-        raise RequestError(f"{path} is not the folder of a comparison: it has no comparison.json")
-    return _laid_out(path, Design.from_json(known), known["notes"], federation, model, metric or known["metrics"])
-
-
-def _laid_out(
+def laid_out(
     path: Path | None,
     design: Design,
     notes: list[str],
@@ -463,6 +334,7 @@ def _laid_out(
     model: nn.Module | None,
     metric: Sequence[str] | str,
 ) -> Comparison:
+    """Check a design and find out what a folder holds of it already; nothing is played yet."""
     metrics = metrics_of(metric) if metric else (ACCURACY,)
     for one in metrics:
         if one.personal and not all(e.train.evaluate.personal for e in design.experiments.values()):

@@ -14,7 +14,7 @@ from fedstrata.runs.compare.settings import (
     Condition,
     Entry,
     Given,
-    Setting,
+    NamedOverrides,
     full_key,
     name_all,
     read_axis,
@@ -29,13 +29,13 @@ TABLES = {"variant": "variants", "condition": "conditions"}  # `[[compare.varian
 
 
 @dataclass(frozen=True)
-class Request:
+class ComparisonRequest:
     """What a comparison shall hold. What is None or empty was not said."""
 
     methods: Sequence[str] = ()
-    variants: Sequence[Setting] = ()
+    variants: Sequence[NamedOverrides] = ()
     over: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    conditions: Sequence[Setting] = ()
+    conditions: Sequence[NamedOverrides] = ()
     seeds: int | None = None
     budget: str | None = None
     ablate: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Request:
         ablate: Sequence[str] | str = (),
         same: Sequence[str] | str = (),
         metric: Sequence[str] | str = (),
-    ) -> Request:
+    ) -> ComparisonRequest:
         """Read what the command line, a file or Python says."""
         if seeds is not None and (isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1):
             raise RequestError(f"seeds = {seeds} must be at least 1")
@@ -73,7 +73,7 @@ class Request:
         )
 
     @classmethod
-    def from_table(cls, table: Any) -> Request:
+    def from_table(cls, table: Any) -> ComparisonRequest:
         """Read the `[compare]` table of a file."""
         if not isinstance(table, Mapping):
             raise RequestError(f"compare = {table!r} must be a table")
@@ -86,7 +86,7 @@ class Request:
         except RequestError as error:
             raise RequestError(f"compare: {error}") from error
 
-    def on_top_of(self, other: Request) -> Request:
+    def on_top_of(self, other: ComparisonRequest) -> ComparisonRequest:
         """Return both: what is said here wins; variants, conditions and axes of other names are added."""
         said = {own.name: value for own in fields(self) if (value := getattr(self, own.name))}
         for name in ("variants", "conditions"):
@@ -102,7 +102,7 @@ class Request:
         """Return the columns: every named condition with every value of every key; where none is asked for, one."""
         short = shorten(list(self.over))
         axes = [
-            [Setting(f"{short[key]}={write_value(value)}", {key: value}) for value in values]
+            [NamedOverrides(f"{short[key]}={write_value(value)}", {key: value}) for value in values]
             for key, values in self.over.items()
         ]
         if self.conditions:
@@ -111,13 +111,15 @@ class Request:
             if twice := [key for key in self.over if key in named.overrides]:
                 raise RequestError(f"condition {named.name} sets {twice[0]}, and over gives it several values")
         found = [
-            Setting(", ".join(one.name for one in own), {key: v for one in own for key, v in one.overrides.items()})
+            NamedOverrides(
+                ", ".join(one.name for one in own), {key: v for one in own for key, v in one.overrides.items()}
+            )
             for own in product(*axes)
         ]
         return [Condition(one.name, one.overrides) for one in (name_all(found, "condition") if axes else found)]
 
 
-def _replaced(old: Sequence[Setting], new: Sequence[Setting]) -> list[Setting]:
+def _replaced(old: Sequence[NamedOverrides], new: Sequence[NamedOverrides]) -> list[NamedOverrides]:
     """Put settings in the place of those of the same name, and the others behind."""
     named = {setting.name: setting for setting in new if setting.name}
     known = {setting.name for setting in old}

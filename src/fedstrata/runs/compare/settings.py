@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from fedstrata.config import tables
@@ -15,6 +16,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.methods.recipes import STAGES
 
+LONGEST = 100  # characters of a folder's name
 SECTIONS = tuple(Experiment.model_fields)
 EMPTY = ("kind", "name", "rate")  # words of a key that say nothing without the one before
 
@@ -22,7 +24,7 @@ Given = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any] | str]  # n
 
 
 @dataclass(frozen=True)
-class Setting:
+class NamedOverrides:
     """Keys and their values, under a name."""
 
     name: str
@@ -30,14 +32,14 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Entry(Setting):
+class Entry(NamedOverrides):
     """A row of a comparison: a method or a variant of one, by what it sets on top of the experiment."""
 
     without: str | None = None  # the stage that was put back to FedAvg's
 
 
 @dataclass(frozen=True)
-class Condition(Setting):
+class Condition(NamedOverrides):
     """A column of a comparison: what all rows are played under, by what it sets. Without a name it is the only one."""
 
 
@@ -51,7 +53,7 @@ def full_key(key: str, what: str) -> str:
     return key
 
 
-def read_settings(given: Given, what: str) -> list[Setting]:
+def read_settings(given: Given, what: str) -> list[NamedOverrides]:
     """Read variants or conditions: a mapping by name, or a list of tables or texts, each with its name or without."""
     if isinstance(given, Mapping):
         given = [{**_table(table, f"{what} {name}"), "name": name} for name, table in given.items()]
@@ -60,7 +62,7 @@ def read_settings(given: Given, what: str) -> list[Setting]:
     return [_from_text(one, what) if isinstance(one, str) else _from_table(one, what) for one in given]
 
 
-def read_method(text: str) -> Setting:
+def read_method(text: str) -> NamedOverrides:
     """Read `scaffold` or `scaffold(corrections.0.gradients=raw)`."""
     name, bracket, rest = text.partition("(")
     if bracket and not rest.endswith(")"):
@@ -68,7 +70,7 @@ def read_method(text: str) -> Setting:
     own = _assignments(rest[:-1], f"methods: {text}") if bracket else {}
     if "method.name" in own:
         raise RequestError(f'methods: "{text}" sets method.name, which stands before the bracket')
-    return Setting("", {"method.name": name.strip(), **own})
+    return NamedOverrides("", {"method.name": name.strip(), **own})
 
 
 def read_axis(text: str) -> tuple[str, list[Any]]:
@@ -79,11 +81,11 @@ def read_axis(text: str) -> tuple[str, list[Any]]:
     return full_key(key.strip(), "over"), [tables.read_value(value) for value in tables.split(values)]
 
 
-def name_all(settings: Iterable[Setting], what: str) -> list[Setting]:
+def name_all(settings: Iterable[NamedOverrides], what: str) -> list[NamedOverrides]:
     """Give a name to those that have none, after what they set; refuse two of one name."""
     settings = list(settings)
     short = [s.name or describe(s.overrides) for s in settings]
-    named: dict[str, Setting] = {}
+    named: dict[str, NamedOverrides] = {}
     for setting, brief in zip(settings, short, strict=True):
         vague = short.count(brief) > 1 and not setting.name
         name = describe(setting.overrides, whole=True) if vague else brief
@@ -92,7 +94,7 @@ def name_all(settings: Iterable[Setting], what: str) -> list[Setting]:
             raise RequestError(
                 f"a {what} is named twice: {name}" + ("" if again else "; give them names that tell them apart")
             )
-        named[name] = Setting(name, setting.overrides)
+        named[name] = NamedOverrides(name, setting.overrides)
     folders: dict[str, str] = {}
     for name in named:
         if (other := folders.setdefault(folder_name(name).lower(), name)) != name:
@@ -142,19 +144,20 @@ def write_value(value: Any) -> str:
 
 
 def folder_name(name: str) -> str:
-    """Return a name for a folder, on any system and in any shell."""
-    return re.sub(r"[^\w.=,+-]+", "-", name.replace(", ", ",")).strip("-.") or "unnamed"
+    """Return a name for a folder, on any system and in any shell; a long one is cut, and told apart by a hash."""
+    safe = re.sub(r"[^\w.=,+-]+", "-", name.replace(", ", ",")).strip("-.") or "unnamed"
+    return safe if len(safe) <= LONGEST else f"{safe[:LONGEST]}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _from_text(text: str, what: str) -> Setting:
+def _from_text(text: str, what: str) -> NamedOverrides:
     """Read `NAME: key=value, key=value`; without a name, one is made of what is set."""
     name, colon, rest = text.partition(":")
     if not colon or "=" in name:
         name, rest = "", text
-    return _filled(Setting(name.strip(), _assignments(rest, f'{what} "{text}"')), what)
+    return _filled(NamedOverrides(name.strip(), _assignments(rest, f'{what} "{text}"')), what)
 
 
-def _from_table(given: Mapping[str, Any], what: str) -> Setting:
+def _from_table(given: Mapping[str, Any], what: str) -> NamedOverrides:
     table = _table(given, what)
     name = table.pop("name", "")
     if not isinstance(name, str):
@@ -163,7 +166,7 @@ def _from_table(given: Mapping[str, Any], what: str) -> Setting:
     own: dict[str, Any] = {}
     for key, value in tables.flatten(table).items():
         _put_once(own, full_key(key, where), value, where)
-    return _filled(Setting(name, own), what)
+    return _filled(NamedOverrides(name, own), what)
 
 
 def _table(given: Any, what: str) -> dict[str, Any]:
@@ -186,7 +189,7 @@ def _put_once(own: dict[str, Any], key: str, value: Any, what: str) -> None:
     own[key] = value
 
 
-def _filled(setting: Setting, what: str) -> Setting:
+def _filled(setting: NamedOverrides, what: str) -> NamedOverrides:
     """Refuse what neither sets anything nor has a name; with a name it is the experiment as it is."""
     if not setting.overrides and not setting.name:
         raise RequestError(f"a {what} sets nothing; name at least one key, such as train.lr=0.01")
