@@ -22,7 +22,9 @@ fedprox = [0.1, 2.0]
 "more local work" = { train.epochs = 2 }
 
 [paper.quick]
-data = { clients = 4 }
+data = { name = "digits", clients = 4 }
+model = { name = "mlp", hidden = [8] }
+train = { rounds = 1 }
 
 [data]
 clients = 5

@@ -84,6 +84,13 @@ def test_what_cannot_be_compared_says_so(tmp_path):
     assert word(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)}, table=table) == OTHER
 
 
+def test_a_table_without_a_contrast_holds_by_its_figures(tmp_path):
+    table = read_table(TEXT.replace("seeds = 6", "seeds = 6\nbaselines = []"))
+    assert table.baseline("few") is None
+    assert word(tmp_path, {"fedprox": (0.52, 0.64)}, table=table) == HOLDS
+    assert word(tmp_path, {"fedprox": (0.50, 0.64)}, table=table) == OPEN
+
+
 def test_fewer_rounds_are_better(tmp_path):
     text = TEXT.replace("figures.accuracy", 'figures."rounds_to:0.5"').replace("deviations.accuracy", 'printed."other"')
     table = read_table(text.replace("[52.0, 64.0]", "[40, 30]").replace('"other"', '"best_accuracy_round"'))
@@ -123,4 +130,4 @@ def test_the_primary_contrast_comes_first_and_has_more_seeds():
 )
 def test_a_file_that_does_not_fit_is_refused(old, new, said):
     with pytest.raises(RequestError, match=said):
-        read_table(TEXT.replace(old, new))
+        read_table(TEXT.replace(old, new)).check()

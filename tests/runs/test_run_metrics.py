@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedstrata import RequestError, Run, resume, train
+from fedstrata.runs.compare.grid import write_value
 from fedstrata.runs.metrics import Metric, evaluations, final_figures, metrics_of, spent_until, to_targets
 from fedstrata.testing import tiny_federation
 
@@ -53,6 +54,17 @@ def test_a_target_falls_in_a_round_and_not_in_an_evaluation():
     assert spent_until(rounds, 0.95) == dict.fromkeys(spent)
     assert to_targets(rounds, [0.95, 0.5, 0.8, 0.5])["rounds_to"] == {"0.5": 10, "0.8": 15, "0.95": None}
     assert to_targets(rounds, [])["bytes_to"] == {}
+
+
+def test_a_target_may_be_one_of_the_balanced_accuracy():
+    rounds = scored([0.5, 0.8, 0.9])  # balanced: half as much
+    metric = Metric.of("balanced_rounds_to:0.4")
+    assert (metric.name, metric.lower) == ("balanced_rounds_to:0.4", True)
+    assert [metric.read({}, rounds), Metric.of("rounds_to:0.4").read({}, rounds)] == [2, 1]
+    assert Metric.of("balanced_rounds_to:0.5").read({}, rounds) == math.inf
+    assert Metric.of("balanced_bytes_to:0.4").read({}, rounds) == 2 * (10 + 5 + 1)
+    assert write_value(metric.name, 2.0) == write_value("rounds_to:0.4", 2.0) == "2.0"
+    assert write_value("balanced_accuracy", 0.5) == "50.0"
 
 
 def test_rounds_without_an_evaluation_do_not_count():

@@ -126,7 +126,8 @@ def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> 
     from fedstrata.reproduce.show import describe, text_of
     from fedstrata.reproduce.table import find_table
 
-    table, judged = find_table(name), judge_all(results)
+    table = find_table(name)
+    judged = judge_all(results, [table.paper])
     shown = [judged[key] for key in judged if key == table.id or key.startswith(f"{table.id} as ")]
     if as_json:
         told = [{"id": own.table.id, "verdict": v.word, "said": describe(own, v)} for own, v in shown]

@@ -17,6 +17,7 @@ from fedstrata.core.options import AtLeastOne, BelowOne, Count, Fraction, Natura
 from fedstrata.methods.recipes import STAGES
 
 GIVEN = "given"  # data or model handed over from Python
+ABOUT = ("compare", "paper")  # what a comparison of such experiments holds, what a paper prints: no run depends on it
 
 Spec = Any  # a part by name, `"size"`, or with options, `{kind = "size", ...}`; checked when it is completed
 
@@ -285,7 +286,7 @@ class Experiment(Section):
         ----------
         source
             A TOML file, the same as nested mappings, another experiment, or nothing for the embedded default. Parts may
-            be objects. A table `compare` is left to `fedstrata compare`.
+            be objects. A table `compare` is left to `fedstrata compare`, a table `paper` to `fedstrata reproduce`.
         **overrides
             Dotted keys and their values, put on top: `**{"train.rounds": 10}`.
 
@@ -310,7 +311,8 @@ class Experiment(Section):
         fedstrata.core.errors.RequestError: train.round is not an option (did you mean "rounds"?); allowed: ...
         """
         table = source.dump() if isinstance(source, Experiment) else tables.read(source)
-        table.pop("compare", None)  # what a comparison of such experiments holds; no run depends on it
+        for about in ABOUT:
+            table.pop(about, None)
         if told := [key for key in overrides if key.split(".")[0] == "compare"]:
             raise RequestError(f"{told[0]} cannot be set; `fedstrata compare` has options for it")
         if "method.name" in overrides:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from html import escape
 from pathlib import Path
 
@@ -18,15 +18,17 @@ WRITTEN = "<!-- written by `fedstrata reproduce page`; edit the files under src/
 Judged = Mapping[str, tuple[Results, Verdict]]  # by id
 
 
-def judge_all(folder: Path) -> dict[str, tuple[Results, Verdict]]:
+def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str, tuple[Results, Verdict]]:
     """Read all results and judge them, a paper at a time; other readings only where something of them was played."""
     results: dict[str, Results] = {}
     for name, table in all_tables().items():
+        if table.paper not in papers:
+            continue
         results[name] = Results(table, folder)
         others = [Results(table.read_as(reading), folder) for reading in table.readings]
         results |= {own.table.id: own for own in others if own.runs}
     verdicts: dict[str, Verdict] = {}
-    for paper in PAPERS:
+    for paper in papers:
         verdicts |= judge({name: own for name, own in results.items() if own.table.paper == paper})
     return {name: (own, verdicts[name]) for name, own in results.items()}
 

@@ -16,9 +16,9 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from fedstrata.config.tables import flatten
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.registry import unknown_option
+from fedstrata.reproduce.overlay import lay_over
 from fedstrata.runs.compare.design import Design, with_seed
 from fedstrata.runs.compare.prepare import make_design
 from fedstrata.runs.compare.request import ComparisonRequest
@@ -33,7 +33,6 @@ PAPERS = {
     "terraform": "Terraform",
 }
 STATUS = {"A": "digits are comparable", "B": "settings were filled in", "C": "only the trend is comparable"}
-QUICK = {"train.rounds": 2, "train.evaluate.every": 1, "engine.workers": 1, "engine.precision": "fp32"}
 
 Printed = Mapping[str, Sequence[float]]  # by row; a figure a condition
 
@@ -66,7 +65,7 @@ class PaperTable:
     figures: Mapping[str, Printed] = field(default_factory=dict)  # by metric; verdicts are about the first
     deviations: Mapping[str, Printed] = field(default_factory=dict)
     printed: Mapping[str, Printed] = field(default_factory=dict)  # figures of which no verdict is given
-    baselines: Sequence[str] = ()  # rows that count as baselines; all others where none are named
+    baselines: Sequence[str] | None = None  # rows of the contrast; if not said, all others; if empty, there is none
     seeds: int = 6  # of the primary contrast; the other rows have those of `[compare]`
     order: int = 99  # which tables are played first
     notes: Sequence[str] = ()
@@ -95,18 +94,27 @@ class PaperTable:
     @cached_property
     def tiny(self) -> Design:
         """The same in two rounds on small data: to see that it runs."""
-        return self._design({**QUICK, **flatten(self.quick)})
+        return self._design(self.quick)
 
-    def _design(self, overrides: Mapping[str, Any]) -> Design:
-        table = {key: value for key, value in self.experiment.items() if key != "compare"}
-        request = ComparisonRequest.from_table(self.experiment.get("compare", {}))
+    def _design(self, over: Mapping[str, Any]) -> Design:
+        source, request = lay_over(self.experiment, over)
         if request.tune:
             raise RequestError(f"{self.id}: compare.tune has no place here: a paper's table is played as it was tuned")
         try:
-            design = make_design(table, request, flatten(overrides))[0]
+            design = make_design(source, request)[0]
         except RequestError as error:
             raise RequestError(f"{self.id}: {error}") from error
         return design.with_seeds(max(len(design.seeds), self.seeds))
+
+    def check(self) -> None:
+        """Refuse a file in which what was printed does not fit what is compared."""
+        rows = {entry.name for entry in self.design.entries}
+        for figures in (*self.figures.values(), *self.deviations.values(), *self.printed.values()):
+            for row, values in figures.items():
+                if row not in rows or len(values) != len(self.conditions):
+                    raise RequestError(f"{self.id}: {row} must be a row with {len(self.conditions)} figures")
+        if not {self.method, *(self.baselines or ())} <= rows or self.paper not in PAPERS or self.status not in STATUS:
+            raise RequestError(f"{self.id}: its method, baselines, paper or status is unknown")
 
     def read_as(self, reading: str) -> PaperTable:
         """Return the table as another reading of the paper has it; only its primary contrast is played."""
@@ -134,10 +142,12 @@ class PaperTable:
 
     def baseline(self, condition: str) -> str | None:
         """Return the strongest printed baseline of a condition; where no figure is printed, the first that is named."""
-        rows = self.baselines or [row for row in self.figures.get(self.metric, ()) if row != self.method]
+        rows = self.baselines
+        if rows is None:
+            rows = [row for row in self.figures.get(self.metric, ()) if row != self.method]
         known = {row: value for row in rows if not math.isnan(value := self.figure(self.metric, row, condition))}
         if not known:
-            return next(iter(self.baselines), None)
+            return next(iter(self.baselines or ()), None)
         return (min if self.metrics[self.metric].lower else max)(known, key=lambda row: known[row])
 
     def primary(self, wanted: Wanted) -> bool:
@@ -171,29 +181,22 @@ def all_tables() -> dict[str, PaperTable]:
 
 
 def find_table(name: str) -> PaperTable:
-    """Return a table by its id."""
+    """Return a table by its id, checked."""
     tables = {known.lower(): table for known, table in all_tables().items()}
     if name.lower() not in tables:
         raise unknown_name("ID", name, all_tables())
+    tables[name.lower()].check()
     return tables[name.lower()]
 
 
 def read_table(text: str) -> PaperTable:
-    """Read a file, and see that what was printed fits what is compared."""
+    """Read a file."""
     experiment = tomllib.loads(text)
     said = experiment.pop("paper")
     for key in said:
         if key not in PaperTable.__dataclass_fields__ or key in ("experiment", "reading"):
             raise unknown_option(f"paper.{key}", key, set(PaperTable.__dataclass_fields__))
-    table = PaperTable(**said, experiment=experiment)
-    rows = {entry.name for entry in table.design.entries}
-    for figures in (*table.figures.values(), *table.deviations.values()):
-        for row, values in figures.items():
-            if row not in rows or len(values) != len(table.conditions):
-                raise RequestError(f"{table.id}: {row} must be a row with {len(table.conditions)} figures")
-    if not {table.method, *table.baselines} <= rows or table.paper not in PAPERS or table.status not in STATUS:
-        raise RequestError(f"{table.id}: its method, paper or status is unknown")
-    return table
+    return PaperTable(**said, experiment=experiment)
 
 
 def _texts() -> Iterator[str]:

@@ -6,7 +6,7 @@
   six seeds in every condition, is above 0 with p < 0.05: a sign-flip test over all pairs, corrected by Holm for the
   primary contrasts of all tables of the paper.
 * *does not hold*: the upper end of the paired interval is below 0, or below half the gain that the paper prints.
-* *open*: anything else; so also while runs are missing.
+* *open*: anything else; so also while runs are missing. A table without a contrast holds by its figures or is open.
 * *not comparable*: the file says why.
 """
 
@@ -105,11 +105,15 @@ def within(results: Results, method: str, condition: str) -> bool | None:
 def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
     if results.table.not_comparable:
         return OTHER
+    table = results.table
+    against = {at: table.baseline(at) for at in table.conditions}
+    rows = [(row, at) for at, baseline in against.items() for row in (table.method, baseline) if row is not None]
+    same = not table.metrics[table.metric].lower and all(within(results, row, at) for row, at in rows)
+    if not any(against.values()):  # a table whose claim is its figures
+        return HOLDS if same and not any(map(table.primary, results.missing())) else OPEN
     if c.seeds < SEEDS or c.mean is None or c.interval is None:
         return OPEN
-    table = results.table
-    rows = [(r, at) for at in table.conditions if (b := table.baseline(at)) is not None for r in (table.method, b)]
-    if not table.metrics[table.metric].lower and all(within(results, row, at) for row, at in rows):
+    if same:
         return HOLDS
     if c.mean > 0 and p_holm is not None and p_holm < LEVEL:
         return IN_ORDER

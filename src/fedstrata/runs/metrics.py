@@ -27,6 +27,7 @@ HIGHER = (
     "personal_worst10",
 )
 TO = ("rounds_to", "bytes_to", "client_updates_to", "time_to")  # what it took to reach an accuracy: less is better
+BALANCED = "balanced_"  # before one of these: what it took to reach a balanced accuracy
 SHORT = {"best": "best_accuracy", f"mean_last{LAST}": f"accuracy_last{LAST}", "personal": "personal_mean"}
 
 Evaluation = Mapping[str, Any]  # the event of a round that was evaluated
@@ -50,9 +51,9 @@ def final_figures(scored: Sequence[Evaluation]) -> dict[str, Any]:
     return figures
 
 
-def spent_until(scored: Sequence[Evaluation], target: float) -> dict[str, float | None]:
+def spent_until(scored: Sequence[Evaluation], target: float, curve: str = "accuracy") -> dict[str, float | None]:
     """Return what a run had spent when an evaluation first showed an accuracy; None where none did."""
-    first = next((event for event in scored if event["accuracy"] >= target), None)
+    first = next((event for event in scored if event[curve] >= target), None)
     if first is None:
         return dict.fromkeys(TO)
     total = first["bytes_up"] + first["bytes_down"] + first["bytes_p2p"]
@@ -77,10 +78,12 @@ class Metric:
         """Read a metric: `accuracy`, `best`, `rounds_to:0.8`."""
         name, colon, target = str(text).strip().partition(":")
         name = SHORT.get(name, name)
-        if name in TO:
+        if name.removeprefix(BALANCED) in TO:
             return cls(f"{name}:{_target(text, target):g}", _target(text, target))
         if name not in HIGHER or colon:
-            raise unknown_name("metric", str(text), (*HIGHER, *SHORT, *(f"{to}:0.8" for to in TO)))
+            raise unknown_name(
+                "metric", str(text), (*HIGHER, *SHORT, *(f"{to}:0.8" for to in TO), f"{BALANCED}{TO[0]}:0.8")
+            )
         return cls(name)
 
     @property
@@ -98,7 +101,9 @@ class Metric:
         if self.target is None:
             value = summary.get(self.name)
             return None if value is None else float(value)
-        spent = spent_until(scored, self.target)[self.name.partition(":")[0]]
+        what = self.name.partition(":")[0]
+        curve = "balanced_accuracy" if what.startswith(BALANCED) else "accuracy"
+        spent = spent_until(scored, self.target, curve)[what.removeprefix(BALANCED)]
         return math.inf if spent is None else float(spent)
 
     def so_far(self, scored: Sequence[Evaluation]) -> float | None:

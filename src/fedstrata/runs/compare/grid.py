@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.runs.compare.settings import describe
-from fedstrata.runs.metrics import HIGHER, Metric
+from fedstrata.runs.metrics import BALANCED, HIGHER, Metric
 
 TITLES = {  # in the order in which they matter: what does not fit into a line is left out from the end
     "accuracy": "accuracy",
@@ -181,6 +181,7 @@ def write_figure(name: str, figure: Mapping[str, Any], interval: bool = True) ->
 def write_value(name: str, value: float) -> str:
     """Write a value in the unit of its figure; a difference has a sign."""
     figure = name.partition(":")[0].removesuffix(OVER_FIRST)
+    figure = figure if figure in HIGHER else figure.removeprefix(BALANCED)
     sign = ("+" if value >= 0 else "-") if name.endswith(OVER_FIRST) else ""
     amount = abs(value) if sign else value
     if figure in HIGHER:

@@ -79,7 +79,7 @@ def compare(
     metric
         What is compared, by default "accuracy"; of several, ranks and the headline follow the first. Figures of the
         summary, "best", "mean_last10" and "personal" for short, or what an accuracy took: "rounds_to:0.8",
-        "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8".
+        "bytes_to:0.8", "client_updates_to:0.8", "time_to:0.8"; "balanced_rounds_to:0.8" by the balanced accuracy.
     tune
         Keys with the values that are tried, `{"train.lr": [0.01, 0.1]}`: each row gets, under each condition, what is
         best by the metric on samples that clients hold out of their training data, with other seeds than those of the
@@ -149,6 +149,7 @@ def make_design(
     """Return what is compared, all that was asked for, and notes; no data is needed for it."""
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
     asked = request.on_top_of(ComparisonRequest.from_table(source.pop("compare", {})))
+    source.pop("paper", None)  # what is printed there decides nothing
     shared = tables.plain(with_given({**(overrides or {}), **budgets.overrides(asked.budget)}, federation, model))
     own = Experiment.of(source, **shared)
     entries, conditions = asked.entries(), asked.list_conditions()
