@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import fedstrata
 from fedstrata.core.errors import RequestError
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import Wanted, read_table
@@ -103,6 +104,14 @@ def test_entries_of_other_settings_do_not_count(tmp_path):
     assert (len(own.runs), own.outdated) == (24, 0)
     changed = read_table(TEXT.replace("clients_per_round = 2", "clients_per_round = 3"))
     assert (len(Results(changed, tmp_path).runs), Results(changed, tmp_path).outdated) == (0, 24)
+
+
+def test_two_processes_keep_what_both_played(tmp_path):
+    first, second = Results(TABLE, tmp_path), Results(TABLE, tmp_path)
+    run = fedstrata.train(overrides={"train.rounds": 1}, out=tmp_path / "run")
+    first.add(Wanted("few", "fedavg", 0), run)
+    second.add(Wanted("few", "fedprox", 0), run)
+    assert [key[1] for key in Results(TABLE, tmp_path).runs] == ["fedavg", "fedprox"]
 
 
 def test_damaged_results_are_refused(tmp_path):

@@ -84,8 +84,8 @@ def run(
         float | None, typer.Option(metavar="N", help="Stop after so long; the same command goes on.")
     ] = None,
     shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Play every N-th run, from the I-th: one share a machine.")
-    ] = "1/1",
+        str | None, typer.Option(metavar="I/N", help="Play every N-th run, from the I-th: one share a machine.")
+    ] = None,
     reading: Annotated[
         str | None, typer.Option(metavar="NAME", help="Read the paper in another way that the file names.")
     ] = None,
@@ -98,9 +98,10 @@ def run(
     from fedstrata.reproduce.play import estimate, minutes_left, play, play_quickly, runs_to_play
     from fedstrata.reproduce.results import Results
     from fedstrata.reproduce.table import find_table
+    from fedstrata.runs.compare.shards import Shard
 
     stop_cleanly()
-    table, share = find_table(name), _share(shard)
+    table, share = find_table(name), Shard.read(shard)
     table = table if reading is None else table.read_as(reading)
     if quick:
         with tempfile.TemporaryDirectory() as folder:
@@ -154,13 +155,6 @@ def page(
     except OSError as error:
         raise RequestError(f"a page cannot be written: {error}") from None
     print(f"{len(written)} files in {markdown}, and {out}")
-
-
-def _share(text: str) -> tuple[int, int]:
-    at, slash, of = text.partition("/")
-    if not slash or not at.isdigit() or not of.isdigit():
-        raise RequestError(f"--shard {text} must look like 2/5")
-    return int(at), int(of)
 
 
 def _line(quiet: bool) -> Any:

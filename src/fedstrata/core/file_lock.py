@@ -7,6 +7,9 @@ stays when the lock ends: if it were removed, two processes could hold two locks
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from portalocker import AlreadyLocked, LockException, LockFlags, lock
@@ -34,6 +37,26 @@ def take_lock(path: Path) -> int | None:
             return None
         raise OSError(f"{path} cannot be locked: {error}") from error
     return handle
+
+
+@contextmanager
+def in_turn(path: Path, patience: float = 30.0) -> Iterator[None]:
+    """Do something short while no other process does the same: wait for its lock, for so many seconds.
+
+    Raises
+    ------
+    OSError
+        As `take_lock`, and if another process keeps the lock.
+    """
+    end = time.monotonic() + patience
+    while (handle := take_lock(path)) is None:
+        if time.monotonic() > end:
+            raise OSError(f"{path} is held by another process; try again")
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_locked(path: Path) -> bool:

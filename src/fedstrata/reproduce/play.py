@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fedstrata.config.build import build_federation
-from fedstrata.core.errors import RequestError
 from fedstrata.core.threads import cores
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import PaperTable, Wanted
@@ -19,8 +18,10 @@ from fedstrata.runs.compare.design import Design, with_seed
 from fedstrata.runs.compare.layout import guess_seconds
 from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
 from fedstrata.runs.compare.settings import folder_name
+from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.folder import Run
 
+WHOLE = Shard()
 GPU = 600.0  # times the speed of a core, roughly: for tables of which nothing was measured yet
 
 Tell = Callable[[Wanted, Mapping[str, Any]], None]
@@ -35,13 +36,10 @@ class Played:
     left: int = 0
 
 
-def runs_to_play(results: Results, shard: tuple[int, int] = (1, 1)) -> list[Wanted]:
+def runs_to_play(results: Results, shard: Shard = WHOLE) -> list[Wanted]:
     """Return what this machine has still to play: all, or every n-th run."""
-    at, of = shard
-    if not 1 <= at <= of:
-        raise RequestError(f"shard = {at}/{of} must be one of 1/{of} to {of}/{of}")
-    every = {one: number for number, one in enumerate(results.table.wanted())}
-    return [one for one in results.missing() if every[one] % of == at - 1]
+    place = {one: number for number, one in enumerate(results.table.wanted())}
+    return [one for one in results.missing() if place[one] % shard.of == shard.number - 1]
 
 
 def play(
@@ -49,7 +47,7 @@ def play(
     out: Path,
     tell: Tell,
     minutes: float | None = None,
-    shard: tuple[int, int] = (1, 1),
+    shard: Shard = WHOLE,
     jobs: int | None = None,
 ) -> Played:
     """Play what is missing, and keep every run that ends."""

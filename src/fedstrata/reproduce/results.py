@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-import fedstrata
+from fedstrata import __version__
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.file_lock import in_turn
+from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.core.threads import cores
 from fedstrata.reproduce.table import PaperTable, Wanted
 from fedstrata.runs.compare.settings import folder_name
@@ -39,14 +40,17 @@ class Results:
 
     def __init__(self, table: PaperTable, folder: Path = FOLDER):
         self.table, self.path = table, folder / f"{folder_name(table.id)}.json"
-        self._entries: dict[tuple[str, str, int], dict[str, Any]] = {}
-        if self.path.exists():
-            try:
-                known = json.loads(self.path.read_text(encoding="utf-8"))["runs"]
-                self._entries = {(e["condition"], e["method"], e["seed"]): e for e in known}
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise RequestError(f"{self.path} is damaged: {error!r}") from None
+        self._entries = self._read()
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
+
+    def _read(self) -> dict[tuple[str, str, int], dict[str, Any]]:
+        if not self.path.exists():
+            return {}
+        try:
+            known = json.loads(self.path.read_text(encoding="utf-8"))["runs"]
+            return {(e["condition"], e["method"], e["seed"]): e for e in known}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RequestError(f"{self.path} is damaged: {error!r}") from None
 
     @property
     def runs(self) -> dict[tuple[str, str, int], dict[str, Any]]:
@@ -76,7 +80,7 @@ class Results:
         return {kind: sum(own) / len(own) for kind, own in by_kind.items()}
 
     def add(self, wanted: Wanted, run: Run) -> None:
-        """Keep the figures of a finished run; the file is whole at every moment."""
+        """Keep the figures of a finished run, beside those that other processes kept; the file is always whole."""
         summary, scored = run.summary, evaluations(run.events())
         metrics = {metric.name: metric for metric in (*self.table.metrics.values(), *map(Metric.of, ALWAYS))}
         entry = {
@@ -91,11 +95,12 @@ class Results:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **_made_with(),
         }
-        self._entries[_key(wanted)] = entry
-        listed = [self._entries[key] for key in sorted(self._entries)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(finite({"id": self.table.id, "runs": listed}), indent=1)
-        write_atomically(self.path, f"{text}\n".encode())
+        with writing_to(self.path.parent), in_turn(self.path.with_suffix(".lock")):
+            self._entries = {**self._read(), _key(wanted): entry}
+            listed = [self._entries[key] for key in sorted(self._entries)]
+            text = json.dumps(finite({"id": self.table.id, "runs": listed}), indent=1)
+            write_atomically(self.path, f"{text}\n".encode())
 
 
 def _key(wanted: Wanted) -> tuple[str, str, int]:
@@ -111,7 +116,7 @@ def _number(value: float | None) -> float:
 def _made_with() -> Mapping[str, Any]:
     """Return versions, hardware, and the code itself: by its commit where there is one, and by its text."""
     gpu = torch.cuda.is_available()
-    root = Path(fedstrata.__file__).parent
+    root = Path(__file__).parent.parent
     digest = sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -121,7 +126,7 @@ def _made_with() -> Mapping[str, Any]:
     return {
         "device": "gpu" if gpu else "cpu",
         "hardware": torch.cuda.get_device_name() if gpu else f"{cores()} cores of {platform.machine()}",
-        "versions": {"fedstrata": fedstrata.__version__, "torch": torch.__version__},
+        "versions": {"fedstrata": __version__, "torch": torch.__version__},
         "commit": git.stdout.strip() or None,
         "code": digest.hexdigest()[:16],
     }

@@ -7,7 +7,6 @@ are tuned, a row under a condition stays on one machine: its cells follow from i
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from os import close
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.file_lock import is_locked, take_lock
+from fedstrata.core.file_lock import in_turn, is_locked, take_lock
 from fedstrata.core.files import writing_to
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.folder import LOCK, Run
 
 WRITING = "writing.lock"
-PATIENCE = 30.0  # seconds in which another process has surely written a small file
 
 
 @dataclass(frozen=True)
@@ -77,15 +75,8 @@ class Shard:
         if self.of == 1:
             yield
             return
-        end = time.monotonic() + PATIENCE
-        while (handle := take_lock(folder / WRITING)) is None:
-            if time.monotonic() > end:
-                raise RequestError(f"{folder / WRITING} is held by another process; try again")
-            time.sleep(0.02)
-        try:
+        with writing_to(folder), in_turn(folder / WRITING):
             yield
-        finally:
-            close(handle)
 
 
 def is_lock(name: str) -> bool:
