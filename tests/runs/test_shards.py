@@ -64,6 +64,23 @@ def test_shares_may_use_one_folder():
     assert figures(done) == figures(share("whole"))
 
 
+@pytest.mark.parametrize("tuner", ["grid", "optuna"])
+def test_a_share_sees_what_another_tuned_in_the_same_folder(tuner):
+    """The first begins before the second has tried anything, and ends after it."""
+    tune = {"train.lr": [0.1, 2.0], "tuner": tuner} | ({"trials": 2} if tuner == "optuna" else {})
+    own = {"methods": ["fedavg"], "variants": {"b": {"train.batch_size": 32}}, "tune": tune, "overrides": ONE_STEP}
+    how = own | {"federation": clients(), "model": network(), "seeds": 1}
+    other = []
+
+    def watch(cell, event):
+        if event["event"] == "begin" and not other:
+            other.append(share("c", "2/2", **how))
+
+    done = share("c", "1/2", watch=watch, **how)
+    assert len(finished(other[0])) == 1
+    assert len(finished(done)) == 2
+
+
 def test_one_share_is_not_played_twice_at_once():
     share("c", "1/2")
     lock = take_lock(Path("c/shard-2-of-2.lock"))

@@ -385,6 +385,8 @@ class Comparison:
     def _settle(self) -> None:
         """Give cells the settings that were chosen since, and see what other shares have finished."""
         if self.search is not None:
+            if self._shard.of > 1:
+                self.search.refresh()
             self.choices = self.search.choices()
             known = {cell.path: cell for cell in self.cells if cell.hash}
             planned = plan_cells(self.design, self.search.planner, self.path, settings_of(self.choices))
