@@ -156,6 +156,21 @@ def test_a_run_that_is_not_the_same_is_refused_by_its_hash():
     assert not Path("m").exists()
 
 
+def test_what_was_made_with_other_data_or_edited_is_refused_before_anything_is_written():
+    how = {"methods": ["fedavg"], "federation": clients(), "model": network(), "overrides": ONE_STEP}
+    share("a", "1/2", **how)
+    share("b", "2/2", **how)
+    other = network()
+    other.head.weight.data += 1
+    with pytest.raises(RequestError, match="a/fedavg/seed-0 was made with other data or first weights"):
+        Comparison.merge("m", ["a", "b"], federation=clients(), model=other)
+    file = Path("b/fedavg/seed-1/experiment.toml")
+    file.write_text(file.read_text().replace("rounds = 1\n", "rounds = 2\n"))
+    with pytest.raises(RequestError, match=r"experiment.toml is not that of the comparison \(train.rounds: 1 -> 2\)"):
+        Comparison.merge("m", ["a", "b"], federation=clients(), model=network())
+    assert not Path("m").exists()
+
+
 def test_shares_read_as_text():
     assert Shard.read(" 2 / 5") == Shard(2, 5)
     assert Shard.read(None) == Shard()

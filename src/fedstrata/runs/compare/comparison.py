@@ -162,7 +162,7 @@ class Comparison:
         >>> [cell.state for cell in fedstrata.Comparison.merge("runs/whole", shares).cells]
         ['finished', 'finished']
         """
-        merge_folders(Path(path), [Path(folder) for folder in folders])
+        merge_folders(Path(path), [Path(folder) for folder in folders], Planner(federation, model))
         merged = cls.open(path, federation=federation, model=model)
         with merged._shard.locked(merged.path):
             merged._write(merged.rows)
