@@ -64,6 +64,23 @@ def test_shares_may_use_one_folder():
     assert figures(done) == figures(share("whole"))
 
 
+@pytest.mark.parametrize("tuner", ["grid", "optuna"])
+def test_a_share_sees_what_another_tuned_in_the_same_folder(tuner):
+    """The first begins before the second has tried anything, and ends after it."""
+    tune = {"train.lr": [0.1, 2.0], "tuner": tuner} | ({"trials": 2} if tuner == "optuna" else {})
+    own = {"methods": ["fedavg"], "variants": {"b": {"train.batch_size": 32}}, "tune": tune, "overrides": ONE_STEP}
+    how = own | {"federation": clients(), "model": network(), "seeds": 1}
+    other = []
+
+    def watch(cell, event):
+        if event["event"] == "begin" and not other:
+            other.append(share("c", "2/2", **how))
+
+    done = share("c", "1/2", watch=watch, **how)
+    assert len(finished(other[0])) == 1
+    assert len(finished(done)) == 2
+
+
 def test_one_share_is_not_played_twice_at_once():
     share("c", "1/2")
     lock = take_lock(Path("c/shard-2-of-2.lock"))
@@ -136,6 +153,21 @@ def test_a_run_that_is_not_the_same_is_refused_by_its_hash():
     run = known["cells"][1]["run_dir"]
     with pytest.raises(RequestError, match=f"{run} in a and in b are not the same run: their experiments differ"):
         Comparison.merge("m", ["a", "b"])
+    assert not Path("m").exists()
+
+
+def test_what_was_made_with_other_data_or_edited_is_refused_before_anything_is_written():
+    how = {"methods": ["fedavg"], "federation": clients(), "model": network(), "overrides": ONE_STEP}
+    share("a", "1/2", **how)
+    share("b", "2/2", **how)
+    other = network()
+    other.head.weight.data += 1
+    with pytest.raises(RequestError, match="a/fedavg/seed-0 was made with other data or first weights"):
+        Comparison.merge("m", ["a", "b"], federation=clients(), model=other)
+    file = Path("b/fedavg/seed-1/experiment.toml")
+    file.write_text(file.read_text().replace("rounds = 1\n", "rounds = 2\n"))
+    with pytest.raises(RequestError, match=r"experiment.toml is not that of the comparison \(train.rounds: 1 -> 2\)"):
+        Comparison.merge("m", ["a", "b"], federation=clients(), model=network())
     assert not Path("m").exists()
 
 

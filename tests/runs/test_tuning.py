@@ -13,6 +13,7 @@ from flipping import ONE_STEP, clients, network
 
 import fedstrata
 from fedstrata import RequestError
+from fedstrata.report.gather import gather
 from fedstrata.runs.compare import ComparisonRequest, queue
 from fedstrata.runs.compare.tune import FIRST_SEED, Range, Tune
 
@@ -160,6 +161,8 @@ def test_a_wider_grid_plays_only_what_is_new():
         "fedavg/lr=2/seed-0/summary.json",
         "tuning/fedavg/lr=2/seed-1000000/summary.json",
     ]
+    shown = [str(run.path) for run in gather(["c"]).runs_data]
+    assert shown == ["c/fedavg/lr=2/seed-0"], "neither trials nor runs with a setting that is not chosen any more"
     flip(tune={"train.lr": [1e-9, 2.0]})
     assert len(json.loads(Path("c/comparison.json").read_text())["trials"]) == 3, "what was tried before stays listed"
     assert reopen("c", metric="balanced_accuracy").choices["", "fedavg"].metric == "accuracy"

@@ -12,6 +12,7 @@ from typing import Any
 from fedstrata.core.errors import RequestError
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.friedman import Friedman
+from fedstrata.runs.compare.search import FOLDER
 
 
 @dataclass
@@ -72,17 +73,21 @@ def _read(run: Path, condition: str, method: str) -> RunData:
 
 
 def _cells(path: Path) -> Iterator[tuple[str, str, Path]]:
-    """Return condition, method and folder of the runs of a comparison, finished or not."""
-    told = {line.get("run_dir"): (line.get("condition", ""), line["method"]) for line in _known(path).get("cells", ())}
+    """Return condition, method and folder of the runs of a comparison, finished or not; trials of tuning are none."""
+    known = _known(path)
+    told = {line.get("run_dir"): line for line in known.get("cells", ())}
+    chosen = {(row.get("condition", ""), row.get("method")): row.get("tuned") for row in known.get("rows", ())}
     runs = [file.parent for deep in ("*/*", "*/*/*", "*/*/*/*") for file in path.glob(f"{deep}/experiment.toml")]
-    trials = {line.get("run_dir") for line in _known(path).get("trials", ())}
-    for run in sorted(
-        (run for run in runs if str(run.relative_to(path)) not in trials),
-        key=lambda p: (p.parts[:-1], len(p.name), p.name),
-    ):
-        if (run / "events.jsonl").exists():
-            *condition, method, _ = run.relative_to(path).parts
-            yield *told.get(str(run.relative_to(path)), ("".join(condition), method)), run
+    for run in sorted(runs, key=lambda p: (p.parts[:-1], len(p.name), p.name)):
+        parts = run.relative_to(path).parts
+        if not (run / "events.jsonl").exists() or (known.get("trials") and parts[0] == FOLDER):
+            continue
+        *condition, method, _ = parts
+        line = told.get(str(Path(*parts)), {"condition": "".join(condition), "method": method})
+        place = line.get("condition", ""), line["method"]
+        if (tuned := chosen.get(place)) and tuned.get("set") != line.get("set"):  # chosen by an earlier search
+            continue
+        yield *place, run
 
 
 def _compared(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

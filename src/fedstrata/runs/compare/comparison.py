@@ -162,7 +162,7 @@ class Comparison:
         >>> [cell.state for cell in fedstrata.Comparison.merge("runs/whole", shares).cells]
         ['finished', 'finished']
         """
-        merge_folders(Path(path), [Path(folder) for folder in folders])
+        merge_folders(Path(path), [Path(folder) for folder in folders], Planner(federation, model))
         merged = cls.open(path, federation=federation, model=model)
         with merged._shard.locked(merged.path):
             merged._write(merged.rows)
@@ -385,6 +385,8 @@ class Comparison:
     def _settle(self) -> None:
         """Give cells the settings that were chosen since, and see what other shares have finished."""
         if self.search is not None:
+            if self._shard.of > 1:
+                self.search.refresh()
             self.choices = self.search.choices()
             known = {cell.path: cell for cell in self.cells if cell.hash}
             planned = plan_cells(self.design, self.search.planner, self.path, settings_of(self.choices))

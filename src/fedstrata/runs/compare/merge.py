@@ -12,21 +12,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.runs.compare import design as designs
-from fedstrata.runs.compare.layout import read_folder
+from fedstrata.runs.compare.design import Design
+from fedstrata.runs.compare.layout import Planner, read_folder
 from fedstrata.runs.compare.optuna_search import JOURNAL
 from fedstrata.runs.compare.search import FOLDER, is_trial
 from fedstrata.runs.folder import Run, finite
-from fedstrata.runs.training import differences
+from fedstrata.runs.training import differences, fixed
 
 SAME = ("version", *designs.KEYS)
 
 Line = Mapping[str, Any]  # of a cell, as comparison.json has it
 
 
-def merge_folders(out: Path, folders: Sequence[Path]) -> None:
+def merge_folders(out: Path, folders: Sequence[Path], planner: Planner) -> None:
     """Put the cells of several folders of one comparison into one; all is checked before anything is written."""
     if not folders:
         raise RequestError("merge needs folders whose runs it puts together")
@@ -36,6 +38,7 @@ def merge_folders(out: Path, folders: Sequence[Path]) -> None:
     for folder, other in others:
         _refuse_another(first, one, folder, other)
     lines = _lines(known)
+    _refuse_strange(Design.from_json(one), lines, planner)
     moves = {run: folder / run for run, (folder, _) in lines.items() if _comes(out / run, folder / run)}
     moves |= _journals(out, [folder for folder in known if folder != out])
     with writing_to(out):
@@ -81,6 +84,24 @@ def _lines(known: Mapping[Path, Mapping[str, Any]]) -> dict[str, tuple[Path, Lin
             if _progress(folder / run) > _progress(before / run):
                 lines[run] = folder, line
     return lines
+
+
+def _refuse_strange(design: Design, lines: Mapping[str, tuple[Path, Line]], planner: Planner) -> None:
+    """Refuse runs that are not what the comparison would make of the data that are here."""
+    conditions = {condition.name: condition for condition in design.conditions}
+    entries = {entry.name: entry for entry in design.entries}
+    for run, (folder, line) in sorted(lines.items(), key=lambda own: own[1][1]["seed"]):  # data are built once a seed
+        place = line["condition"], line["method"]
+        if place[0] not in conditions or place[1] not in entries:
+            continue  # of an earlier request: it comes along, and has no part in the table
+        setting, more = line.get("set", {}), design.tune.overrides if is_trial(line) else None
+        experiment = design.experiment(conditions[place[0]], entries[place[1]], setting, more)
+        cell = planner.cell(place, line["seed"], experiment, folder, setting)
+        if cell.hash != line["hash"]:
+            raise RequestError(f"{folder / run} was made with other data or first weights than those that are here")
+        file = folder / run / "experiment.toml"
+        if file.exists() and (edits := differences(fixed(cell.experiment.dump()), fixed(Experiment.of(file).dump()))):
+            raise RequestError(f"{file} is not that of the comparison ({edits:.300})")
 
 
 def _progress(run: Path) -> int:

@@ -43,9 +43,16 @@ class OptunaSearch(Search):
         for condition, entry in self.places.values():
             for setting in self.design.tune.grid(entry):
                 self.cell(condition, entry, setting, self.seeds[0])
+        if self.lines is not None:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read from the journals what was tried, here or elsewhere."""
         for place in self.places:
-            if self.lines is not None and self._journal(place).exists():
-                self.trials[place] = [self._read(place, one) for one in _ended(self._study(place))]
+            if place not in self.asked and self._journal(place).exists():
+                ended = _ended(self._study(place))
+                if len(ended) > len(self.trials[place]):
+                    self.trials[place] = [self._read(place, one) for one in ended]
 
     def settled(self, place: Place) -> bool:
         """Say whether as many trials were made as were asked for."""

@@ -86,6 +86,12 @@ class Search:
         left = [c for p in places for t in self.trials.get(p, ()) for c in t.cells if c.state != "finished"]
         return play(sorted(left, key=lambda cell: order[cell.seed]))
 
+    def refresh(self) -> None:
+        """See what others have tried in the same folder."""
+        for cell in self.cells:
+            if cell.state == "waiting" and cell.run.summary:
+                cell.state = "finished"
+
     def watch(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """See an event of a trial; a grid is tried as a whole."""
 
