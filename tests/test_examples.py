@@ -65,7 +65,7 @@ def test_the_noise_experiments_compare_methods_that_rank_samples(name, kind, tmp
 
 
 DIGITS = ["--set", "data.name=digits", "--set", "model.name=mlp", "--set", "train.rounds=1", "--set", "train.epochs=1"]
-TABLES = {  # each as it is, and how few of its cells, on digits, show that it runs
+TABLES = {  # files that hold a comparison: each as it is, and how few of its cells, on digits, show that it runs
     "flips_fashion": (
         5,
         36,
@@ -80,18 +80,18 @@ TABLES = {  # each as it is, and how few of its cells, on digits, show that it r
         ["--over=data.partition={kind='shards',shards=2}"],
         27,
     ),
-    "terraform_table2": (
-        5,
-        16,
-        ["--methods=fedavg,terraform"],
-        ["--over=method.corrections=[{kind='prox',mu=0.1}]"],
-        16,
+    "server_rates": (
+        7,
+        3,
+        ["--set=data.clients=10", "--condition=uci-har: data.clients=11"],
+        ["--condition=fashion-mnist, CNN: data.clients=12"],
+        21,
     ),
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_papers_table_is_one_file_and_one_command(name, cli):
+def test_a_table_is_one_file_and_one_command(name, cli):
     rows, conditions, small, fewer, cells = TABLES[name]
     file = ROOT / f"examples/{name}.toml"
     source = tables.read(file)
