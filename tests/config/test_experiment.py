@@ -25,7 +25,7 @@ from fedstrata.models.mlp import Mlp
 from fedstrata.testing.tiny import play, session_of
 
 SGD = {"kind": "sgd", "lr": 1.0, "momentum": 0.0}
-YOGI = {"kind": "yogi", "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
+YOGI = {"kind": "yogi", "lr": "auto", "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def test_the_default_is_the_one_of_the_contract():
         "schedule": {"kind": "none"},
         "driver": {"kind": "rounds", "norms": "own"},
         "selector": {"kind": "random"},
-        "sampler": {"kind": "shuffle", "batch": "fixed", "least": 8},
+        "sampler": {"kind": "shuffle", "batch": "fixed", "least": 8, "steps": None},
         "corrections": [],
         "combiner": {"kind": "size"},
         "server_step": SGD,
