@@ -119,3 +119,8 @@ def test_when_an_epoch_is_over_everybody_gets_the_model(execution, parts, times,
     numbers = run.summary["bytes_down"] - times * 8 * model - len(first) * model  # labels and addresses
     assert 0 < numbers < model * len(first) + 8 * 40 * run.summary["client_updates"]
     assert "deliver" not in {s["kind"] for e in rounds(made(tmp_path / "b", "stratify-batch")) for s in e["steps"]}
+
+
+def test_who_draws_for_itself_is_asked_in_every_batch_and_no_formula_is_told(tmp_path):
+    run = made(tmp_path / "drawn", "stratify-batch", **{"method.schedule.clients": "binomial", "train.rounds": 1})
+    assert run.summary["transfers"].keys() == {"epochs", "counted"}

@@ -316,6 +316,8 @@ def test_other_first_weights_are_not_mixed_in():
         (["--methods", "fedprox,fedavg", "--ablate", "corrections"], "takes one method apart"),
         (["--methods", "fedprox", "--ablate", "selector"], "fedprox is FedAvg in selector: there is nothing to ablate"),
         (["--methods", "stratify-batch", "--ablate", "schedule"], "stratify-batch-without-schedule cannot be compared"),
+        (["--methods", "fedavg", "--variant", "lock: train.lr=0.6", *SETS, "--out", "runs"], 'method "lock"'),
+        (["--methods", "fedavg", "--variant", "x train.lr=0.6", *SETS, "--out", "runs"], "must look like NAME: KEY"),
         (["--methods", "fedavg,sfl", "--jobs", "0", *SETS, "--out", "runs"], "jobs = 0 must be at least 1"),
     ],
 )

@@ -369,7 +369,7 @@ def test_the_command_line_a_file_and_python_ask_for_the_same(cli):
         (["--tune", "train.lr=-1..1", "--tuner", "optuna"], "train.lr = -1 is not valid"),
         (["--tune-seeds", "2"], "tune names no key"),
         (["--tuner", "optuna"], "tune names no key"),
-        (["--variant", "tuning: train.epochs=1", "--tune", "train.lr=1,2"], '"tuning" is the folder of the trials'),
+        (["--variant", "tuning: train.epochs=1", "--tune", "train.lr=1,2"], 'method "tuning": a file or folder'),
         (["--tune", "train.lr=1,2", "--resume", "c"], "--resume takes everything from the folder"),
         (["--shard", "0/2"], 'shard = "0/2" must look like 2/5'),
         (["--shard", "half"], 'shard = "half" must look like 2/5'),

@@ -123,12 +123,13 @@ def compare(
 
     from fedstrata.cli.live import watcher
     from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
-    from fedstrata.runs.compare.queue import check_minutes
+    from fedstrata.runs.compare.queue import check_jobs, check_minutes
     from fedstrata.runs.compare.shards import Shard
     from fedstrata.runs.compare.tables import check_format
     from fedstrata.runs.compare.tune import Tune
 
     stop_cleanly()
+    check_jobs(jobs)
     check_minutes(minutes)
     Shard.read(shard)
     for path in table or ():

@@ -24,7 +24,8 @@ def schedule_figures(session: Session, state: State, rounds: Sequence[Mapping[st
     epochs = state.round / driver.schedule.rounds_per_epoch
     told = {"epochs": epochs, "counted": _by_client(session, state.participation / epochs)}
     truth = session.client_info.ground_truth
-    if session.remote is None and truth is not None and session.federation.moves is None:
+    drawn = driver.schedule.clients == "binomial"  # all holders are asked in every batch, which is not the paper's way
+    if session.remote is None and truth is not None and session.federation.moves is None and not drawn:
         batch_size = session.plan.local.batch_size if driver.steps_at_server else None
         told["expected"] = _by_client(session, expected_transfers(driver.schedule, truth.stock, batch_size))
     return {"best_epoch": ceil(best["round"] / driver.schedule.rounds_per_epoch), "transfers": told}

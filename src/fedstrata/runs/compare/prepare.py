@@ -19,7 +19,7 @@ from fedstrata.runs.compare.comparison import Comparison, laid_out
 from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.runs.compare.pool import Tell
-from fedstrata.runs.compare.queue import check_minutes
+from fedstrata.runs.compare.queue import check_jobs, check_minutes
 from fedstrata.runs.compare.request import ComparisonRequest
 from fedstrata.runs.compare.rows import ACCURACY
 from fedstrata.runs.compare.settings import Condition, Entry, Given
@@ -110,6 +110,7 @@ def compare(
     >>> print(comparison.table())
     method    accuracy ...
     """
+    check_jobs(jobs)
     check_minutes(minutes)
     Shard.read(shard)
     request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric, tune)

@@ -27,8 +27,7 @@ def choose_jobs(
     cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, asked: int | None
 ) -> tuple[int, str | None]:
     """Return how many cells are played at a time, and what the user should know about it."""
-    if asked is not None and asked < 1:
-        raise RequestError(f"jobs = {asked} must be at least 1")
+    check_jobs(asked)
     if asked == 1 or len(cells) < 2:
         return 1, None
     reason = why_not(cells, federation, model)
@@ -45,6 +44,12 @@ def choose_jobs(
     if reason is not None and jobs > 1:
         return 1, f"cells were played one after another: {reason}"
     return jobs, None
+
+
+def check_jobs(asked: int | None) -> None:
+    """Refuse a number of cells at a time that is none."""
+    if asked is not None and asked < 1:
+        raise RequestError(f"jobs = {asked} must be at least 1")
 
 
 def check_minutes(minutes: float | None) -> None:

@@ -100,4 +100,4 @@ def remarks_of(
                 never = f"never reached {metric.target:g}; it ranks last there, and is in no mean of {metric.name}"
                 said.setdefault(f"{method} {never}", []).append(str(seed))
     over = [f"{remark} (seed {', '.join(at)})" for remark, at in said.items()]
-    return over + (caution(len(seeds)) if len(entries) > 1 else [])
+    return over + (caution(len(seeds)) if len(entries) > 1 and done else [])

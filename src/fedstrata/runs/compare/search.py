@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import RequestError
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.choice import Choice, Trial, choose, total
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.grid import write_bytes, write_seconds
 from fedstrata.runs.compare.layout import Planner, find_state, order_by_data
-from fedstrata.runs.compare.settings import Condition, Entry, folder_name
+from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.tune import Setting
 from fedstrata.runs.metrics import Metric
 
@@ -39,9 +38,6 @@ class Search:
     trials: dict[Place, list[Trial]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (one.name for one in (*self.design.entries, *self.design.conditions)):
-            if folder_name(name) == FOLDER:
-                raise RequestError(f'"{name}" is the folder of the trials; give the row or condition another name')
         self.places = {
             (condition.name, entry.name): (condition, entry)
             for condition in order_by_data(self.design)

@@ -17,6 +17,7 @@ from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.methods.recipes import STAGES
 
 LONGEST = 100  # characters of a folder's name
+TAKEN = ("lock", "comparison.json", "tuning", "writing.lock")  # what every comparison has in its folder
 SECTIONS = tuple(Experiment.model_fields)
 EMPTY = ("kind", "name", "rate")  # words of a key that say nothing without the one before
 
@@ -82,7 +83,8 @@ def read_axis(text: str, what: str = "over") -> tuple[str, list[Any]]:
     """Read `data.partition.alpha=0.1,0.3`."""
     key, equals, values = text.partition("=")
     if not equals or not tables.split(values):
-        raise RequestError(f'{what} "{text}" must look like data.partition.alpha=0.1,0.3')
+        like = "data.partition.alpha=0.1,0.3" if what == "over" else "train.lr=0.03,0.1"
+        raise RequestError(f'{what} "{text}" must look like {like}')
     return full_key(key.strip(), what), [tables.read_value(value) for value in tables.split(values)]
 
 
@@ -102,6 +104,10 @@ def name_all(settings: Iterable[NamedOverrides], what: str) -> list[NamedOverrid
         named[name] = NamedOverrides(name, setting.overrides)
     folders: dict[str, str] = {}
     for name in named:
+        if folder_name(name).lower() in TAKEN:
+            raise RequestError(
+                f'{what} "{name}": a file or folder of every comparison is called so; choose another name'
+            )
         if (other := folders.setdefault(folder_name(name).lower(), name)) != name:
             raise RequestError(f"{what}s {other} and {name} would lie in one folder; give one of them another name")
     return list(named.values())
@@ -159,6 +165,8 @@ def _from_text(text: str, what: str) -> NamedOverrides:
     name, colon, rest = text.partition(":")
     if not colon or "=" in name:
         name, rest = "", text
+    if " " in rest.partition("=")[0].strip():
+        raise RequestError(f'{what} "{text}" must look like NAME: KEY=VALUE, KEY=VALUE')
     return _filled(NamedOverrides(name.strip(), _assignments(rest, f'{what} "{text}"')), what)
 
 

@@ -41,10 +41,13 @@ def terminal_table(rows: Sequence[Row], width: int = WIDTH, wide: bool = False, 
     What does not fit into the width is named, unless it shall be as wide as it gets: then every figure is there, under
     conditions for one condition after another.
     """
+    if not any(row.get("seeds") for row in rows):
+        return "no run has finished yet"
     names = conditions_of(rows)
     if not names:
         return "\n".join([*_of_figures(rows, width, wide), *_of_stages(rows), *_of_settings(rows, width, wide)])
-    marks, text = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05", list[str]()
+    marks = "* the best of a condition; + and -: better and worse than the first, Holm's p < 0.05; rank: over seeds"
+    text: list[str] = []
     for metric, grid in _grids(rows, marked=True):
         text += [*([""] if text else []), *in_blocks(grid, 10**6 if wide else width)]
         text += _read(rows, marks, width, metric)
