@@ -143,11 +143,11 @@ def test_minutes_end_the_search_too(monkeypatch):
             self.now += 1.0
             return self.now
 
-    monkeypatch.setattr(queue, "monotonic", Clock())
-    cut = flip(minutes=3 / 60)
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "monotonic", Clock())
+        cut = flip(minutes=3 / 60)
     assert [cell.state for cell in cut.cells] == ["waiting"]
     assert cut.choices == {("", "fedavg"): None}
-    monkeypatch.undo()
     assert settings(flip()) == {("", "fedavg"): {"train.lr": 2.0}}
 
 
