@@ -14,6 +14,7 @@ import torch
 import fedstrata
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.testing import tiny_federation
+from tests.doomed import DOOMED
 
 SMALL = {"train.rounds": 3, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
 
@@ -134,29 +135,6 @@ def test_a_run_of_a_comparison_stays_as_long_as_the_others(tmp_path):
     done = fedstrata.compare(methods=["fedavg"], overrides=SMALL, out=tmp_path / "c")
     with pytest.raises(RequestError, match="belongs to the comparison in"):
         resume(done.runs["fedavg"][0].path, overrides={"train.rounds": 6})
-
-
-DOOMED = """
-import os, signal, sys
-from dataclasses import dataclass
-from fedstrata.methods.selectors.random import Random
-
-@dataclass(frozen=True)
-class Doomed(Random):
-    "Whose process dies after so many files of its run were opened, renamed or removed."
-
-left = int(os.environ.get("DIES_AFTER", 0))
-
-def count(event, args):
-    global left
-    if event in ("open", "os.rename", "os.remove") and "/cut/" in str(args[0]):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-if left:
-    sys.addaudithook(count)
-"""
 
 
 @pytest.mark.usefixtures("quick_processes")

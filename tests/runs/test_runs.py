@@ -18,6 +18,7 @@ import torch
 from fedstrata import Federation, RequestError, Run, resume, train
 from fedstrata.runs import checkpoints
 from fedstrata.testing import tiny_federation
+from tests.doomed import DOOMED
 
 SMALL = {"train.rounds": 5, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
 FULL = "scaffold"  # has server state, broadcast and client state
@@ -55,29 +56,6 @@ def test_progress_towards_a_stop_survives_a_resume(tmp_path):
     assert whole.summary["stopped"].startswith("patience")
     interrupted(tmp_path / "cut", 2, overrides=overrides)
     assert equal(whole, resume(tmp_path / "cut"))
-
-
-DOOMED = """
-import os, signal, sys
-from dataclasses import dataclass
-from fedstrata.methods.selectors.random import Random
-
-@dataclass(frozen=True)
-class Doomed(Random):
-    "Whose process dies after so many files of its run were opened, renamed or removed."
-
-left = int(os.environ.get("DIES_AFTER", 0))
-
-def count(event, args):
-    global left
-    if event in ("open", "os.rename", "os.remove") and "/cut/" in str(args[0]):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-if left:
-    sys.addaudithook(count)
-"""
 
 
 @pytest.mark.usefixtures("quick_processes")
