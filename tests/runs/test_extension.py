@@ -10,11 +10,11 @@ import sys
 
 import pytest
 import torch
+from doomed import DOOMED
 
 import fedstrata
 from fedstrata import RequestError, Run, resume, train
 from fedstrata.testing import tiny_federation
-from tests.doomed import DOOMED
 
 SMALL = {"train.rounds": 3, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from doomed import DOOMED
 
 from fedstrata import Federation, RequestError, Run, resume, train
 from fedstrata.runs import checkpoints
 from fedstrata.testing import tiny_federation
-from tests.doomed import DOOMED
 
 SMALL = {"train.rounds": 5, "data.clients": 8, "train.epochs": 1, "train.batch_size": 64, "engine.vmap": "never"}
 FULL = "scaffold"  # has server state, broadcast and client state

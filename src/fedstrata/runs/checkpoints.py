@@ -173,6 +173,7 @@ class BackgroundWriter:
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._aside: list[Snapshot] = []  # at most one; taken out to be written, so that nothing holds it afterwards
         self._under_way: Future[None] | None = None
 
     def write(
@@ -185,8 +186,11 @@ class BackgroundWriter:
     ) -> None:
         """Put aside what a checkpoint holds, and have it written once the one before is safe."""
         self.wait()
-        snapshot = self._checkpoints.take(round, state, client_states, about, unchanging)
-        self._under_way = self._thread.submit(self._checkpoints.put, snapshot)
+        self._aside.append(self._checkpoints.take(round, state, client_states, about, unchanging))
+        self._under_way = self._thread.submit(self._put_aside)
+
+    def _put_aside(self) -> None:
+        self._checkpoints.put(self._aside.pop())
 
     def wait(self) -> None:
         """Wait until everything that was put aside is safe on disk."""
