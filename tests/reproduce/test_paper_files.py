@@ -6,12 +6,12 @@ import math
 import re
 
 import pytest
+from paper_files import BY_ID, FILES, design
 
 from fedstrata.config import tables
 from fedstrata.reproduce.play import play_quickly
 from fedstrata.reproduce.table import find_table
 from fedstrata.runs.metrics import metrics_of
-from tests.reproduce.paper_files import BY_ID, FILES, design
 
 TABLES = {  # every table and figure with results: part of a paper, data set where one has several
     "stratify": "S1 S2 S3 S4 S5-pacs S5-digits-dg S6 S7 S8 S9-covtype S9-pacs S9-digits-dg S10-single S10-batch S10-bn "

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from paper_tables import TEXT
 from typer.testing import CliRunner
 
 from fedstrata import cli
 from fedstrata.reproduce import pages, table
-from tests.reproduce.tables import TEXT
 
 
 @pytest.fixture

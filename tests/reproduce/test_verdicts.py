@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from paper_tables import TEXT
 
 import fedstrata
 from fedstrata.core.errors import RequestError
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import Wanted, read_table
 from fedstrata.reproduce.verdict import FAILS, HOLDS, IN_ORDER, OPEN, OTHER, contrast, judge, within
-from tests.reproduce.tables import TEXT
 
 TABLE = read_table(TEXT)
 WOBBLE = (-0.002, -0.001, 0.0, 0.0, 0.001, 0.002)  # of six seeds, mean 0

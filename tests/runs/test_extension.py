@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from doomed import DOOMED
+from dying_part import DOOMED
 
 import fedstrata
 from fedstrata import RequestError, Run, resume, train

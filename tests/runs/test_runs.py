@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from doomed import DOOMED
+from dying_part import DOOMED
 
 from fedstrata import Federation, RequestError, Run, resume, train
 from fedstrata.runs import checkpoints
