@@ -36,43 +36,16 @@ KEPT = Path("reproduce/results")
 
 @app.command("list")
 def listing(results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
-    """List every table: what it needs, how far it is, and the verdict so far."""
-    from fedstrata.data import catalog
-    from fedstrata.reproduce.pages import judge_all
-    from fedstrata.reproduce.show import state_of
+    """List every table: what it is, how long it takes on a CPU and on a GPU, how far it is, the verdict so far."""
+    from fedstrata.reproduce.overview import judge_all
 
-    fetched = {row["name"] for row in catalog.rows() if row["fetched"] or row["embedded"]}
-    rows: list[dict[str, Any]] = []
-    for name, (own, verdict) in judge_all(results).items():
-        table = own.table
-        missing = [data for data in table.data if data not in fetched]
-        rows.append(
-            {
-                "id": name,
-                "paper": table.paper,
-                "what": table.what,
-                "data": table.data,
-                "missing": missing,
-                "runs": state_of(own),
-                "minutes": {kind: round(len(own.missing()) * s / 60, 1) for kind, s in own.seconds().items()},
-                "verdict": verdict.word,
-            }
-        )
+    judged = judge_all(results)
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps([own.to_json() for own in judged.values()]))
         return
-    from rich.console import Console
-    from rich.table import Table
+    from fedstrata.cli.paper_list import print_list
 
-    shown = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("id", "paper", "what", "data", "runs", "minutes left", "verdict"):
-        shown.add_column(title, overflow="fold")
-    for row in rows:
-        data = ", ".join(f"{d} (fetch it)" if d in row["missing"] else d for d in row["data"])
-        left = ", ".join(f"{minutes:g} {kind}" for kind, minutes in row["minutes"].items()) or "-"
-        shown.add_row(row["id"], row["paper"], row["what"], data, row["runs"], left, row["verdict"])
-    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(shown)
-    print("play one: fedstrata reproduce run ID; look at it: fedstrata reproduce show ID")
+    print_list(judged)
 
 
 @app.command()
@@ -94,7 +67,10 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Play what is missing of a table, the primary contrast first; every run that ends is kept at once."""
-    from fedstrata.reproduce.play import estimate, minutes_left, play, play_quickly, runs_to_play
+    import torch
+
+    from fedstrata.reproduce.minutes import Timing, in_words
+    from fedstrata.reproduce.play import play, play_quickly, runs_to_play
     from fedstrata.reproduce.results import Results
     from fedstrata.reproduce.table import find_table
     from fedstrata.runs.compare.shards import Shard
@@ -109,8 +85,8 @@ def run(
     own = Results(table, results)
     todo = runs_to_play(own, share)
     if todo and not quiet:
-        about = minutes_left(own, todo, estimate(table, todo))
-        print(f"{len(todo)} of {len(table.wanted())} runs to play, about {about:.0f} minutes here", file=sys.stderr)
+        about = in_words(Timing(own, "gpu" if torch.cuda.is_available() else "cpu").minutes(todo))
+        print(f"{len(todo)} of {len(table.wanted())} runs to play, about {about} in all", file=sys.stderr)
     try:
         played = play(own, out, _line(quiet), minutes, share, jobs)
     except KeyboardInterrupt:
@@ -121,8 +97,9 @@ def run(
 
 @app.command()
 def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
-    """Show a table: the paper's figures, ours with intervals, and the verdict."""
-    from fedstrata.reproduce.pages import judge_all
+    """Show a table: the paper's figures, ours with intervals, the verdict; settings, what is open, how to play it."""
+    from fedstrata.reproduce.figures import figures_of
+    from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.show import describe, text_of
     from fedstrata.reproduce.table import find_table
 
@@ -130,11 +107,35 @@ def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> 
     judged = judge_all(results, [table.paper])
     shown = [judged[key] for key in judged if key == table.id or key.startswith(f"{table.id} as ")]
     if as_json:
-        told = [{"id": own.table.id, "verdict": v.word, "said": describe(own, v)} for own, v in shown]
-        print(json.dumps(told))
+        told = [
+            {
+                **own.to_json(),
+                "claim": own.results.table.claim,
+                "said": describe(own.results, own.verdict),
+                "rows": [f.to_json() for metric in own.results.table.metrics for f in figures_of(own.results, metric)],
+                "not_stated": list(own.results.table.not_stated),
+                "oddities": list(own.results.table.oddities),
+                "notes": list(own.results.table.notes),
+            }
+            for own in shown
+        ]
+        print(json.dumps({**told[0], "readings": told[1:]}))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
-    print("\n\n".join(text_of(own, verdict, width) for own, verdict in shown))
+    print("\n\n".join(text_of(own.results, own.verdict, width) for own in shown))
+
+
+@app.command()
+def merge(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of another machine.")],
+    results: ResultsFolder = KEPT,
+) -> None:
+    """Take over what was played on another machine: runs that are missing here; what is here stays as it is."""
+    from fedstrata.reproduce.results import merge_results
+
+    taken = merge_results(folder, results)
+    said = ", ".join(f"{number} of {name}" for name, number in taken.items() if number)
+    print(f"{sum(taken.values())} runs taken over{f': {said}' if said else ''}")
 
 
 @app.command()
@@ -142,18 +143,25 @@ def page(
     results: ResultsFolder = KEPT,
     markdown: Annotated[Path, typer.Option(metavar="DIR", help="Where the Markdown goes.")] = Path("docs/papers"),
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The HTML page.")] = Path("papers.html"),
+    readme: Annotated[
+        Path, typer.Option(metavar="FILE", help="A document with marks between which the headlines go.")
+    ] = Path("README.md"),
 ) -> None:
-    """Write the whole as Markdown, a file a paper, and as one HTML page."""
+    """Write the whole as Markdown, a file a paper, and as one HTML page; and the headlines into the README."""
     from fedstrata.core.files import write_atomically
-    from fedstrata.reproduce.pages import html_page, judge_all, write_markdown
+    from fedstrata.reproduce.overview import judge_all
+    from fedstrata.reproduce.pages import BEGIN, html_page, with_headlines, write_markdown
 
     judged = judge_all(results)
     try:
         written = write_markdown(judged, markdown)
         write_atomically(out, html_page(judged).encode())
+        marked = readme.is_file() and BEGIN in (text := readme.read_text(encoding="utf-8"))
+        if marked:
+            write_atomically(readme, with_headlines(text, judged).encode())
     except OSError as error:
         raise RequestError(f"a page cannot be written: {error}") from None
-    print(f"{len(written)} files in {markdown}, and {out}")
+    print(f"{len(written)} files in {markdown}, and {out}{f'; headlines in {readme}' if marked else ''}")
 
 
 def _line(quiet: bool) -> Any:

@@ -47,15 +47,25 @@ class Published(DataSet):
         """Return the published counts by label, of training and of test samples; options may change them."""
         return self.counts, self.test_counts
 
+    def outline(self) -> tuple[tuple[int, ...], int, int]:
+        """Return the shape of a sample, and how many there are to train and to test, as published; nothing is read."""
+        train, test = (sum(counts.values()) for counts in self.expected())
+        return self.shape, train, test
+
     def load(self) -> Arrays:
         """Map the samples into memory."""
         arrays = store.get(self.key)
         if arrays is None:
             raise RequestError(
                 f'data.name = "{self.name}" is not in the data folder {store.folder()}; get it with '
-                f"`fedstrata data fetch {self.name}{self._asked()}`, or `--from PATH` where there is no network"
+                f"`{self.fetch_command}`, or `--from PATH` where there is no network"
             )
         return arrays
+
+    @property
+    def fetch_command(self) -> str:
+        """What to type to get it."""
+        return f"fedstrata data fetch {self.name}{self._asked()}"
 
     def fetch(self, path: Path | None = None, say: Say = lambda _: None, bar: Any = False) -> Path:
         """Download or take over the files, decode and check them, and put the set into the data folder.

@@ -2,114 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
+from textwrap import fill
 
 from fedstrata.core.files import write_atomically
-from fedstrata.reproduce.results import Results
-from fedstrata.reproduce.show import describe, grid_of, state_of
-from fedstrata.reproduce.table import PAPERS, all_tables
-from fedstrata.reproduce.verdict import Verdict, judge
+from fedstrata.reproduce.overview import Judged, in_words, oddities, of_paper
+from fedstrata.reproduce.show import commands, describe, grid_of, state_of, title_of, write_contrast, write_gain
+from fedstrata.reproduce.table import PAPERS
 from fedstrata.runs.compare.tables import markdown_grid
 
 WRITTEN = "<!-- written by `fedstrata reproduce page`; edit the files under src/fedstrata/reproduce instead -->"
+BEGIN, END = "<!-- papers: written by fedstrata reproduce page -->", "<!-- end of papers -->"
 
-Judged = Mapping[str, tuple[Results, Verdict]]  # by id
-
-
-def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str, tuple[Results, Verdict]]:
-    """Read all results and judge them, a paper at a time; other readings only where something of them was played."""
-    results: dict[str, Results] = {}
-    for name, table in all_tables().items():
-        if table.paper not in papers:
-            continue
-        results[name] = Results(table, folder)
-        others = [Results(table.read_as(reading), folder) for reading in table.readings]
-        results |= {own.table.id: own for own in others if own.runs}
-    verdicts: dict[str, Verdict] = {}
-    for paper in papers:
-        verdicts |= judge({name: own for name, own in results.items() if own.table.paper == paper})
-    return {name: (own, verdicts[name]) for name, own in results.items()}
+All = Mapping[str, Judged]  # by id
 
 
-def write_markdown(judged: Judged, folder: Path) -> list[Path]:
-    """Write an index and a page a paper."""
+def markdown_pages(judged: All) -> dict[str, str]:
+    """Return an index and a page a paper, by file name."""
+    pages = {"README.md": _index(judged), **{f"{paper}.md": _paper(paper, judged) for paper in PAPERS}}
+    return {name: "\n".join(text).rstrip() + "\n" for name, text in pages.items()}
+
+
+def write_markdown(judged: All, folder: Path) -> list[Path]:
+    """Write them."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"README.md": "\n".join(_index(judged))}
-    pages |= {f"{paper}.md": "\n".join(_paper(paper, judged)) for paper in PAPERS}
+    pages = markdown_pages(judged)
     for name, text in pages.items():
-        write_atomically(folder / name, f"{text.rstrip()}\n".encode())
+        write_atomically(folder / name, text.encode())
     return [folder / name for name in pages]
 
 
-def html_page(judged: Judged) -> str:
+def with_headlines(text: str, judged: All) -> str:
+    """Return a document with each paper's headline between its marks: the table that is played first."""
+    before, rest = text.split(BEGIN)
+    lines = ["| paper | its headline | the paper's gain | ours | verdict | command |", "|---|---|---:|---:|---|---|"]
+    for paper, name in PAPERS.items():
+        own = of_paper(paper, judged)[0]
+        table = own.results.table
+        says = f"[{name}](docs/papers/{paper}.md)", table.what
+        command = f"`fedstrata reproduce run {table.id}`"
+        lines.append(f"| {' | '.join((*says, *_gains(own), own.verdict.word, command))} |")
+    return f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}"
+
+
+def _gains(own: Judged) -> tuple[str, str]:
+    """Write the primary contrast as the paper has it, and as we do."""
+    contrast = own.verdict.contrast
+    theirs = "-" if contrast.claimed is None else write_gain(contrast.claimed)
+    return theirs, "not played" if contrast.mean is None else write_contrast(contrast)
+
+
+def _index(judged: All) -> Iterator[str]:
+    yield f"# The five papers, played again\n\n{WRITTEN}\n"
+    yield (
+        "Each table is one file under `src/fedstrata/reproduce/papers` and one command, `fedstrata reproduce run ID`.\n"
+        "Settings that a paper leaves open are marked in its file; verdicts follow the rules in\n"
+        "[reproduce.md](../reproduce.md), and rest only on runs that lie under `reproduce/results`. A gain is the\n"
+        "paper's own method less its strongest printed baseline, in the mean over all conditions.\n"
+    )
+    for paper, name in PAPERS.items():
+        yield f"## {name}\n\n{fill(in_words(paper, judged), 120)}\n"
+        yield "| table | what | runs | the paper's gain | ours | verdict |\n|---|---|---:|---:|---:|---|"
+        for own in of_paper(paper, judged):
+            table = own.results.table
+            link = f"[{table.id}]({paper}.md#{_anchor(own)})"
+            yield f"| {' | '.join((link, table.what, state_of(own.results), *_gains(own), own.verdict.word))} |"
+        yield ""
+
+
+def _paper(paper: str, judged: All) -> Iterator[str]:
+    tables = of_paper(paper, judged)
+    yield f"# {PAPERS[paper]}, played again\n\n{WRITTEN}\n\n{fill(in_words(paper, judged), 120)}\n"
+    if strange := oddities(tables):
+        yield "What is odd in the paper's own figures:\n"
+        yield "\n".join(_item(f"{said} ({', '.join(ids)})") for said, ids in strange.items()) + "\n"
+    for own in tables:
+        table = own.results.table
+        yield f"## {_head(own)}\n\n{fill(table.claim, 120)}\n"
+        yield "\n".join(_item(said) for said in describe(own.results, own.verdict)) + "\n"
+        for name in table.metrics:
+            yield f"{title_of(own.results, name)}:\n\n{markdown_grid(grid_of(own.results, name))}"
+        for head, items in _remarks(own):
+            yield f"{head}:\n\n" + "\n".join(map(_item, items)) + "\n"
+        yield f"`fedstrata reproduce run {table.id}`\n"
+
+
+def _remarks(own: Judged) -> Iterator[tuple[str, list[str]]]:
+    """Return what else is to be said of a table, under headings."""
+    table = own.results.table
+    stated = [f"`{one}`" if " = " in one else one for one in table.not_stated]
+    readings = [f'"{name}"' for name in table.readings]
+    found = {"Not stated in the paper, our choice": stated, "Notes": list(table.notes)}
+    found |= {"Other readings of the paper, for `--reading`": [", ".join(readings)] if readings else []}
+    yield from ((head, items) for head, items in found.items() if items)
+
+
+def _head(own: Judged) -> str:
+    return f"{own.results.table.id}: {own.results.table.what}"
+
+
+def _anchor(own: Judged) -> str:
+    """Return what GitHub calls a heading."""
+    kept = [c for c in _head(own).lower() if c.isalnum() or c in "-_ "]
+    return "".join(kept).replace(" ", "-")
+
+
+def _item(said: str) -> str:
+    return fill(said, 120, initial_indent="* ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def html_page(judged: All) -> str:
     """Write one page that holds everything and fetches nothing."""
     from fedstrata.report.document import document, heading  # noqa: PLC0415  plotly takes long to import
 
-    played = sum(len(results.runs) for results, _ in judged.values())
+    played = sum(len(own.results.runs) for own in judged.values())
     body = [
         *heading("The five papers, played again", f"{played} runs so far", list(PAPERS.items())),
         '<main id="main" tabindex="-1">',
     ]
     for paper, name in PAPERS.items():
-        body.append(f'<h2 id="{paper}">{escape(name)}</h2>')
-        for results, verdict in _own(paper, judged):
-            body += _section(results, verdict)
+        tables = of_paper(paper, judged)
+        body += [f'<h2 id="{paper}">{escape(name)}</h2>', f"<p>{_emphasis(in_words(paper, judged))}</p>"]
+        odd = [f"{said} ({', '.join(ids)})" for said, ids in oddities(tables).items()]
+        body += _listed("What is odd in the paper's own figures", odd) if odd else []
+        for own in tables:
+            body += _section(own)
     return document("The five papers, played again", [*body, "</main>"], [])
 
 
-def _section(results: Results, verdict: Verdict) -> Iterator[str]:
-    table = results.table
-    yield f'<h3 id="{escape(table.id)}">{escape(table.id)}: {escape(table.what)}</h3><p>{escape(table.claim)}</p>'
+def _section(own: Judged) -> Iterator[str]:
+    table = own.results.table
+    yield f'<h3 id="{escape(table.id)}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
+    yield "".join(f"<p>{escape(said)}</p>" for said in describe(own.results, own.verdict))
     for name in table.metrics:
-        grid = grid_of(results, name)
+        grid = grid_of(own.results, name)
         head = "".join(f'<th scope="col">{escape(title)}</th>' for title in grid.titles)
-        lines = [
-            "".join(
-                f"<td>{'<strong>' if (at, c) in grid.best else ''}{escape(cell)}"
-                f"{'</strong>' if (at, c) in grid.best else ''}</td>"
-                for c, cell in enumerate(line)
-            )
-            for at, line in enumerate(grid.lines)
-        ]
-        rows = "".join(f"<tr>{line}</tr>" for line in lines)
-        caption = f"{name}: paper / ours [95 % interval]"
-        yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.id)}"><table>'
-        yield f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    yield "".join(f"<p>{escape(said)}</p>" for said in describe(results, verdict))
-    yield "".join(f'<p class="quiet">{escape(note)}</p>' for note in table.notes)
+        rows = ""
+        for at, line in enumerate(grid.lines):
+            cells = (_strong(escape(cell), (at, c) in grid.best) for c, cell in enumerate(line))
+            rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(f"{table.id}, {name}")}"><table>'
+        caption = escape(title_of(own.results, name))
+        yield f"<caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    remarks = "".join(line for head, items in _remarks(own) for line in _listed(head, items))
+    yield f"<details><summary>Settings that we chose, notes, readings</summary>{remarks}</details>"
+    yield f"<p><code>{'<br>'.join(map(escape, commands(own.results)))}</code></p>"
 
 
-def _index(judged: Judged) -> Iterator[str]:
-    yield f"# The five papers, played again\n\n{WRITTEN}\n"
-    yield (
-        "Each table is one file under `src/fedstrata/reproduce/papers` and one command, `fedstrata reproduce run ID`.\n"
-        "Settings that a paper leaves open are marked in its file; verdicts follow the rules in\n"
-        "`src/fedstrata/reproduce/verdict.py`, and rest only on runs that lie under `reproduce/results`.\n"
-    )
-    yield "| table | what | runs | primary contrast | verdict |\n|---|---|---:|---|---|"
-    for name, (results, verdict) in judged.items():
-        table, contrast = results.table, verdict.contrast
-        gain = "-"
-        if contrast.mean is not None and not table.metrics[table.metric].lower:
-            gain = f"{100 * contrast.mean:+.2f} points"
-            gain += "" if contrast.claimed is None else f" (paper {100 * contrast.claimed:+.2f})"
-        cells = f"[{name}]({table.paper}.md)", f"{PAPERS[table.paper]}, {table.what}", state_of(results)
-        yield f"| {' | '.join((*cells, gain, verdict.word))} |"
+def _listed(head: str, items: list[str]) -> Iterator[str]:
+    yield f"<p>{escape(head).replace('`', '')}:</p><ul>"
+    yield from (f"<li>{escape(item.replace('`', ''))}</li>" for item in items)
+    yield "</ul>"
 
 
-def _paper(paper: str, judged: Judged) -> Iterator[str]:
-    yield f"# {PAPERS[paper]}, played again\n\n{WRITTEN}\n"
-    for results, verdict in _own(paper, judged):
-        table = results.table
-        yield f"## {table.id}: {table.what}\n\n{table.claim}\n"
-        for name in table.metrics:
-            yield f"{name}, paper / ours [95 % interval]; bold where ours is the paper's:\n"
-            yield markdown_grid(grid_of(results, name))
-        yield "\n".join(f"* {said}" for said in [*describe(results, verdict), *table.notes])
-        yield f"\n`fedstrata reproduce run {table.id}`\n"
+def _strong(cell: str, strong: bool) -> str:
+    return f"<strong>{cell}</strong>" if strong else cell
 
 
-def _own(paper: str, judged: Judged) -> Iterator[tuple[Results, Verdict]]:
-    return (own for own in judged.values() if own[0].table.paper == paper)
+def _emphasis(text: str) -> str:
+    """Turn the stars of a paragraph, of which there are pairs, into emphasis."""
+    parts = escape(text).split("*")
+    return "".join(f"<em>{part}</em>" if at % 2 else part for at, part in enumerate(parts))

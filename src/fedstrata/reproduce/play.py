@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedstrata.config.build import build_federation
-from fedstrata.core.threads import cores
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import PaperTable, Wanted
 from fedstrata.runs.compare.cells import Cell
@@ -22,7 +20,6 @@ from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.folder import Run
 
 WHOLE = Shard()
-GPU = 600.0  # times the speed of a core, roughly: for tables of which nothing was measured yet
 
 Tell = Callable[[Wanted, Mapping[str, Any]], None]
 
@@ -54,7 +51,8 @@ def play(
     deadline = Deadline(minutes)
     table, todo = results.table, runs_to_play(results, shard)
     cells = make_cells(table.design, todo, out / folder_name(table.id), estimate(table, todo))
-    played = _play(cells, tell, results.add, deadline, choose_jobs(cells, None, None, jobs)[0])
+    at_a_time = choose_jobs(cells, None, None, jobs)[0]
+    played = _play(cells, tell, partial(results.add, jobs=at_a_time), deadline, at_a_time)
     return replace(played, left=len(runs_to_play(results, shard)))
 
 
@@ -113,13 +111,3 @@ def estimate(table: PaperTable, todo: Sequence[Wanted]) -> dict[tuple[str, str],
             last = experiment.data, build_federation(experiment)
         found[place] = guess_seconds(", ".join(filter(None, place)), experiment, last[1], None)
     return found
-
-
-def minutes_left(results: Results, todo: Sequence[Wanted], guesses: Mapping[tuple[str, str], float]) -> float:
-    """Guess how long so many runs take on this machine: from those that were played, or from their arithmetic."""
-    gpu = torch.cuda.is_available()
-    measured = results.seconds().get("gpu" if gpu else "cpu")
-    each = [
-        guesses[one.condition, one.method] / (GPU if gpu else 1.0) if measured is None else measured for one in todo
-    ]
-    return sum(each) / 60 / (1 if gpu else cores())

@@ -24,7 +24,10 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import in_turn
 from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.core.threads import cores
-from fedstrata.reproduce.table import PaperTable, Wanted
+from fedstrata.data import store
+from fedstrata.data.published import Published
+from fedstrata.reproduce.table import PaperTable, Wanted, all_tables
+from fedstrata.reproduce.work import data_set
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.folder import Run, finite
 from fedstrata.runs.metrics import Metric, evaluations
@@ -33,6 +36,8 @@ FOLDER = Path("reproduce") / "results"
 ALWAYS = ("accuracy", "best", "mean_last10", "balanced_accuracy", "best_balanced_accuracy")
 COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds")
 POINTS = 50  # of a curve
+
+Key = tuple[str, str, int]  # condition, row and seed
 
 
 class Results:
@@ -43,7 +48,7 @@ class Results:
         self._entries = self._read()
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
 
-    def _read(self) -> dict[tuple[str, str, int], dict[str, Any]]:
+    def _read(self) -> dict[Key, dict[str, Any]]:
         if not self.path.exists():
             return {}
         try:
@@ -53,7 +58,7 @@ class Results:
             raise RequestError(f"{self.path} is damaged: {error!r}") from None
 
     @property
-    def runs(self) -> dict[tuple[str, str, int], dict[str, Any]]:
+    def runs(self) -> dict[Key, dict[str, Any]]:
         """The entries whose experiment is the present one, by condition, method and seed."""
         return {key: e for key, e in self._entries.items() if self._digests.get(key) == e["experiment"]}
 
@@ -61,6 +66,16 @@ class Results:
     def outdated(self) -> int:
         """How many entries belong to settings that have changed since, or are not wanted any more."""
         return len(self._entries) - len(self.runs)
+
+    @property
+    def done(self) -> bool:
+        """Whether the primary contrast is there."""
+        return not any(map(self.table.primary, self.missing()))
+
+    @property
+    def partial(self) -> int:
+        """How many runs had only a part of a data set."""
+        return sum(not entry["data"]["complete"] for entry in self.runs.values())
 
     def missing(self) -> list[Wanted]:
         """Return what has still to be played, the weightiest first."""
@@ -72,15 +87,8 @@ class Results:
         own = {seed: e["figures"] for (c, m, seed), e in self.runs.items() if (c, m) == (condition, method)}
         return {seed: _number(figures[metric.name]) for seed, figures in sorted(own.items()) if metric.name in figures}
 
-    def seconds(self) -> dict[str, float]:
-        """Return how long a run took, in the mean, by kind of device."""
-        by_kind: dict[str, list[float]] = {}
-        for entry in self.runs.values():
-            by_kind.setdefault(entry["device"], []).append(entry["costs"]["seconds"])
-        return {kind: sum(own) / len(own) for kind, own in by_kind.items()}
-
-    def add(self, wanted: Wanted, run: Run) -> None:
-        """Keep the figures of a finished run, beside those that other processes kept; the file is always whole."""
+    def add(self, wanted: Wanted, run: Run, jobs: int = 1) -> None:
+        """Keep the figures of a finished run; `jobs` is how many were played at a time."""
         summary, scored = run.summary, evaluations(run.events())
         metrics = {metric.name: metric for metric in (*self.table.metrics.values(), *map(Metric.of, ALWAYS))}
         entry = {
@@ -90,20 +98,70 @@ class Results:
             "experiment": self.table.digest(wanted),
             "figures": {name: metric.read(summary, scored) for name, metric in metrics.items()},
             "costs": {name: summary[name] for name in COSTS},
+            "jobs": jobs,
+            "data": self._trained_on(wanted, run),
             "curve": [[event["round"], round(event["accuracy"], 5)] for event in scored[:: -(-len(scored) // POINTS)]],
             "remarks": summary["remarks"],
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             **_made_with(),
         }
+        self._keep({_key(wanted): entry})
+
+    def _trained_on(self, wanted: Wanted, run: Run) -> dict[str, Any]:
+        """Say how many samples there were, and whether that is the whole data set."""
+        start = next(event for event in run.events() if event["event"] == "start")
+        part = data_set(self.table.settings(wanted.condition))
+        complete = store.about(part.key).get("complete", True) if isinstance(part, Published) else True
+        return {"samples": start["samples"] + start["left_out"], "test": start["test_samples"], "complete": complete}
+
+    def take_over(self, other: Results) -> int:
+        """Keep the runs of another folder that count and are missing here; return how many. What is here stays."""
+        missing = {_key(one) for one in self.missing()}
+        taken = {key: entry for key, entry in other.runs.items() if key in missing}
+        if taken:
+            self._keep(taken)
+        return len(taken)
+
+    def refuse_other_data(self, other: Results) -> None:
+        """Refuse runs on more or fewer samples than those that are here had under the same condition."""
+        here = {condition: entry["data"]["samples"] for (condition, *_), entry in self.runs.items()}
+        for (condition, method, seed), entry in other.runs.items():
+            samples = entry["data"]["samples"]
+            if samples != here.get(condition, samples):
+                raise RequestError(
+                    f"{other.path}: {Wanted(condition, method, seed).name} was played on {samples} samples, "
+                    f"and {self.path} has runs on {here[condition]}"
+                )
+
+    def _keep(self, entries: Mapping[Key, dict[str, Any]]) -> None:
+        """Write entries beside those that other processes kept meanwhile; the file is always whole."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with writing_to(self.path.parent), in_turn(self.path.with_suffix(".lock")):
-            self._entries = {**self._read(), _key(wanted): entry}
+            self._entries = {**self._read(), **entries}
             listed = [self._entries[key] for key in sorted(self._entries)]
             text = json.dumps(finite({"id": self.table.id, "runs": listed}), indent=1)
             write_atomically(self.path, f"{text}\n".encode())
 
 
-def _key(wanted: Wanted) -> tuple[str, str, int]:
+def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
+    """Take over the runs of another folder that are missing; return how many, by table.
+
+    All files are read before anything is kept. Of a run that both have, the one that is there stays. Runs on another
+    number of samples do not go together.
+    """
+    if not folder.is_dir():
+        raise RequestError(f"{folder} is not a folder of results")
+    own = [table.read_as(name) if name else table for table in all_tables().values() for name in ("", *table.readings)]
+    pairs = [(Results(table, into), Results(table, folder)) for table in own]
+    known = {there.path.name for _, there in pairs}
+    if strange := sorted(path.name for path in folder.glob("*.json") if path.name not in known):
+        raise RequestError(f"{folder}/{strange[0]} belongs to no table of this version")
+    for here, there in pairs:
+        here.refuse_other_data(there)
+    return {here.table.id: here.take_over(there) for here, there in pairs}
+
+
+def _key(wanted: Wanted) -> Key:
     return wanted.condition, wanted.method, wanted.seed
 
 

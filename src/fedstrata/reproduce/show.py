@@ -1,68 +1,79 @@
-"""A table as people read it: what the paper printed, ours with its interval, the difference; then the verdict."""
+"""A table as people read it: what the paper printed, ours with its interval, the difference; then the verdict.
+
+The terminal, the Markdown pages and the HTML page show the same grids and say the same sentences.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from textwrap import wrap
 
+from fedstrata.data import store
+from fedstrata.data.published import Published
+from fedstrata.reproduce.figures import HOLDS, Figure, figures_of
+from fedstrata.reproduce.minutes import DEVICES, Timing, in_words
 from fedstrata.reproduce.results import Results
-from fedstrata.reproduce.table import PAPERS, STATUS
-from fedstrata.reproduce.verdict import Verdict, within
+from fedstrata.reproduce.table import PAPERS, STATUS, PaperTable
+from fedstrata.reproduce.verdict import Contrast, Verdict
 from fedstrata.runs.compare.grid import Grid
-from fedstrata.runs.compare.paired import interval
 from fedstrata.runs.compare.tables import WIDTH, in_blocks
 from fedstrata.runs.metrics import Metric
 
+SHOWN = ("data.", "model.", "train.", "system.")  # sections of a file that `show` repeats
+
 
 def grid_of(results: Results, name: str) -> Grid:
-    """Return a row a method; a column a condition: the paper's figure, ours, and a mark where ours is the paper's."""
-    table = results.table
-    metric = table.metrics[name]
-    heads = [["method", *table.conditions]] if table.conditions != [""] else [["method", name]]
-    lines, best = [], set()
-    for at, row in enumerate(table.rows):
-        line = [row]
-        for column, condition in enumerate(table.conditions, start=1):
-            printed = _figure(table.figure(name, row, condition), metric)
-            line.append(f"{printed} / {_ours(results, metric, row, condition)}")
-            if name == table.metric and within(results, row, condition):
-                best.add((at, column))
-        lines.append(line)
-    return Grid(heads, lines, best)
+    """Return a metric of a table: as the paper prints it, as long as nothing is played; then figure by figure."""
+    metric = results.table.metrics[name]
+    figures = figures_of(results, name)
+    return _as_played(results.table, figures, metric) if results.runs else _as_printed(results.table, figures, metric)
 
 
-def text_of(results: Results, verdict: Verdict, width: int = WIDTH) -> str:
-    """Write all that is known of a table."""
-    table = results.table
-    lines = [f"{table.id}: {PAPERS[table.paper]}, {table.what}", *_wrapped(f"claim: {table.claim}", width), ""]
-    for name, metric in table.metrics.items():
-        unit = "less is better" if metric.lower else "%"
-        lines += [f"{name} ({unit}), paper / ours [95 % interval]:"]
-        lines += [*in_blocks(grid_of(results, name), width), ""]
-    lines += _wrapped(
-        "* our whole interval is within a point, or two of its standard deviations, of the paper's", width
-    )
-    for said in describe(results, verdict):
-        lines += _wrapped(said, width)
-    for note in table.notes:
-        lines += _wrapped(f"note: {note}", width)
-    return "\n".join(lines)
+def _as_printed(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
+    named = [condition or "paper" for condition in table.conditions]
+    at = {(own.method, own.setting): _write(own.paper, metric) for own in figures}
+    return Grid([["method", *named]], [[row, *(at[row, c] for c in table.conditions)] for row in table.rows])
+
+
+def _as_played(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
+    lines, best = list[list[str]](), set[tuple[int, int]]()
+    for at, own in enumerate(figures):
+        first = at == 0 or figures[at - 1].setting != own.setting
+        ends = "-" if own.low is None else f"{_write(own.low, metric)} to {_write(own.high, metric)}"
+        apart = "-" if own.difference is None else _signed(own.difference, metric)
+        ours = f"> {_rounds(table, own)}" if own.mean == math.inf else _write(own.mean, metric)
+        word = own.verdict or "-"
+        lines.append([own.setting if first else "", own.method, _write(own.paper, metric), ours, ends, apart, word])
+        best |= {(at, 6)} if own.verdict == HOLDS else set()
+    grid = Grid([["setting", "method", "paper", "ours", "95 % interval", "difference", "figure"]], lines, best)
+    return grid if table.conditions != [""] else grid.take(range(1, 7))
+
+
+def _rounds(table: PaperTable, own: Figure) -> int:
+    return int(table.settings(own.setting, own.method)["train.rounds"])
+
+
+def title_of(results: Results, name: str) -> str:
+    """Say what a grid shows."""
+    unit = "rounds, less is better" if results.table.metrics[name].lower else "%"
+    told = "" if results.runs else ", as the paper prints it; nothing is played yet"
+    return f"{name} ({unit}){told}"
 
 
 def describe(results: Results, verdict: Verdict) -> list[str]:
     """Say the verdict and what it rests on."""
     table, contrast = results.table, verdict.contrast
     said = [f"verdict: {verdict.word}" + (f" ({table.not_comparable})" if table.not_comparable else "")]
+    against = ", ".join(dict.fromkeys(b for c in table.conditions if (b := table.baseline(c)) is not None))
+    named = f"{table.method} less the strongest printed baseline ({against})"
+    printed = "" if contrast.claimed is None else f"the paper prints {write_gain(contrast.claimed)}"
     if contrast.mean is not None:
-        against = ", ".join(dict.fromkeys(b for c in table.conditions if (b := table.baseline(c)) is not None))
-        ends = "" if contrast.interval is None else f" [{_gain(contrast.interval[0])}, {_gain(contrast.interval[1])}]"
-        claimed = "" if contrast.claimed is None else f"; the paper prints {_gain(contrast.claimed)}"
-        p = "" if contrast.p is None else f"; p = {contrast.p:.2g}"
+        p = "" if contrast.p is None else f"p = {contrast.p:.2g}"
         p += "" if verdict.p_holm is None else f", {verdict.p_holm:.2g} by Holm"
-        said.append(
-            f"{table.method} less the strongest printed baseline ({against}): {_gain(contrast.mean)}{ends}{claimed}{p}"
-        )
+        said.append("; ".join(filter(None, (f"{named}: {write_contrast(contrast)}", printed, p))))
+    elif printed:
+        said.append(f"{named}: {printed}")
     done, all_runs = len(results.runs), len(table.wanted())
     said.append(
         f"runs: {done} of {all_runs}; the primary contrast has {contrast.seeds} of {contrast.wanted} seeds; "
@@ -70,37 +81,79 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     )
     if results.outdated:
         said.append(f"{results.outdated} stored runs belong to settings that have changed, and do not count")
+    if results.partial:
+        said.append(f"{results.partial} runs had only a part of the data set")
     return said
+
+
+def text_of(results: Results, verdict: Verdict, width: int = WIDTH) -> str:
+    """Write all that is known of a table."""
+    table = results.table
+    lines = [f"{table.id}: {PAPERS[table.paper]}, {table.what}", *_wrapped(f"claim: {table.claim}", width)]
+    lines += [line for said in describe(results, verdict) for line in _wrapped(said, width)] + [""]
+    for name in table.metrics:
+        lines += [f"{title_of(results, name)}:", *in_blocks(grid_of(results, name), width), ""]
+    set_by_file = {k: v for k, v in table.settings("").items() if k.startswith(SHOWN)}
+    lines += _wrapped(f"settings: {', '.join(f'{key} = {value}' for key, value in set_by_file.items())}", width)
+    for head, items in (
+        ("not stated in the paper, our choice", table.not_stated),
+        ("odd in the paper", table.oddities),
+        ("notes", table.notes),
+        ("other readings (--reading NAME)", list(table.readings)),
+    ):
+        if items:
+            lines += [f"{head}:", *(line for item in items for line in _wrapped(item, width, "  - "))]
+    return "\n".join([*lines, "play it:", *(f"  {line}" for line in commands(results))])
+
+
+def commands(results: Results) -> Iterator[str]:
+    """Say what to type to play what is left, and how long it takes."""
+    yield from fetch_commands(results.table)
+    left = results.missing()
+    times = " or ".join(
+        f"{in_words(Timing(results, device).minutes(left))} on a {device.upper()}" for device in DEVICES
+    )
+    reading = f' --reading "{results.table.reading}"' if results.table.reading else ""
+    name = results.table.id.split(" as ")[0]
+    yield f"fedstrata reproduce run {name}{reading}  # {f'{len(left)} runs, about {times}' if left else 'all is there'}"
+
+
+def fetch_commands(table: PaperTable) -> list[str]:
+    """Return how to get the data that are not here."""
+    stored = set(store.names())
+    return [own.fetch_command for own in table.data_sets if isinstance(own, Published) and own.key not in stored]
 
 
 def state_of(results: Results) -> str:
     """Say in two words how far a table is: done means that its primary contrast is there."""
-    done = not any(map(results.table.primary, results.missing()))
-    return f"{len(results.runs)}/{len(results.table.wanted())}{' done' if done else ''}"
+    return f"{len(results.runs)}/{len(results.table.wanted())}{' done' if results.done else ''}"
 
 
-def _ours(results: Results, metric: Metric, method: str, condition: str) -> str:
-    values = list(results.values(metric, method, condition).values())
-    found = interval(values)
-    if found["mean"] is None:
-        return f"> {results.table.design.experiments[condition, method].train.rounds}" if values else "-"
-    ends = found["interval"]
-    between = f" [{_figure(ends[0], metric)}, {_figure(ends[1], metric)}]" if ends else ""
-    never = sum(not math.isfinite(value) for value in values)
-    return f"{_figure(found['mean'], metric)}{between}{f' ({never} never)' if never else ''}"
-
-
-def _figure(value: float, metric: Metric) -> str:
-    if math.isnan(value):
+def _write(value: float | None, metric: Metric) -> str:
+    if value is None or math.isnan(value):
         return "-"
     if math.isinf(value):
         return "never"
     return f"{value:.0f}" if metric.lower else f"{100 * value:.2f}"
 
 
-def _gain(value: float) -> str:
-    return f"{100 * value:+.2f}" if abs(value) < 1 else f"{value:+.1f}"
+def _signed(value: float, metric: Metric) -> str:
+    return f"{value:+.0f}" if metric.lower else f"{100 * value:+.2f}"
 
 
-def _wrapped(text: str, width: int) -> Sequence[str]:
-    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
+def write_contrast(contrast: Contrast) -> str:
+    """Write our own gain with its interval."""
+    ends = "" if contrast.interval is None else " [{}, {}]".format(*map(write_gain, contrast.interval))
+    return f"{write_gain(contrast.mean or 0.0)}{ends}".replace(" points,", ",").replace(" points]", "]")
+
+
+def write_gain(value: float) -> str:
+    """Write a gain: in points, or in rounds where it is about them."""
+    return f"{100 * value:+.2f} points" if abs(value) < 1 else f"{value:+.1f}"
+
+
+def _wrapped(text: str, width: int, mark: str = "") -> list[str]:
+    later = " " * len(mark)
+    return wrap(
+        text, width, initial_indent=mark, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    )

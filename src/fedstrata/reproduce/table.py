@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,12 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
+from fedstrata.config.tables import flatten
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.registry import unknown_option
+from fedstrata.data.sets.base import DataSet
 from fedstrata.reproduce.overlay import lay_over
+from fedstrata.reproduce.work import Work, data_set, work_of
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.prepare import make_design
 from fedstrata.runs.compare.request import ComparisonRequest
@@ -72,6 +76,8 @@ class PaperTable:
     readings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # other ways to read the paper, by name
     quick: Mapping[str, Any] = field(default_factory=dict)  # keys that make it tiny, on data that is always there
     reading: str = ""  # the one that this table follows
+    oddities: Sequence[str] = ()  # what is strange in the paper's own figures
+    not_stated: Sequence[str] = ()  # lines of the file that the paper does not give
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -100,11 +106,32 @@ class PaperTable:
         """The columns."""
         return [condition.name for condition in self.asked[1].conditions]
 
+    def settings(self, condition: str, row: str = "") -> dict[str, Any]:
+        """Return what the file sets for a row under a condition, by dotted keys; nothing is checked."""
+        source, request = self.asked
+        laid = [one for one in request.conditions if one.name == condition]
+        laid += [one for one in request.variants if one.name == row]
+        return {"data.name": "digits", **flatten(source)} | {k: v for one in laid for k, v in one.overrides.items()}
+
+    def work(self, condition: str, row: str) -> Work:
+        """Return how much a run computes."""
+        if (condition, row) not in self._works:
+            self._works[condition, row] = work_of(self.settings(condition, row))
+        return self._works[condition, row]
+
+    @cached_property
+    def _works(self) -> dict[tuple[str, str], Work]:
+        return {}
+
+    @cached_property
+    def data_sets(self) -> list[DataSet]:
+        """What is trained on, each once."""
+        return list(dict.fromkeys(data_set(self.settings(condition)) for condition in self.conditions))
+
     @property
     def data(self) -> list[str]:
-        """The data sets that are needed."""
-        own = self.asked[0].get("data", {}).get("name", "digits")
-        return sorted({condition.overrides.get("data.name", own) for condition in self.asked[1].conditions})
+        """Their names."""
+        return sorted({self.settings(condition)["data.name"] for condition in self.conditions})
 
     @cached_property
     def design(self) -> Design:
@@ -155,6 +182,13 @@ class PaperTable:
 
     def baseline(self, condition: str) -> str | None:
         """Return the strongest printed baseline of a condition; where no figure is printed, the first that is named."""
+        return self._baselines[condition]
+
+    @cached_property
+    def _baselines(self) -> dict[str, str | None]:
+        return {condition: self._strongest(condition) for condition in self.conditions}
+
+    def _strongest(self, condition: str) -> str | None:
         rows = self.baselines
         if rows is None:
             rows = [row for row in self.figures.get(self.metric, ()) if row != self.method]
@@ -169,6 +203,10 @@ class PaperTable:
 
     def wanted(self) -> list[Wanted]:
         """Return all runs in the order of their weight: the primary contrast seed by seed, then the other rows."""
+        return list(self._wanted)
+
+    @cached_property
+    def _wanted(self) -> list[Wanted]:
         source, request = self.asked
         first, few = source.get("train", {}).get("seed", 0), request.seeds or 1
         every = [
@@ -213,9 +251,23 @@ def read_table(text: str) -> PaperTable:
     experiment = tomllib.loads(text)
     said = experiment.pop("paper")
     for key in said:
-        if key not in PaperTable.__dataclass_fields__ or key in ("experiment", "reading"):
+        if key not in PaperTable.__dataclass_fields__ or key in ("experiment", "reading", "not_stated"):
             raise unknown_option(f"paper.{key}", key, set(PaperTable.__dataclass_fields__))
-    return PaperTable(**said, experiment=experiment)
+    return PaperTable(**said, experiment=experiment, not_stated=_marked(text))
+
+
+def _marked(text: str) -> list[str]:
+    """Return the settings of a file of which a comment says that the paper does not state them, each once."""
+    section, found = "", list[str]()
+    for line in text.splitlines():
+        setting, mark, comment = (part.strip() for part in line.partition("#"))
+        if setting.startswith("["):
+            section = setting.strip("[]").removeprefix("compare.").replace("variant", "").replace("condition", "")
+        elif mark and "not stated" in comment:
+            why = re.sub(r"^not stated( in our copy)?[:;]? ?", "", comment)
+            key = f"{section}.{setting}".lstrip(".") if setting else ""
+            found.append(f"{key}{f' ({why})' if why else ''}" if key else why)
+    return [" ".join(one.split()) for one in dict.fromkeys(found)]
 
 
 def _texts() -> Iterator[str]:

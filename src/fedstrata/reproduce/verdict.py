@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedstrata.reproduce.figures import HOLDS, OPEN, figure_of
 from fedstrata.reproduce.results import Results
-from fedstrata.runs.compare.paired import difference, holm, interval
+from fedstrata.runs.compare.paired import difference, holm
 
 SEEDS = 6  # least, in every condition
 LEVEL = 0.05
-POINT = 0.01
 
-HOLDS, IN_ORDER, FAILS, OPEN, OTHER = "holds", "holds in order", "does not hold", "open", "not comparable"
+IN_ORDER, FAILS, OTHER = "holds in order", "does not hold", "not comparable"
 
 
 @dataclass(frozen=True)
@@ -89,26 +89,13 @@ def contrast(results: Results) -> Contrast:
     )
 
 
-def within(results: Results, method: str, condition: str) -> bool | None:
-    """Say whether a figure of ours is the paper's; None where either is missing."""
-    table, name = results.table, results.table.metric
-    metric = table.metrics[name]
-    printed = table.figure(name, method, condition)
-    ends = interval(list(results.values(metric, method, condition).values()))["interval"]
-    if math.isnan(printed) or ends is None:
-        return None
-    deviation = table.deviation(name, method, condition)
-    room = max(POINT, 0.0 if math.isnan(deviation) else 2 * deviation)
-    return bool(printed - room <= ends[0] and ends[1] <= printed + room)
-
-
 def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
     if results.table.not_comparable:
         return OTHER
     table = results.table
     against = {at: table.baseline(at) for at in table.conditions}
     rows = [(row, at) for at, baseline in against.items() for row in (table.method, baseline) if row is not None]
-    same = not table.metrics[table.metric].lower and all(within(results, row, at) for row, at in rows)
+    same = all(figure_of(results, table.metric, row, at).verdict == HOLDS for row, at in rows)
     if not any(against.values()):  # a table whose claim is its figures
         return HOLDS if same and not any(map(table.primary, results.missing())) else OPEN
     if c.seeds < SEEDS or c.mean is None or c.interval is None:

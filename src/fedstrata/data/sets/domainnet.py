@@ -71,6 +71,12 @@ class DomainNet(Published):
         """Each choice of classes and size is stored by itself."""
         return f"{self.name}-{self.classes}-{self.size}"
 
+    def outline(self) -> tuple[tuple[int, ...], int, int]:
+        """Return the shape of a sample, and about how many there are: as if all classes were as frequent."""
+        share = 1.0 if self.classes == "all" else len(TEN[self.classes]) / ALL
+        train, test = (round(share * sum(listed)) for listed in zip(*LISTED.values(), strict=True))
+        return (3, self.size, self.size), train, test
+
     def decode(self, files: Files) -> Arrays | None:
         """Read the images that the lists name, domain by domain."""
         parts: dict[str, list[Picture]] = {part: [] for part in PARTS}

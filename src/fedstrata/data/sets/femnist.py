@@ -59,6 +59,12 @@ class Femnist(Published):
             test_groups=arrays.test_groups[test],
         )
 
+    def outline(self) -> tuple[tuple[int, ...], int, int]:
+        """Return the shape of a sample, and about how many there are: letters as if all classes were as frequent."""
+        samples = SAMPLES * len(LETTERS) // 62 if self.letters else SAMPLES
+        test = round(HELD_OUT * samples)
+        return self.shape, samples - test, test
+
     def decode(self, files: Files) -> Arrays | None:
         """Read LEAF's json files."""
         files = files.reach("train/*.json", "all_data_*.json")

@@ -55,6 +55,12 @@ class Ham10000(Published):
         """Each size is stored by itself."""
         return f"{self.name}-{self.size}"
 
+    def outline(self) -> tuple[tuple[int, ...], int, int]:
+        """Return the shape of a sample, which follows the size, and about how many a split by lesions gives."""
+        samples = sum(self.counts.values())
+        test = round(HELD_OUT * samples)
+        return (3, self.size, self.size), samples - test, test
+
     def decode(self, files: Files) -> Arrays | None:
         """Read the table and the images it names, or the pack."""
         if (pack := read_npz(files, "ham10000_labels.npz.xz")) is not None:

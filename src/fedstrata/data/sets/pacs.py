@@ -53,6 +53,10 @@ class Pacs(Published):
         held = {c: sum(round(HELD_OUT * images[i]) for images in IMAGES.values()) for i, c in enumerate(CLASSES)}
         return {c: sum(images[i] for images in IMAGES.values()) - held[c] for i, c in enumerate(CLASSES)}, held
 
+    def outline(self) -> tuple[tuple[int, ...], int, int]:
+        """Return the shape of a sample, which follows the size, and how many there are."""
+        return (3, self.size, self.size), *super().outline()[1:]
+
     def decode(self, files: Files) -> Arrays | None:
         """Read the folders, or the pack."""
         if (pack := read_npz(files, "pacs_labels.npz.xz")) is not None:

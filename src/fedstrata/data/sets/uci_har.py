@@ -60,6 +60,10 @@ class UciHar(Published):
             return self.counts, self.test_counts
         return {label: count + self.test_counts[label] for label, count in self.counts.items()}, {}
 
+    def outline(self) -> tuple[tuple[int, ...], int, int]:
+        """Return the shape of a window, which follows the form, and how many there are."""
+        return (561,) if self.form == "features" else (len(SIGNALS), 128), *super().outline()[1:]
+
     def decode(self, files: Files) -> Arrays | None:
         """Read the folder, or the pack. Features are scaled to [-1, 1] as published, signals are standardised."""
         pack = read_npz(files, "uci_har_6ch_int16.npz.xz")

@@ -1,0 +1,103 @@
+"""All tables at a glance: what each needs, how long it takes, how far it is, and the verdict; and a paper in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedstrata.reproduce.figures import OPEN
+from fedstrata.reproduce.minutes import DEVICES, Timing
+from fedstrata.reproduce.results import Results
+from fedstrata.reproduce.show import fetch_commands, write_gain
+from fedstrata.reproduce.table import PAPERS, all_tables
+from fedstrata.reproduce.verdict import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A table with what was played of it, and what that says."""
+
+    results: Results
+    verdict: Verdict
+
+    @cached_property
+    def times(self) -> dict[str, Timing]:
+        """How long it takes, by kind of device."""
+        return {device: Timing(self.results, device) for device in DEVICES}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `fedstrata reproduce list --json` tells."""
+        table, own = self.results.table, self.results
+        return {
+            "id": table.id,
+            "paper": table.paper,
+            "what": table.what,
+            "data": table.data,
+            "fetch": fetch_commands(table),
+            "runs": len(own.runs),
+            "wanted": len(table.wanted()),
+            "done": own.done,
+            "minutes": {device: round(t.minutes(table.wanted()), 1) for device, t in self.times.items()},
+            "minutes_left": {device: round(t.minutes(own.missing()), 1) for device, t in self.times.items()},
+            "measured": [device for device, t in self.times.items() if t.measured],
+            "verdict": self.verdict.word,
+        }
+
+
+def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str, Judged]:
+    """Read all results and judge them, a paper at a time; other readings only where something of them was played."""
+    results: dict[str, Results] = {}
+    for name, table in all_tables().items():
+        if table.paper not in papers:
+            continue
+        results[name] = Results(table, folder)
+        others = [Results(table.read_as(reading), folder) for reading in table.readings]
+        results |= {own.table.id: own for own in others if own.runs}
+    verdicts: dict[str, Verdict] = {}
+    for paper in papers:
+        verdicts |= judge({name: own for name, own in results.items() if own.table.paper == paper})
+    return {name: Judged(own, verdicts[name]) for name, own in results.items()}
+
+
+def of_paper(paper: str, judged: Mapping[str, Judged]) -> list[Judged]:
+    """Return the tables of a paper, in the order in which they are played."""
+    return [own for own in judged.values() if own.results.table.paper == paper]
+
+
+def in_words(paper: str, judged: Mapping[str, Judged]) -> str:
+    """Say in one paragraph what a paper claims, what repairs what, and what was found so far."""
+    about = files("fedstrata.reproduce").joinpath(f"papers/{paper}/about.md").read_text("utf-8")
+    return f"{' '.join(about.split())} {' '.join(_found(of_paper(paper, judged)))}"
+
+
+def _found(tables: list[Judged]) -> Iterator[str]:
+    runs, settled = sum(len(own.results.runs) for own in tables), [t for t in tables if t.verdict.word != OPEN]
+    if not runs:
+        yield f"None of its {len(tables)} tables has been played here yet, so all verdicts are open."
+        return
+    done = sum(own.results.done for own in tables)
+    yield f"So far {runs} runs were played; of {len(tables)} tables {done} {'has' if done == 1 else 'have'} all runs of"
+    yield "the primary contrast."
+    counted = Counter(own.verdict.word for own in tables)
+    yield f"Verdicts: {', '.join(f'{number} {word}' for word, number in counted.most_common())}."
+    for own in settled:
+        contrast = own.verdict.contrast
+        if contrast.mean is None:
+            yield f"{own.results.table.id} {own.verdict.word}."
+            continue
+        claimed = "" if contrast.claimed is None else f" where the paper prints {write_gain(contrast.claimed)}"
+        yield f"{own.results.table.id} {own.verdict.word}: {write_gain(contrast.mean)}{claimed}."
+
+
+def oddities(tables: Collection[Judged]) -> dict[str, list[str]]:
+    """Return what is strange in a paper's own figures, each once, with the tables that it is about."""
+    found: dict[str, list[str]] = {}
+    for own in tables:
+        for said in own.results.table.oddities if not own.results.table.reading else ():
+            found.setdefault(said, []).append(own.results.table.id)
+    return found
