@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-all bench lint types browser fix clean
 
 demo: $(VENV)/.run
-	$(BIN)/fedstrata compare --methods fedavg,fedprox,scaffold,fedyogi --seeds 3 --out runs/demo
-	$(BIN)/fedstrata report runs/demo -o runs/demo/report.html
+	$(BIN)/fedstrata compare examples/one_label.toml --out runs/one-label
+	$(BIN)/fedstrata report runs/one-label -o runs/one-label/report.html
 
 test: lint types browser
 	$(BIN)/python -m pytest -n 2 --durations=10

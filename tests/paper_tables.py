@@ -30,7 +30,7 @@ train = { rounds = 1 }
 clients = 5
 
 [train]
-rounds = 2
+rounds = 2  # not stated: a choice of ours
 clients_per_round = 2
 
 [engine]

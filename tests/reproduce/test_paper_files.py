@@ -23,7 +23,7 @@ TABLES = {  # every table and figure with results: part of a paper, data set whe
     "terraform": "T1 T2-cifar100 T2-tiny-imagenet T2-femnist T3 T4 T4-femnist",
 }
 KEYS = ["id", "paper", "what", "claim", "status", "method", "seeds", "order", "notes", "quick"]
-FURTHER = ["baselines", "figures", "deviations", "printed", "readings"]
+FURTHER = ["baselines", "figures", "deviations", "printed", "readings", "oddities"]
 
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -47,7 +47,7 @@ def test_a_file_says_what_the_paper_prints(path):
     assert (paper["id"], paper["paper"]) == (path.stem, path.parent.name)
     assert paper["status"] in ("A", "B", "C")
     assert paper["claim"].endswith(".")
-    assert all(note.endswith(".") for note in paper["notes"])
+    assert all(note.endswith(".") for note in (*paper["notes"], *paper.get("oddities", ())))
     assert paper["method"] in rows
     assert paper["seeds"] >= table["compare"]["seeds"]
     assert set(paper.get("baselines", ())) <= set(rows) - {paper["method"]}
@@ -74,6 +74,7 @@ def test_a_file_says_what_the_paper_prints(path):
 def test_what_a_paper_leaves_open_is_marked(path):
     text = path.read_text()
     assert re.search(r"# not stated", text)
+    assert find_table(path.stem).not_stated
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -7,15 +7,16 @@ from paper_tables import TEXT
 from typer.testing import CliRunner
 
 from fedstrata import cli
-from fedstrata.reproduce import pages, table
+from fedstrata.reproduce import overview, pages, results, table
 
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
     """Type a command in an empty folder; the one table is X1."""
     known = {"X1": table.read_table(TEXT)}
-    monkeypatch.setattr(table, "all_tables", lambda: known)
-    monkeypatch.setattr(pages, "all_tables", lambda: known)
+    for module in (table, overview, results):
+        monkeypatch.setattr(module, "all_tables", lambda: known)
+    monkeypatch.setattr(pages, "PAPERS", {"fedbss": "FedBSS"})
     monkeypatch.chdir(tmp_path)
 
     def type_in(*words):
@@ -35,16 +36,82 @@ def test_a_table_is_played_kept_and_shown(typed, tmp_path):
     again = typed("run", "X1", "-q")
     assert "0 runs played" in again.output
     shown = typed("show", "X1")
-    assert "50.00 /" in shown.output
+    assert "setting   method  paper" in shown.output
+    assert "few       fedavg  50.00" in shown.output
     assert "runs: 28 of 28" in shown.output
     assert "verdict: " in shown.output
-    listed = json.loads(typed("list", "--json").output)
-    assert listed[0]["runs"] == "28/28 done"
-    assert listed[0]["missing"] == []
+    told = json.loads(typed("show", "X1", "--json").output)
+    assert len(told["rows"]) == 6
+    assert {"setting", "method", "paper", "mean", "low", "high", "difference", "verdict"} <= told["rows"][0].keys()
+    assert told["rows"][0]["paper"] == 0.5
+    (listed,) = json.loads(typed("list", "--json").output)
+    assert (listed["runs"], listed["wanted"], listed["done"], listed["fetch"]) == (28, 28, True, [])
+    assert listed["measured"] == [kept[0]["device"]]
+    assert listed["minutes"][kept[0]["device"]] > 0
+    assert listed["minutes_left"] == {"cpu": 0.0, "gpu": 0.0}
+    (tmp_path / "README.md").write_text(f"before\n{pages.BEGIN}\n{pages.END}\nafter\n")
     assert typed("page").exit_code == 0
-    assert "| [X1](fedbss.md) |" in (tmp_path / "docs/papers/README.md").read_text()
-    assert "X1: Table 1, digits" in (tmp_path / "docs/papers/fedbss.md").read_text()
-    assert "<strong>" in (tmp_path / "papers.html").read_text() or "50.00 /" in (tmp_path / "papers.html").read_text()
+    assert "| [X1](fedbss.md#x1-table-1-digits) |" in (tmp_path / "docs/papers/README.md").read_text()
+    assert "| few | fedavg | 50.00 |" in (tmp_path / "docs/papers/fedbss.md").read_text()
+    assert "<td>50.00</td>" in (tmp_path / "papers.html").read_text()
+    assert "| `fedstrata reproduce run X1` |" in (tmp_path / "README.md").read_text()
+
+
+def test_a_table_that_was_never_played_shows_the_paper_and_what_to_type(typed):
+    shown = typed("show", "X1").output
+    assert "as the paper prints it; nothing is played yet" in shown
+    assert "fedprox  52.00  64.00" in shown
+    assert "train.clients_per_round = 2" in shown
+    assert "train.rounds = 2 (a choice of ours)" in shown
+    assert "fedstrata reproduce run X1  # 28 runs, about" in shown
+    listed = typed("list").output
+    assert "X1    0/28" in listed
+    assert "~" in listed
+
+
+def test_results_of_two_machines_are_merged_and_what_is_here_stays(typed, tmp_path):
+    for share in ("1/2", "2/2"):
+        assert typed("run", "X1", "--shard", share, "--results", f"from-{share[0]}", "-q").exit_code == 0
+    assert "14 runs taken over: 14 of X1" in typed("merge", "from-1").output
+    before = (tmp_path / "reproduce/results/X1.json").read_text()
+    assert "0 runs taken over" in typed("merge", "from-1").output
+    assert (tmp_path / "reproduce/results/X1.json").read_text() == before
+    assert "14 runs taken over" in typed("merge", "from-2").output
+    assert "runs: 28 of 28" in typed("show", "X1").output
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:-20], "X1.json is damaged"),
+        (lambda text: text.replace('"samples": 1438', '"samples": 900'), "was played on 900 samples"),
+    ],
+)
+def test_what_does_not_go_together_is_not_merged(typed, tmp_path, change, said):
+    typed("run", "X1", "--shard", "1/14", "-q")
+    typed("run", "X1", "--shard", "2/14", "--results", "from", "-q")
+    before = (tmp_path / "reproduce/results/X1.json").read_text()
+    (tmp_path / "from/X1.json").write_text(change((tmp_path / "from/X1.json").read_text()))
+    done = typed("merge", "from")
+    assert said in str(done.exception)
+    assert (tmp_path / "reproduce/results/X1.json").read_text() == before
+
+
+def test_only_results_are_merged(typed, tmp_path):
+    assert "nowhere is not a folder of results" in str(typed("merge", "nowhere").exception)
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from/X9.json").write_text("{}")
+    assert "X9.json belongs to no table" in str(typed("merge", "from").exception)
+
+
+def test_a_run_that_was_begun_under_other_settings_is_not_gone_on_with(typed, tmp_path, monkeypatch):
+    typed("run", "X1", "--shard", "1/28", "-q")
+    changed = {"X1": table.read_table(TEXT.replace("rounds = 2", "rounds = 3"))}
+    for module in (table, overview, results):
+        monkeypatch.setattr(module, "all_tables", lambda: changed)
+    assert "1 runs played" in typed("run", "X1", "--shard", "1/28", "-q").output
+    (kept,) = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
+    assert kept["costs"]["rounds"] == 3
 
 
 def test_another_reading_has_results_of_its_own(typed, tmp_path):

@@ -7,9 +7,10 @@ from paper_tables import TEXT
 
 import fedstrata
 from fedstrata.core.errors import RequestError
+from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, figure_of
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import Wanted, read_table
-from fedstrata.reproduce.verdict import FAILS, HOLDS, IN_ORDER, OPEN, OTHER, contrast, judge, within
+from fedstrata.reproduce.verdict import FAILS, IN_ORDER, OTHER, contrast, judge
 
 TABLE = read_table(TEXT)
 WOBBLE = (-0.002, -0.001, 0.0, 0.0, 0.001, 0.002)  # of six seeds, mean 0
@@ -25,6 +26,7 @@ def results(folder, by_row, seeds=6, table=TABLE):
             "experiment": table.digest(Wanted(condition, method, seed)),
             "figures": {"accuracy": value + WOBBLE[seed] * (1 if method == "fedavg" else 2)},
             "costs": {"seconds": 3.0},
+            "data": {"samples": 1438, "test": 359, "complete": True},
             "device": "cpu",
         }
         for method, values in by_row.items()
@@ -45,12 +47,24 @@ def test_the_paper_s_own_figures_hold(tmp_path):
 
 
 def test_a_figure_may_be_two_of_its_deviations_away(tmp_path):
+    def verdict(own, row, condition):
+        return figure_of(own, "accuracy", row, condition).verdict
+
     own = results(tmp_path, {"fedprox": (0.525, 0.67)})
-    assert within(own, "fedprox", "few")  # a deviation of 0.1 points: one point of room
-    assert within(own, "fedprox", "many")  # a deviation of 2 points: four points of room
-    assert not within(results(tmp_path, {"fedprox": (0.535, 0.69)}), "fedprox", "few")
-    assert not within(results(tmp_path, {"fedprox": (0.535, 0.69)}), "fedprox", "many")
-    assert within(own, "fedavg", "few") is None
+    assert verdict(own, "fedprox", "few") == HOLDS  # a deviation of 0.1 points: one point of room
+    assert verdict(own, "fedprox", "many") == HOLDS  # a deviation of 2 points: four points of room
+    assert (verdict(own, "fedavg", "few"), verdict(own, "fedlc", "few")) == (OPEN, "")  # not played, not printed
+    own = results(tmp_path, {"fedprox": (0.535, 0.681)})
+    assert verdict(own, "fedprox", "few") == DIFFERS
+    assert verdict(own, "fedprox", "many") == OPEN  # one end of the interval is within four points, the other is not
+
+
+def test_a_figure_is_told_with_its_interval_and_difference(tmp_path):
+    own = figure_of(results(tmp_path, {"fedprox": (0.53, 0.64)}), "accuracy", "fedprox", "few")
+    assert (own.paper, own.seeds) == (0.52, 6)
+    assert own.low < own.mean < own.high
+    assert own.difference == pytest.approx(0.01)
+    assert own.to_json()["difference"] == pytest.approx(0.01)
 
 
 def test_the_order_holds_where_other_figures_show_the_same_sign_in_every_pair(tmp_path):

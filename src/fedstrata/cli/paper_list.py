@@ -25,15 +25,17 @@ def print_list(judged: Mapping[str, Judged]) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNKNOWN_WIDTH
     console = Console(width=width, highlight=False)
     shown = Table(box=None, header_style="bold", pad_edge=False)
-    lines = {paper: [_cells(own) for own in of_paper(paper, judged)] for paper in PAPERS}
+    lines = {PAPERS[paper]: [_cells(own) for own in of_paper(paper, judged)] for paper in PAPERS}
+    lines = {paper: own for paper, own in lines.items() if own}
     room = width
     for at, title in enumerate(("  id", "runs", *map(str.upper, DEVICES), "verdict")):
         longest = max(len(title), *(len(cells[at]) for own in lines.values() for cells in own))
+        longest = max(longest, *map(len, lines)) if at == 0 else longest
         shown.add_column(title, width=longest, justify="left" if at in (0, 4) else "right")
         room -= longest + 2
     shown.add_column("what", width=max(room, 1))
     for paper, own in lines.items():
-        shown.add_row(f"[bold]{PAPERS[paper]}[/bold]")
+        shown.add_row(f"[bold]{paper}[/bold]")
         for *cells, what in own:
             cut = width < NARROW and len(what) > room
             shown.add_row(*cells, f"{what[: room - 3]}..." if cut else what)

@@ -98,6 +98,8 @@ def oddities(tables: Collection[Judged]) -> dict[str, list[str]]:
     """Return what is strange in a paper's own figures, each once, with the tables that it is about."""
     found: dict[str, list[str]] = {}
     for own in tables:
-        for said in own.results.table.oddities if not own.results.table.reading else ():
-            found.setdefault(said, []).append(own.results.table.id)
+        table, claimed = own.results.table, own.verdict.contrast.claimed
+        behind = [f"By the paper's own figures {table.method} is behind its strongest baseline, in the mean."]
+        for said in (*table.oddities, *(behind if (claimed or 0.0) < 0 else ())) if not table.reading else ():
+            found.setdefault(said, []).append(table.id)
     return found

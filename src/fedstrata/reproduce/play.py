@@ -50,7 +50,7 @@ def play(
     """Play what is missing, and keep every run that ends."""
     deadline = Deadline(minutes)
     table, todo = results.table, runs_to_play(results, shard)
-    cells = make_cells(table.design, todo, out / folder_name(table.id), estimate(table, todo))
+    cells = make_cells(table.design, todo, out / folder_name(table.id), estimate(table, todo), table.digest)
     at_a_time = choose_jobs(cells, None, None, jobs)[0]
     played = _play(cells, tell, partial(results.add, jobs=at_a_time), deadline, at_a_time)
     return replace(played, left=len(runs_to_play(results, shard)))
@@ -85,13 +85,21 @@ def _play(
 
 
 def make_cells(
-    design: Design, todo: Sequence[Wanted], out: Path, seconds: Mapping[tuple[str, str], float] | None = None
+    design: Design,
+    todo: Sequence[Wanted],
+    out: Path,
+    seconds: Mapping[tuple[str, str], float] | None = None,
+    digest: Callable[[Wanted], str] | None = None,
 ) -> list[Cell]:
-    """Return the cells of some runs; each has a folder below `out`."""
+    """Return the cells of some runs; each has a folder below `out`, which names its settings by their hash.
+
+    So a run that was begun under other settings is not gone on with.
+    """
     cells = []
     for one in todo:
         place = filter(None, (one.condition, one.method))
-        path = out.joinpath(*map(folder_name, place), f"seed-{one.seed}")
+        settings = f"-{digest(one)[:8]}" if digest else ""
+        path = out.joinpath(*map(folder_name, place), f"seed-{one.seed}{settings}")
         experiment = with_seed(design.experiments[one.condition, one.method], one.seed)
         guess = (seconds or {}).get((one.condition, one.method), 0.0)
         cells.append(Cell(one.condition, one.method, one.seed, experiment, path, "", "", guess))

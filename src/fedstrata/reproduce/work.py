@@ -91,7 +91,7 @@ def _stages(settings: Settings) -> set[str]:
 def _options(stage: str, name: str, section: str, settings: Settings) -> tuple[tuple[str, Any], ...]:
     known = registry.options(stage, name, f"{section}.name")
     given = {key.removeprefix(f"{section}."): value for key, value in settings.items()}
-    return tuple((key, given[key]) for key in known if key in given)
+    return tuple((key, given[key]) for key in sorted(known) if key in given)
 
 
 @cache

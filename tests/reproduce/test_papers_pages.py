@@ -1,0 +1,64 @@
+"""Pages and figures that are committed are those that the commands write from what is committed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _speeds
+from fedstrata.reproduce import work
+from fedstrata.reproduce.minutes import in_words
+from fedstrata.reproduce.overview import judge_all
+from fedstrata.reproduce.pages import markdown_pages, with_headlines
+from fedstrata.reproduce.table import all_tables
+
+ROOT = Path(__file__).parents[2]
+AGAIN = "out of step: type `fedstrata reproduce page`"
+
+
+@pytest.fixture(scope="module")
+def judged():
+    return judge_all(ROOT / "reproduce/results")
+
+
+def test_the_papers_pages_are_in_step_with_the_results(judged):
+    written = markdown_pages(judged)
+    assert {path.name for path in (ROOT / "docs/papers").iterdir()} == written.keys()
+    for name, text in written.items():
+        assert (ROOT / "docs/papers" / name).read_text() == text, AGAIN
+
+
+def test_the_readme_s_first_table_is_in_step_with_the_results(judged):
+    readme = (ROOT / "README.md").read_text()
+    assert with_headlines(readme, judged) == readme, AGAIN
+    first = readme.index("| ")
+    assert readme[first:].startswith("| paper | its headline |")
+
+
+def test_every_table_says_how_long_it_takes_on_a_cpu_and_on_a_gpu(judged):
+    for own in judged.values():
+        told = own.to_json()
+        assert told["minutes"]["cpu"] > told["minutes"]["gpu"] >= 0
+
+
+def test_what_work_costs_was_measured():
+    assert json.loads(_speeds.SPEEDS.read_text()) == _speeds.speeds(), "type `python -m benchmarks._speeds`"
+
+
+def test_the_work_of_a_run_follows_from_its_settings():
+    """B2 by hand: 200 rounds of 10 epochs on a tenth of 60,000 samples, and 10,000 are tested after each."""
+    own = all_tables()["B2"].work("Dirichlet 0.1", "fedavg")
+    passes = 200 * 10 * 6000
+    network = work.speeds()["products"]["cnn-fedbss 1x28x28"]
+    assert own.steps == pytest.approx(passes / 64)
+    assert own.products == pytest.approx(network * (3 * passes + 200 * 10_000))
+    stratify = all_tables()["S6"]  # a round is one schedule, as long as the training data
+    rounds = stratify.settings("#C=1", "stratify")["train.rounds"]
+    assert stratify.work("#C=1", "stratify").steps == pytest.approx(rounds * 50_000 / 64)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "said"), [(0.5, "30 s"), (1, "1 min"), (89, "89 min"), (90, "2 h"), (6000, "4 days"), (2e6, "4 years")]
+)
+def test_times_are_told_as_people_say_them(minutes, said):
+    assert in_words(minutes) == said
