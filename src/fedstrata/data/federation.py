@@ -24,6 +24,7 @@ from fedstrata.data.federation_info import check_classes
 from fedstrata.data.noise import Noise, disturb
 from fedstrata.data.ownership import copy_rows, deal_samples, read_holders, read_speeds, take_for_server
 from fedstrata.data.partitions.base import Partition, hold_out
+from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
 
 
@@ -62,6 +63,8 @@ class Federation:
         Training samples that the server holds.
     codes
         Class index of each label, where another order than the labels' own is used.
+    preprocessing
+        From raw inputs to what a network sees: all that was done to the samples, and what `inputs` does.
 
     Examples
     --------
@@ -91,6 +94,7 @@ class Federation:
     true_labels: np.ndarray | None = None
     proxy: Samples | None = None
     codes: np.ndarray | None = None
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
     _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 
     def __post_init__(self) -> None:
@@ -328,6 +332,7 @@ class Federation:
         groups: Any = None,
         speeds: Any = None,
         inputs: Inputs | None = None,
+        preprocessing: Preprocessing | None = None,
         proxy: int = 0,
         seed: int = 0,
         name: str = "given",
@@ -356,6 +361,8 @@ class Federation:
             A device capacity for each client.
         inputs
             How samples are normalised; without it, uint8 is divided by 255.
+        preprocessing
+            What was done to raw inputs, where samples are not the raw ones: the model's file will hold it.
         proxy
             Training samples that the server gets and no client holds, evenly over the labels.
         seed
@@ -414,6 +421,7 @@ class Federation:
             test_samples, test_split = copy_rows(samples, test_rows), test_split.numbered(test_rows)
         if not len(split.rows):
             raise RequestError("no client has any training samples")
+        inputs = inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0)
         return cls(
             train=samples,
             test=test_samples,
@@ -424,8 +432,9 @@ class Federation:
             speeds=read_speeds(speeds),
             left_out=len(train_rows) - len(split.rows),
             notes=notes,
-            inputs=inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0),
+            inputs=inputs,
             proxy=copy_rows(samples, held) if len(held) else None,
+            preprocessing=preprocessing or Preprocessing.of(inputs, samples.x.shape[1:]),
         )
 
     @classmethod

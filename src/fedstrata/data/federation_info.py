@@ -13,6 +13,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Moves
+from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, Samples
 
 
@@ -26,6 +27,10 @@ class FederationInfo(Protocol):
     @property
     def inputs(self) -> Inputs:
         """From stored samples to what a network sees."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From raw inputs to what a network sees."""
 
     @property
     def speeds(self) -> np.ndarray | None:

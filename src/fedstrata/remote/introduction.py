@@ -19,6 +19,7 @@ from fedstrata.core.registry import validate
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
+from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, order_labels
 from fedstrata.privacy.labels.masking import hold_table
 
@@ -157,6 +158,11 @@ class RemoteFederation:
         """From stored samples to what a network sees, the same at all sites."""
         model = self.facts[0]
         return Inputs(scale=model.scale, mean=model.mean, std=model.std)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From what sites store to what a network sees; what they do to their raw inputs, they know."""
+        return Preprocessing.of(self.inputs, self.facts[0].shape)
 
     def trial(self) -> Tensor:
         """Return something of the kind of the sites' samples to try a network with."""

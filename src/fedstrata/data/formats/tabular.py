@@ -14,8 +14,7 @@ import numpy as np
 
 from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data.files import Files
-
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+from fedstrata.data.preprocessing import MISSING, is_number
 
 Table = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # features, labels, clients
 
@@ -122,7 +121,7 @@ def _explained(text: str, mark: str, columns: list[str], features: list[str], pa
         if len(row) != len(columns):
             return RequestError(f"{path}: line {rows.line_num} has {len(row)} fields instead of {len(columns)}")
         for name, value in zip(columns, row, strict=True):
-            if name in features and not _is_number(value):
+            if name in features and not is_number(value):
                 if value.strip().lower() in MISSING | {"inf", "-inf"}:
                     gaps[name] += 1
                 else:
@@ -134,14 +133,6 @@ def _explained(text: str, mark: str, columns: list[str], features: list[str], pa
     return RequestError(
         f"{path}: {gaps.total()} values are missing, in {_some(list(gaps))}; drop those rows or fill them in"
     )
-
-
-def _is_number(value: str) -> bool:
-    """Say whether numpy takes it for a finite number: Python takes 1_000 and foreign digits too."""
-    try:
-        return "_" not in value and value.strip().isascii() and bool(np.isfinite(float(value)))
-    except ValueError:
-        return False
 
 
 def _not_numbers(names: list[str], path: Path) -> RequestError:

@@ -25,8 +25,9 @@ from fedstrata.data import store
 from fedstrata.data.files import DAMAGE
 from fedstrata.data.formats.image_folder import list_folder, read_folder
 from fedstrata.data.formats.images import Picture
-from fedstrata.data.formats.tabular import MISSING, read_csv, read_parquet
+from fedstrata.data.formats.tabular import read_csv, read_parquet
 from fedstrata.data.partitions.base import hold_out
+from fedstrata.data.preprocessing import MISSING
 from fedstrata.data.reading import read_labels
 from fedstrata.data.scaling import brightness, standardise
 from fedstrata.data.sets.base import Arrays, DataSet
