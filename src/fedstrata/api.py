@@ -30,6 +30,7 @@ from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
+from fedstrata.data.preprocessing import Column, Preprocessing
 from fedstrata.data.sets.base import Arrays, DataSet
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.inspection import Inspection, inspect
@@ -73,6 +74,7 @@ __all__ = [
     "Client",
     "ClientContext",
     "ClientInfo",
+    "Column",
     "Combiner",
     "Comparison",
     "Correction",
@@ -109,6 +111,7 @@ __all__ = [
     "Partition",
     "Plan",
     "Positive",
+    "Preprocessing",
     "Recipe",
     "Record",
     "Replay",

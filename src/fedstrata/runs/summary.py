@@ -38,6 +38,7 @@ def log_start(session: Session, log: Log) -> None:
         classes=list(federation.classes),
         parameters=plan.space.P,
         fingerprint=federation.fingerprint,
+        **_names(session),
         **_label_mix(session),
         wall=_versions(),
     )
@@ -49,7 +50,8 @@ def log_start(session: Session, log: Log) -> None:
     for kind, fields in session.private.notes:
         log(kind, **fields)
     if session.client_info.setup_bytes:
-        log("setup", told=sorted(plan.needs), bytes_up=session.client_info.setup_bytes)
+        told = [*sorted(plan.needs), *(["features"] if session.client_info.features else [])]
+        log("setup", told=told, bytes_up=session.client_info.setup_bytes)
     asked = per_round(plan.clients_per_round, len(federation))
     if asked > len(session.client_info.holders):
         log(
@@ -128,6 +130,12 @@ def _without_best(session: Session, state: State) -> list[str]:
     return [] if state.best.round else [f"no best model was kept: no evaluation has a {metric}"]
 
 
+def _names(session: Session) -> dict[str, Any]:
+    """Tell what clients are called, where they have names and are not too many."""
+    names = session.federation.names
+    return {} if names is None or len(names) > CLIENTS_LISTED else {"names": list(names)}
+
+
 def _label_mix(session: Session) -> dict[str, Any]:
     """Tell each label's share of all samples, where that is known here and no secret."""
     ground_truth = session.client_info.ground_truth if session.remote is None else None
@@ -140,7 +148,8 @@ def _statement(session: Session, rounds: int) -> dict[str, Any]:
     epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
     told, clusters, here = session.client_info.told, session.private.clusters, session.remote is None
     moving = session.federation.moves is not None
-    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here, moving)
+    known = told, clusters, guarantee, epsilon, here, moving, session.federation.features_told
+    return statement(session.experiment, session.plan, *known)
 
 
 def _versions() -> dict[str, str]:
