@@ -144,6 +144,8 @@ def test_a_site_s_predictions_have_names_and_the_server_s_have_not(tmp_path, key
     still = SMALL | {"train.rounds": 1, "model.init": str(run.path / "model.safetensors")}
     with pytest.raises(RequestError, match=r"model\.init.*only the sites that trained it can name"):
         train(overrides=still, out=tmp_path / "open")
+    with pytest.raises(RequestError, match="only they can go on with it"):
+        train(overrides=still | PRF, out=tmp_path / "masked")
 
 
 @pytest.mark.parametrize(

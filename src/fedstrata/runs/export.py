@@ -25,14 +25,13 @@ from fedstrata.models.classifier import Classifier
 from fedstrata.runs.saved_model import SavedModel
 
 CLASSES = "classes.json"  # what TorchScript and torch.export files call the classes
-ONNX = ("onnx", "onnxscript")
 
 
 def export(saved: SavedModel, kind: str, path: Path, model: nn.Module | None = None) -> None:
     """Write a model in a form of `KINDS`; nothing is written if that fails."""
     write = KINDS[kind]
-    if kind == "onnx" and (missing := [name for name in ONNX if find_spec(name) is None]):
-        raise RequestError(f"--onnx needs {' and '.join(missing)}; get it with: pip install 'fedstrata[onnx]'")
+    if kind == "onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
+        raise RequestError("ONNX needs onnx and onnxscript; get them with: pip install 'fedstrata[onnx]'")
     if path.is_dir():
         raise RequestError(f"-o {path} is a folder; name a file, such as {path / f'model{SUFFIXES[kind]}'}")
     if not path.parent.is_dir():
