@@ -67,6 +67,8 @@ def build_federation(experiment: Experiment) -> Federation:
         test=arrays.test,
         groups=arrays.groups,
         inputs=Inputs(scale=255.0 if arrays.x.dtype == np.uint8 else 1.0, mean=mean, std=std),
+        preprocessing=arrays.preprocessing,
+        scale=arrays.scale,
         proxy=data.proxy,
         seed=experiment.train.seed,
         name=data.name,

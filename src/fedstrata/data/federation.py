@@ -26,6 +26,7 @@ from fedstrata.data.ownership import copy_rows, deal_samples, read_holders, read
 from fedstrata.data.partitions.base import Partition, hold_out
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
+from fedstrata.data.scaling import FeaturesTold, Scale, bring_to_scale
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Federation:
         Class index of each label, where another order than the labels' own is used.
     preprocessing
         From raw inputs to what a network sees: all that was done to the samples, and what `inputs` does.
+    features_told
+        What clients told of their features for that; None: nothing.
 
     Examples
     --------
@@ -95,6 +98,7 @@ class Federation:
     proxy: Samples | None = None
     codes: np.ndarray | None = None
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    features_told: FeaturesTold | None = None
     _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 
     def __post_init__(self) -> None:
@@ -317,6 +321,7 @@ class Federation:
             ClientInfo.of(sizes, len(self.classes), facts, needs, streams),
             ground_truth=GroundTruth(self.train_split, self.labels, len(self.classes), self.speeds, self.bandwidths),
             later=None if self.moves is None else lambda round: self.at(round).client_info(needs, streams),
+            features=0 if self.features_told is None else self.features_told.nbytes,
         )
 
     @classmethod
@@ -333,6 +338,7 @@ class Federation:
         speeds: Any = None,
         inputs: Inputs | None = None,
         preprocessing: Preprocessing | None = None,
+        scale: Scale | None = None,
         proxy: int = 0,
         seed: int = 0,
         name: str = "given",
@@ -362,7 +368,11 @@ class Federation:
         inputs
             How samples are normalised; without it, uint8 is divided by 255.
         preprocessing
-            What was done to raw inputs, where samples are not the raw ones: the model's file will hold it.
+            What was done to raw inputs, where samples are not the raw ones: the model's file will hold it. With
+            `scale`, what is still to be done to them: gaps to fill, means and deviations that are given.
+        scale
+            How features, or channels of images, are brought to mean 0 and deviation 1: "federated" by sums over all
+            clients, "per-client" each by its own statistics, or "none". Without it samples are taken as they are.
         proxy
             Training samples that the server gets and no client holds, evenly over the labels.
         seed
@@ -395,12 +405,13 @@ class Federation:
         """
         if not isinstance(test, tuple | float | int):
             raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
-        samples, classes = read_samples(x, y, groups)
+        gaps = scale is not None and preprocessing is not None and preprocessing.fills
+        samples, classes = read_samples(x, y, groups, gaps=gaps)
         if not len(samples):
             raise RequestError("there are no samples")
         streams = Streams(seed)
         if isinstance(test, tuple):
-            test_samples, _ = read_samples(*test, classes=classes)
+            test_samples, _ = read_samples(*test, classes=classes, gaps=gaps)
             train_rows, test_rows = np.arange(len(samples)), np.arange(len(test_samples))
         else:
             test_samples, codes = samples, samples.y.numpy()
@@ -422,6 +433,13 @@ class Federation:
         if not len(split.rows):
             raise RequestError("no client has any training samples")
         inputs = inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0)
+        proxies = copy_rows(samples, held)
+        told = None
+        if scale is not None:
+            parts = (samples, split), (test_samples, test_split), (proxies, None)
+            done = bring_to_scale(scale, parts, preprocessing or Preprocessing())
+            samples, test_samples, proxies = done.parts
+            inputs, preprocessing, told = done.inputs, done.preprocessing, done.told
         return cls(
             train=samples,
             test=test_samples,
@@ -433,8 +451,9 @@ class Federation:
             left_out=len(train_rows) - len(split.rows),
             notes=notes,
             inputs=inputs,
-            proxy=copy_rows(samples, held) if len(held) else None,
+            proxy=proxies if len(held) else None,
             preprocessing=preprocessing or Preprocessing.of(inputs, samples.x.shape[1:]),
+            features_told=told,
         )
 
     @classmethod

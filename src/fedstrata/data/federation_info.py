@@ -15,6 +15,7 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Moves
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, Samples
+from fedstrata.data.scaling import FeaturesTold
 
 
 class FederationInfo(Protocol):
@@ -31,6 +32,10 @@ class FederationInfo(Protocol):
     @property
     def preprocessing(self) -> Preprocessing:
         """From raw inputs to what a network sees."""
+
+    @property
+    def features_told(self) -> FeaturesTold | None:
+        """What clients told of their features."""
 
     @property
     def speeds(self) -> np.ndarray | None:

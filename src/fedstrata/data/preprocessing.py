@@ -164,13 +164,28 @@ class Preprocessing:
             raise RequestError(f"samples have shape {tuple(x.shape[1:])}; the model was trained on {self.shape}")
         if x.dtype.kind in "iub" and x.dtype != np.uint8:
             return torch.from_numpy(x)
-        # In float64 until the end: 1.7e9 + 1 is no float32, and a time stamp is a feature like any other.
-        scaled = x.astype(np.float64) / self.scale
-        mean, std = statistics_of(scaled) if self.per_client else (self.mean, self.std)
-        if mean is not None and std is not None:
-            along = (1, -1, *(1,) * (x.ndim - 2))
-            scaled = (scaled - np.reshape(mean, along)) / np.reshape(std, along)
-        return torch.from_numpy(np.ascontiguousarray(scaled)).to(dtype)
+        return torch.from_numpy(np.ascontiguousarray(self.scaled(x))).to(dtype)
+
+    def scaled(self, x: np.ndarray) -> np.ndarray:
+        """Return features or pixels on their scale.
+
+        Parameters
+        ----------
+        x
+            [n, features] or [n, channels, ...].
+
+        Returns
+        -------
+        ndarray
+            float64: 1.7e9 + 1 is no float32, and a time stamp is a feature like any other.
+        """
+        values = x.astype(np.float64) / self.scale
+        mean, std = statistics_of(values) if self.per_client else (self.mean, self.std)
+        if mean is None or std is None:
+            return values
+        along = (1, -1, *(1,) * (x.ndim - 2))
+        scaled: np.ndarray = (values - np.reshape(mean, along)) / np.reshape(std, along)
+        return scaled
 
     def encode(self, raw: Any) -> np.ndarray:
         """Return a table's features before they are scaled.
@@ -199,6 +214,11 @@ class Preprocessing:
         if len({len(features) for features in found}) > 1:
             raise RequestError("the columns of a table have different lengths")
         return np.concatenate(found, axis=1)
+
+    @property
+    def fills(self) -> bool:
+        """Whether something stands in for missing values."""
+        return any(column.fill is not None for column in self.columns)
 
     @property
     def features(self) -> tuple[str, ...]:

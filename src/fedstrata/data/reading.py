@@ -41,16 +41,17 @@ class Samples:
 
 
 def read_samples(
-    x: Any, y: Any, groups: Any = None, *, classes: tuple[Label, ...] | None = None
+    x: Any, y: Any, groups: Any = None, *, classes: tuple[Label, ...] | None = None, gaps: bool = False
 ) -> tuple[Samples, tuple[Label, ...]]:
-    """Read features and labels, and refuse what cannot be trained on."""
+    """Read features and labels, and refuse what cannot be trained on; `gaps`: NaN will be filled."""
     features = read_features(x)
     codes, names = class_codes(y, classes)
     if len(features) != len(codes):
         raise RequestError(f"{len(features)} samples but {len(codes)} labels")
     if features.is_floating_point():
         some = max(1, CHUNK // max(features[:1].numel(), 1))  # not the whole set at once
-        sound = [features[i : i + some].flatten(1).isfinite().all(1) for i in range(0, len(features), some)]
+        parts = [features[i : i + some].flatten(1) for i in range(0, len(features), some)]
+        sound = [(part.isfinite() | part.isnan() if gaps else part.isfinite()).all(1) for part in parts]
         bad = (~torch.cat(sound)).nonzero().flatten().tolist() if sound else []
         if len(bad):
             raise RequestError(f"{len(bad)} samples hold NaN or infinite features, the first at row {bad[0]}")
@@ -98,7 +99,7 @@ def read_labels(labels: Any) -> np.ndarray:
         y = np.empty(len(labels), dtype=object)
         y[:] = [v.item() if isinstance(v, Tensor | np.generic) else v for v in labels]
     if y.ndim != 1:
-        raise RequestError(f"labels must be one-dimensional, one a sample; got shape {y.shape}")
+        raise RequestError(_several_labels(y))
     if y.dtype.kind == "f":
         missing = np.flatnonzero(np.isnan(y))
     else:
@@ -112,8 +113,23 @@ def read_labels(labels: Any) -> np.ndarray:
     except (TypeError, ValueError):
         raise RequestError(f"labels must be text or whole numbers, not {type(y[0]).__name__}") from None
     if (broken := ~np.isfinite(numbers) | (numbers != np.round(numbers))).any():
-        raise RequestError(f"labels must be classes, got the number {numbers[broken][0]}")
+        raise RequestError(
+            f"labels must be classes, but {numbers[broken][0]:g} is a quantity; make classes of it (numpy.digitize)"
+        )
     return y.astype(np.int64)
+
+
+def _several_labels(y: np.ndarray) -> str:
+    """Say what to do with labels that are a table: one-hot, or several a sample."""
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "biuf" and np.isin(y, (0, 1)).all():
+        if (y.sum(1) == 1).all():
+            return f"labels are one-hot, [n, {y.shape[1]}]; give the classes themselves: y.argmax(1)"
+        if (y.sum(1) > 1).any():
+            return (
+                f"there are several labels a sample, [n, {y.shape[1]}]: multi-label data cannot be trained on, every "
+                "sample needs one class; train a model a label (y[:, i]), or make a class of each combination"
+            )
+    return f"labels must be one-dimensional, one a sample; got shape {y.shape}"
 
 
 def _is_missing(label: Any) -> bool:

@@ -89,7 +89,9 @@ def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
         for what in ("shape", "dtype", "scale", "mean", "std"):
             own, expected = getattr(facts, what), getattr(model, what)
             if own != expected:
-                raise RequestError(f"site {name} has samples with {what} {own}, site {first} has {expected}")
+                how = '; give both sites the same data.mean and data.std, with data.scale = "given"'
+                said = f"site {name} has samples with {what} {own}, site {first} has {expected}"
+                raise RequestError(said + (how if what in ("mean", "std") else ""))
     seen: dict[str, tuple[Label, str]] = {}
     for name, facts in sites.items():
         for label in facts.classes or ():
@@ -140,6 +142,7 @@ class RemoteFederation:
     masked: MaskedRemoteFederation | None = None  # where labels are placeholders
     moves: None = None  # what a site has, and when, is its own
     proxy: None = None
+    features_told: None = None  # sites scale features themselves
     left_out: int = 0
     notes: tuple[str, ...] = ()
 

@@ -49,7 +49,8 @@ def log_start(session: Session, log: Log) -> None:
     for kind, fields in session.private.notes:
         log(kind, **fields)
     if session.client_info.setup_bytes:
-        log("setup", told=sorted(plan.needs), bytes_up=session.client_info.setup_bytes)
+        told = [*sorted(plan.needs), *(["features"] if session.client_info.features else [])]
+        log("setup", told=told, bytes_up=session.client_info.setup_bytes)
     asked = per_round(plan.clients_per_round, len(federation))
     if asked > len(session.client_info.holders):
         log(
@@ -159,7 +160,8 @@ def _statement(session: Session, rounds: int) -> dict[str, Any]:
     epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
     told, clusters, here = session.client_info.told, session.private.clusters, session.remote is None
     moving = session.federation.moves is not None
-    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here, moving)
+    known = told, clusters, guarantee, epsilon, here, moving, session.federation.features_told
+    return statement(session.experiment, session.plan, *known)
 
 
 def _versions() -> dict[str, str]:

@@ -19,9 +19,9 @@ from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.published import Published
-from fedstrata.data.scaling import standardise
 from fedstrata.data.sets.base import Arrays
 from fedstrata.data.sources import Package, Source
+from fedstrata.data.statistics import standardise
 
 NUMERIC, WILDERNESS, SOILS = 10, 4, 40
 HELD_OUT = 0.25

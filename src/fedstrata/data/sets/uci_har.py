@@ -23,9 +23,9 @@ from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.published import Published
-from fedstrata.data.scaling import standardise
 from fedstrata.data.sets.base import Arrays
 from fedstrata.data.sources import Source
+from fedstrata.data.statistics import standardise
 
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_gyro", "total_acc", "body_acc") for axis in "xyz"]  # the pack: first six
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
