@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -13,12 +14,13 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_wine
 from torch import nn
 
-from fedstrata import Federation, Inputs, RequestError, Run, train
+from fedstrata import Federation, Inputs, RequestError, Run, Streams, train
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.data.partitions.base import hold_out
 from fedstrata.runs.export import KINDS, export
 from fedstrata.runs.saved_model import SavedModel
 
@@ -142,6 +144,75 @@ def test_onnx_that_is_not_installed_is_one_line(trained, tmp_path, monkeypatch):
     with pytest.raises(RequestError, match=r"pip install 'fedstrata\[onnx\]'"):
         export(trained.saved, "onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def wine(path):
+    """Write scikit-learn's wine as people keep it: columns on their own scales, and one of text."""
+    data = load_wine()
+    names = data.target_names[data.target]
+    colour = np.where(data.data[:, 9] > 5, "dark", "bright")
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*data.feature_names, "colour", "kind"])
+        table.writerows([*row, word, name] for row, word, name in zip(data.data, colour, names, strict=True))
+    return path, names
+
+
+@pytest.mark.parametrize("scale", ["federated", "per-client", "none"])
+def test_a_raw_table_is_predicted_as_the_summary_says(tmp_path, scale):
+    path, names = wine(tmp_path / "wine.csv")
+    asked = QUICK | ALONE | {"data.name": "own", "data.path": str(path), "data.label": "kind", "data.scale": scale}
+    run = train(overrides=asked | {"train.rounds": 10, "train.lr": 0.3}, out=tmp_path / "run")
+    held = hold_out(np.arange(len(names)), names, 0.2, Streams(0)("own"))[1]  # the rows that training held out
+    said = run.predict(path)
+    if scale == "federated":
+        assert run.summary["accuracy"] > 0.9
+        assert (said[held] == names[held]).mean() == run.summary["accuracy"]
+        steps = run.saved.info.preprocessing
+        with torch.no_grad():
+            assert torch.allclose(
+                run.module()(torch.from_numpy(steps.encode(_columns(path)))),
+                run.module().network(steps.apply(_columns(path))),
+                atol=1e-5,
+            )
+    elif scale == "none":
+        assert (said[held] == names[held]).mean() == run.summary["accuracy"]
+    assert set(said) <= {"class_0", "class_1", "class_2"}
+    assert run.saved.evaluate(path)["accuracy"] == pytest.approx((said == names).mean())
+    columns = _columns(path)
+    del columns["kind"]
+    shuffled = dict(sorted(columns.items()))  # by name, in whatever order
+    assert run.predict(shuffled).tolist() == said.tolist()
+
+
+def test_tables_that_do_not_fit_are_refused_by_column(tmp_path):
+    path, _ = wine(tmp_path / "wine.csv")
+    asked = QUICK | ALONE | {"data.name": "own", "data.path": str(path), "data.label": "kind", "train.rounds": 1}
+    run = train(overrides=asked, out=tmp_path / "run")
+    columns = _columns(path)
+    for change, said in (
+        ({"colour": ["green"] * 178}, '"green" did not occur in training'),
+        ({"alcohol": ["much"] * 178}, "column alcohol holds numbers"),
+        ({"alcohol": [""] * 178}, "column alcohol: 178 values are missing"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            run.predict(columns | change)
+    columns.pop("hue")
+    with pytest.raises(RequestError, match="column hue is missing"):
+        run.predict(columns)
+
+
+def test_data_frames_are_tables(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    path, _ = wine(tmp_path / "wine.csv")
+    asked = QUICK | ALONE | {"data.name": "own", "data.path": str(path), "data.label": "kind"}
+    run = train(overrides=asked, out=tmp_path / "run")
+    assert run.predict(pandas.read_csv(path)).tolist() == run.predict(path).tolist()
+
+
+def _columns(path):
+    header, *rows = csv.reader(path.read_text().splitlines())
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
 
 
 def test_masked_labels_give_a_model_that_speaks_labels(tmp_path):

@@ -6,6 +6,7 @@ Training reads data to learn what they are like (`sets/own.py`); here that is kn
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -112,7 +113,7 @@ def _read_columns(path: Path) -> dict[str, list[str]]:
     text = path.read_text(encoding="utf-8-sig")
     first = text.split("\n", 1)[0]
     mark = max("\t;,", key=first.count)
-    header, *rows = [row for row in csv.reader(text.splitlines(), delimiter=mark) if row] or [[]]
+    header, *rows = [row for row in csv.reader(io.StringIO(text), delimiter=mark) if row] or [[]]
     if not rows:
         raise ValueError("it has no rows under the line that names the columns")
     if odd := [line for line, row in enumerate(rows, 2) if len(row) != len(header)]:
