@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +140,19 @@ def test_an_exported_model_gives_the_same_logits_without_fedstrata(trained, pict
     script += "\nassert classes == ['above', 'below', 'left'] and 'fedstrata' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_five_lines_of_the_document_need_no_fedstrata(trained, pictures, tmp_path):
+    export(trained.saved, "torch-export", tmp_path / "photos.pt2")
+    x = trained.saved.inputs(pictures).x[::10]
+    np.save(tmp_path / "x.npy", x.numpy())
+    page = (Path(__file__).parents[2] / "docs" / "model.md").read_text()
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "torch.export.load" in c]
+    assert len([line for line in code.splitlines() if line]) == 5
+    ready = "import numpy, sys, torch\nsys.modules['fedstrata'] = None\nx = torch.from_numpy(numpy.load('x.npy'))\n"
+    command = [sys.executable, "-c", ready + code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == trained.predict(x).tolist()
 
 
 def test_onnx_that_is_not_installed_is_one_line(trained, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -92,9 +93,15 @@ def _state_dict(saved: SavedModel, module: Classifier) -> bytes:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep exporters from talking: `--json` prints one object, and their warnings are for authors of exporters."""
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
 
 
 KINDS: dict[str, Callable[[SavedModel, Classifier], bytes]] = {
