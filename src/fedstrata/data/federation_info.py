@@ -38,6 +38,10 @@ class FederationInfo(Protocol):
         """What clients told of their features."""
 
     @property
+    def names(self) -> tuple[str, ...] | None:
+        """Of the clients, where they have any."""
+
+    @property
     def speeds(self) -> np.ndarray | None:
         """Relative device capacity."""
 

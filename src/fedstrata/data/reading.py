@@ -1,10 +1,10 @@
-"""Samples and labels from whatever the user holds: arrays, tensors, torch data sets."""
+"""Samples and labels from arrays and tensors."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,44 +150,3 @@ def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[
 def order_labels(labels: Iterable[Label]) -> tuple[Label, ...]:
     """Put labels of several owners into one order: numbers, then text."""
     return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
-
-
-def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:
-    """Read a pair (x, y) or a torch Dataset of pairs."""
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return read_features(data[0]), read_labels(data[1])
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, tuple | list | dict):
-        raise RequestError(
-            f"a data set must be a pair (x, y) or a torch Dataset with a length, not {type(data).__name__}"
-        )
-    items = [data[i] for i in range(len(data))]
-    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
-        raise RequestError("every item of a data set must be a pair (sample, label)")
-    if not items:
-        return torch.zeros(0, 0), np.zeros(0, dtype=np.int64)
-    x = [torch.as_tensor(np.asarray(a)) for a, _ in items]
-    if len({tuple(t.shape) for t in x}) > 1:
-        raise RequestError(f"samples must all have the same shape; there are {sorted({tuple(t.shape) for t in x})}")
-    return read_features(torch.stack(x)), read_labels([b for _, b in items])
-
-
-def join_samples(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
-    """Join one data set a client into shared arrays, with the rows of each."""
-    if isinstance(data_sets, dict):
-        raise RequestError("give the clients' data sets as a list")
-    pairs = []
-    for client, data in enumerate(data_sets):
-        try:
-            pairs.append(read_dataset(data))
-        except RequestError as error:
-            raise RequestError(f"client {client}: {error}") from None
-    held = [(x, y) for x, y in pairs if len(y)]
-    if not held:
-        raise RequestError("no client has any samples")
-    if len(shapes := {tuple(x.shape[1:]) for x, _ in held}) > 1:
-        raise RequestError(f"clients hold samples of different shapes: {sorted(shapes)}")
-    if len({y.dtype.kind for _, y in held}) > 1:
-        raise RequestError("some clients name their labels by text, others by number; use one of them")
-    stops = np.cumsum([len(y) for _, y in pairs])
-    rows = [np.arange(stop - len(y), stop) for stop, (_, y) in zip(stops, pairs, strict=True)]
-    return torch.cat([x for x, _ in held]), np.concatenate([y for _, y in held]), rows

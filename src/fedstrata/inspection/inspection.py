@@ -203,7 +203,7 @@ def inspect(
         whole = build_federation(first) if federation is None else federation
         notes = whole.notes if whole.moves is None else (*whole.notes, "data move; this is the first round")
         federation = whole.at(0)
-        table, name = LabelTable.of(federation.counts, federation.classes), federation.name
+        table, name = LabelTable.of(federation.counts, federation.classes, federation.names), federation.name
         known = {"contents": contents(federation), "domains": domains(federation, first.train.seed)}
     k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
     measures = Measures.of(table, k, **known, seed=first.train.seed)

@@ -143,6 +143,7 @@ class RemoteFederation:
     moves: None = None  # what a site has, and when, is its own
     proxy: None = None
     features_told: None = None  # sites scale features themselves
+    names: tuple[str, ...] | None = None
     left_out: int = 0
     notes: tuple[str, ...] = ()
 
@@ -152,7 +153,7 @@ class RemoteFederation:
         facts = tuple(sites.values())
         classes = common_classes(sites) or tuple(range(UNKNOWN if masked is None else masked.placeholders))
         check_classes(classes)
-        return cls(facts, classes, speeds=np.array([f.speed for f in facts]), masked=masked)
+        return cls(facts, classes, speeds=np.array([f.speed for f in facts]), masked=masked, names=tuple(sites))
 
     def __len__(self) -> int:
         return len(self.facts)

@@ -30,6 +30,7 @@ def only(federation: Federation, client: int) -> Federation:
         speeds=None if federation.speeds is None else federation.speeds[client : client + 1],
         true_labels=None,
         proxy=None,
+        names=None if federation.names is None else federation.names[client : client + 1],
     )
 
 

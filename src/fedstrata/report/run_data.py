@@ -243,6 +243,21 @@ class RunData:
         most = int(self.client_updates.client.max(initial=-1)) + 1
         return int(self.start.get("clients", most))
 
+    def client_name(self, client: int) -> str:
+        """Return what a client is called: its name where it has one, else its number.
+
+        Parameters
+        ----------
+        client
+            From 0.
+
+        Returns
+        -------
+        str
+        """
+        names = self.start.get("names", ())
+        return str(names[client]) if client < len(names) else str(client)
+
     @property
     def rare(self) -> np.ndarray:
         """Which labels have less than half of an even share; all False where shares are not told."""

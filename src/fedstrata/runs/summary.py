@@ -38,6 +38,7 @@ def log_start(session: Session, log: Log) -> None:
         classes=list(federation.classes),
         parameters=plan.space.P,
         fingerprint=federation.fingerprint,
+        **_names(session),
         **_label_mix(session),
         wall=_versions(),
     )
@@ -146,6 +147,12 @@ def _best(session: Session, state: State) -> dict[str, Any] | None:
 def _without_best(session: Session, state: State) -> list[str]:
     metric = session.experiment.train.evaluate.best
     return [] if state.best.round else [f"no best model was kept: no evaluation has a {metric}"]
+
+
+def _names(session: Session) -> dict[str, Any]:
+    """Tell what clients are called, where they have names and are not too many."""
+    names = session.federation.names
+    return {} if names is None or len(names) > CLIENTS_LISTED else {"names": list(names)}
 
 
 def _label_mix(session: Session) -> dict[str, Any]:
