@@ -86,7 +86,10 @@ def fetch(
 def import_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="An .npz, .csv or .parquet file, or a folder of images.")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="An .npz, .csv or .parquet file, or a folder of images, of LEAF or PFLlib."
+        ),
     ],
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help='Column of the labels in a table; "label" without it.')

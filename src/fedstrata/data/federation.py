@@ -444,8 +444,8 @@ class Federation:
         Federation(given: 2 clients, 24 training samples, 3 classes)
         """
         train, test = read_train_and_test(dataset)
-        given: dict[str, Any] = {} if test is None else {"test": test}
-        return cls.from_arrays(*train, clients, **given, **how)
+        how = how if test is None else {"test": test, **how}
+        return cls.from_arrays(*train, clients, **how)
 
     @classmethod
     def from_clients(

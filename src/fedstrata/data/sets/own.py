@@ -1,8 +1,10 @@
-"""The user's own samples: arrays in an `.npz`, a table (CSV, Parquet), or a folder of images.
+"""The user's own samples: arrays in an `.npz`, a table (CSV, Parquet), a folder of images, or of LEAF or PFLlib.
 
     samples.npz    x, y (or x_train, y_train); optionally client (or groups), and test_x, test_y, test_client
     table.csv      columns of numbers and of text, one of labels, optionally one that names the client; .tsv, .parquet
     images/        CLASS/image.png or CLIENT/CLASS/image.png; both may stand under train/ and test/
+    photos.parquet a column of encoded images, as Hugging Face publishes them
+    clients/       train/*.json of LEAF, or train/0.npz, train/1.npz, ... of PFLlib, and the same under test/
 
 The client of a sample is its group: the partition `natural` gives every client its own. What `fedstrata data import`
 has stored is loaded by its name.
@@ -22,7 +24,9 @@ from fedstrata.core.options import BelowOne, Count
 from fedstrata.core.rng import Streams
 from fedstrata.data import store
 from fedstrata.data.formats.arrays import FilePart, check_samples, read_npz
+from fedstrata.data.formats.client_files import read_client_files
 from fedstrata.data.formats.image_folder import list_folder, read_folder
+from fedstrata.data.formats.image_table import read_image_table
 from fedstrata.data.formats.tabular import encode_table, read_table, settle_columns
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.preprocessing import Column, Preprocessing
@@ -32,7 +36,8 @@ from fedstrata.data.sets.own_labels import check_clients, check_labels, check_te
 
 TEST = 0.2
 KEY = "own-"  # before the name, in the data folder: no import hides a data set of that name
-TABLES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
+PARQUET = (".parquet", ".pq")
+TABLES = (".csv", ".tsv", ".txt", *PARQUET)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Own(DataSet):
         self._refuse_options(path, table)
         try:
             columns, train, test = self._split(path, table)
+            table = bool(columns)  # or images in one
             y, test_y = train.y, test.y
             if len(np.unique(y)) < 2:
                 said = y[0] if len(y) else "missing"
@@ -84,6 +90,10 @@ class Own(DataSet):
                 x, test_x = read_folder(train.x, test.x, size=self.size)
             else:
                 x, test_x = np.asarray(train.x), np.asarray(test.x)
+                if self.size is not None and x.dtype != np.uint8:
+                    raise RequestError(f"data.size = {self.size} scales images; {path} holds none")
+                if not table and (self.drop or self.fill is not None):
+                    raise RequestError(f"data.drop and data.fill are about features of a table; {path} holds none")
         except OSError as error:
             raise RequestError(f"{path} cannot be read: {error}") from None
         if x.shape[1:] != test_x.shape[1:] or x.dtype != test_x.dtype:
@@ -99,7 +109,7 @@ class Own(DataSet):
         for option in ("label", "client", "drop", "fill"):
             if not table and getattr(self, option) is not None:
                 raise RequestError(f"data.{option} is about columns of a table; {path} is not one")
-        if self.size is not None and not path.is_dir():
+        if self.size is not None and not path.is_dir() and path.suffix not in PARQUET:
             raise RequestError(f"data.size = {self.size} scales the images of a folder; {path} is not one")
         given = self.mean is not None, self.std is not None
         if given != ((self.scale == "given"),) * 2:
@@ -153,10 +163,16 @@ class Own(DataSet):
     ) -> tuple[tuple[Column, ...], FilePart, FilePart | None]:
         """Read a file or folder; `known` columns are those of the training table."""
         if path.is_dir():
+            if (written := read_client_files(path)) is not None:
+                return (), *written
             train, test = list_folder(path)
             return (), FilePart(*train), None if test is None else FilePart(*test)
         if path.suffix == ".npz":
             return (), *read_npz(path)
+        if path.suffix in PARQUET:
+            images = read_image_table(path, self.label or "label", self.client, self.size)
+            if images is not None:
+                return (), images, None
         if path.suffix in TABLES:
             table = read_table(path, self.label or "label", self.client, self.drop or ())
             columns = settle_columns(table, self.fill, path) if known is None else known
