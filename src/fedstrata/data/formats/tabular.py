@@ -23,7 +23,7 @@ Columns = dict[str, np.ndarray]  # numbers with NaN where one is missing, or tex
 
 
 @dataclass(frozen=True)
-class Table:
+class OwnTable:
     """A table's features by name, its labels, and who holds each row."""
 
     features: Columns
@@ -31,13 +31,13 @@ class Table:
     clients: np.ndarray | None
 
 
-def read_table(path: Path, label: str, client: str | None, drop: Sequence[str] = ()) -> Table:
+def read_table(path: Path, label: str, client: str | None, drop: Sequence[str] = ()) -> OwnTable:
     """Read a CSV or Parquet file."""
     read = _read_parquet if path.suffix in (".parquet", ".pq") else _read_csv
     return read(path, label, client, drop)
 
 
-def settle_columns(table: Table, fill: float | str | None, path: Path) -> tuple[Column, ...]:
+def settle_columns(table: OwnTable, fill: float | str | None, path: Path) -> tuple[Column, ...]:
     """Say what each column becomes: numbers stay, text is one-hot; refuse what is neither, and gaps nobody fills."""
     gaps: dict[str, int] = {}
     columns = []
@@ -61,7 +61,7 @@ def settle_columns(table: Table, fill: float | str | None, path: Path) -> tuple[
     return tuple(columns)
 
 
-def encode_table(table: Table, columns: Sequence[Column], path: Path) -> np.ndarray:
+def encode_table(table: OwnTable, columns: Sequence[Column], path: Path) -> np.ndarray:
     """Return features [n, ...] as columns say; gaps stay NaN, because what stands in for them is not known yet."""
     names, known = set(table.features), {column.name for column in columns}
     if names != known:
@@ -102,7 +102,7 @@ def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _read_csv(path: Path, label: str, client: str | None, drop: Sequence[str]) -> Table:
+def _read_csv(path: Path, label: str, client: str | None, drop: Sequence[str]) -> OwnTable:
     """Read a CSV file whose first line names the columns; `;` and tabs may separate them too."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -131,7 +131,7 @@ def _read_csv(path: Path, label: str, client: str | None, drop: Sequence[str]) -
         raw = _read_words(text, mark, columns, path)
         found = {name: _read_column(raw[name]) for name in features}
         told = {name: np.array(raw[name]) for name in named}
-    return Table(found, told[label], told[client] if client is not None else None)
+    return OwnTable(found, told[label], told[client] if client is not None else None)
 
 
 def _read_words(text: str, mark: str, columns: Sequence[str], path: Path) -> dict[str, list[str]]:
@@ -161,7 +161,7 @@ def _is_even(text: str, mark: str, width: int) -> bool:
     return all(line.count(mark) == width - 1 for line in text.split("\n") if line)
 
 
-def _read_parquet(path: Path, label: str, client: str | None, drop: Sequence[str]) -> Table:
+def _read_parquet(path: Path, label: str, client: str | None, drop: Sequence[str]) -> OwnTable:
     """Read a Parquet file; needs pyarrow."""
     table = open_parquet(path)
     features = _chosen(table.column_names, label, client, drop, path)
@@ -184,7 +184,7 @@ def _read_parquet(path: Path, label: str, client: str | None, drop: Sequence[str
             )
         found[name] = _read_column(["" if value is None else str(value).strip() for value in values])
     told = {name: _plain(np.asarray(table.column(name).to_numpy())) for name in filter(None, (label, client))}
-    return Table(found, told[label], None if client is None else told[client])
+    return OwnTable(found, told[label], None if client is None else told[client])
 
 
 def open_parquet(path: Path) -> Any:
