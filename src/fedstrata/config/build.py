@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedstrata.client.network import change_head, find_head
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
+from fedstrata.config.model_info import place_rows, read_model
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
 from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
@@ -33,6 +32,7 @@ from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import FederationInfo
+from fedstrata.data.reading import Label
 from fedstrata.data.sets.base import expect_arrays
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.drivers.sync import GlobalBatches
@@ -41,6 +41,11 @@ from fedstrata.methods.schedules.lots import Lots
 from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.methods.server_steps.sgd import ServerSgd
 
+UNNAMED = (
+    "its classes are placeholders, which only the sites that trained it can name; "
+    'go on with privacy.labels = "prf" at those sites'
+)
+NAMED = "its classes have names, and the placeholders of this run have none here; start from a model of these sites"
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
@@ -216,21 +221,27 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
     return reason
 
 
-def initial_model(plan: Plan, init: str | None) -> FlatModel:
-    """Return the model of round 0: drawn from the seed, or read from a file."""
+def initial_model(
+    plan: Plan, init: str | None, classes: Sequence[Label] | None = None, placeholders: bool = False
+) -> FlatModel:
+    """Return the model of round 0: drawn from the seed, or read from a file, whose classes are found by name.
+
+    `placeholders`: the classes of this run are those that only real sites can name.
+    """
     module = plan.local.build()
     named: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
     if init is not None:
-        try:
-            given = load_file(Path(init))
-        except (OSError, SafetensorError) as error:
-            raise RequestError(f'model.init = "{init}" cannot be read: {error}') from None
+        key = f'model.init = "{init}"'
+        given, info = read_model(Path(init), key)
+        if info is not None and (info.label_directory is not None) != placeholders:
+            raise RequestError(f"{key}: {UNNAMED if info.label_directory is not None else NAMED}")
+        if info is not None and classes is not None and not placeholders:
+            given = place_rows(module, info, given, classes, key)
         for place in (*plan.space.params, *plan.space.buffers):
             if place.name not in given or tuple(given[place.name].shape) != place.shape:
                 found = tuple(given[place.name].shape) if place.name in given else "nothing"
-                raise RequestError(
-                    f'model.init = "{init}": {place.name} needs shape {place.shape}, the file has {found}'
-                )
+                of = "" if info is None else f", a {info.model['name']}"
+                raise RequestError(f"{key}: {place.name} needs shape {place.shape}, the file{of}, has {found}")
         named |= given
     return plan.space.flatten(named, plan.local.dtype)
 

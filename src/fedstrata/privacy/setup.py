@@ -217,6 +217,8 @@ def _as_before(
     from fedstrata.privacy.labels.kept import OwnMap, join_renumberings, kept_beside, take_up  # noqa: PLC0415
 
     event = kept_beside(init)
+    if "clients" not in event:
+        raise RequestError(f'model.init = "{init}": real sites trained it, and only they can go on with it')
     sealed = dict(zip(event["clients"], event["sealed"], strict=True))
     known, told = list[dict[Label, int]](), dict[int, dict[int, int]]()
     for own, (client, key) in zip(masked.own, keys.items(), strict=True):

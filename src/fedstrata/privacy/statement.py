@@ -158,7 +158,10 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
     mode = experiment.privacy.labels
     said = ["The models that they receive, and what those tell about everybody's data."]
     if mode == "prf":
-        said.append("Their own labels' placeholders, and how many placeholders there are.")
+        said.append(
+            "Their own labels' placeholders, and how many placeholders there are; with the model's file, the name of "
+            "every placeholder, and not who holds it."
+        )
     if mode == "ckks-paper":
         said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
     if experiment.privacy.clustering == "masked":

@@ -112,12 +112,13 @@ class MaskedRemoteFederation:
     counts: tuple[tuple[int, ...], ...] | None  # each site's samples of each placeholder, where the method needs them
     sealed: tuple[str, ...]  # each site's own map, which only that site can read
     bytes_up: int
+    names: tuple[str, ...] = ()  # of all placeholders, which only the sites can read
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> MaskedRemoteFederation:
         """Read it out of an event."""
         known: MaskedRemoteFederation = validate(
-            cls, {name: values[name] for name in cls.__annotations__}, "labels_masked"
+            cls, {name: values[name] for name in cls.__annotations__ if name in values}, "labels_masked"
         )
         return known
 

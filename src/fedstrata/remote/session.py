@@ -188,6 +188,13 @@ class SiteClients:
             key_directory,
         )
 
+    def label_directory(self) -> dict[str, Any]:
+        """Return names of placeholders as sites sealed them for each other, and each site's own map with the key."""
+        masked = None if self.known is None else self.known.masked
+        assert masked is not None
+        sealed = dict(zip(masked.sites, masked.sealed, strict=True))
+        return {"run": self.site_registry.run, "sites": sealed, "names": list(masked.names)}
+
     # ---- protocols
 
     def _mask_labels(self, plan: Plan) -> MaskedRemoteFederation:

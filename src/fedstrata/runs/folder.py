@@ -25,16 +25,18 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedstrata.config.model_info import ABOUT, ModelInfo
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.core.messages import Tensors
 from fedstrata.runs.checkpoints import Checkpoints
+from fedstrata.runs.saved_model import Predictor, SavedModel
 
 LOCK = "lock"
 
 
-class Run:
+class Run(Predictor):
     """One run and the folder that holds it. `train` and `resume` give one; `Run("runs/fedavg-1")` reads an old one.
 
     Parameters
@@ -278,24 +280,21 @@ class Run:
 
     # ---- results -------------------------------------------------------------------------------------------------
 
-    def write_result(
-        self, models: Mapping[str, Tensors], metadata: Mapping[str, Any], summary: Mapping[str, Any]
-    ) -> None:
+    def write_result(self, models: Mapping[str, Tensors], info: ModelInfo, summary: Mapping[str, Any]) -> None:
         """Write models and the summary, which marks the run as finished.
 
         Parameters
         ----------
         models
             By the name of the file, "model" and "best": tensors by name.
-        metadata
-            Goes into the models' files.
+        info
+            What the models' files say of them.
         summary
             The outcome.
         """
         with writing_to(self.path):
-            about = {"about": json.dumps(dict(sorted(metadata.items())))}
             for name, model in models.items():
-                write_atomically(self.path / f"{name}.safetensors", save(dict(model), about))
+                write_atomically(self.path / f"{name}.safetensors", save(dict(model), {ABOUT: info.to_json()}))
             text = json.dumps(finite(summary), indent=2) + "\n"
             write_atomically(self.path / "summary.json", text.encode())
 
@@ -349,6 +348,11 @@ class Run:
         return load((self.path / "model.safetensors").read_bytes())
 
     @property
+    def saved(self) -> SavedModel:
+        """The final model as its file describes it."""
+        return SavedModel.find(self.path)
+
+    @property
     def best(self) -> BestRound | None:
         """The best evaluated round: `metric`, `value`, `round` and `model()`; None while the run is not finished.
 
@@ -359,7 +363,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class BestRound:
+class BestRound(Predictor):
     """The round of a run whose model was the best.
 
     Attributes
@@ -388,6 +392,11 @@ class BestRound:
             Tensors by name, for `load_state_dict`.
         """
         return load(self.path.read_bytes())
+
+    @property
+    def saved(self) -> SavedModel:
+        """The model of that round as its file describes it."""
+        return SavedModel.find(self.path)
 
 
 def finite(value: Any) -> Any:

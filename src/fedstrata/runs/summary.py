@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,6 +10,7 @@ from math import isfinite
 from typing import Any
 
 from fedstrata import __version__
+from fedstrata.config.model_info import ModelInfo
 from fedstrata.core.engine import Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
@@ -101,14 +101,33 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
     if train.stop.target is not None:
         summary |= {f"{name}_target": spent for name, spent in spent_until(scored, train.stop.target).items()}
-    classes: Sequence[Any] = session.federation.classes
-    if session.experiment.privacy.labels != "none":  # whoever has the model should not have the names with it
-        classes = [f"placeholder {i}" for i in range(len(classes))]
-    about = {"classes": tuple(classes), "method": session.experiment.method.name}
     models = {"model": _named(session, model_to_evaluate(session.plan, state))}
     if state.best.round:
         models["best"] = _named(session, state.best.model(session.plan.space.P))
-    folder.write_result(models, about, summary)
+    folder.write_result(models, describe_model(session), summary)
+
+
+def describe_model(session: Session) -> ModelInfo:
+    """Say what whoever uses the model must know of it."""
+    experiment, federation = session.experiment, session.federation
+    data, sample = experiment.data.model_dump(), federation.trial()
+    classes = session.private.federation.classes  # in the order of placeholders, where labels are masked
+    directory = None
+    if session.remote is not None and session.hides_names:
+        directory = session.remote.label_directory()
+        classes = tuple(f"placeholder {i}" for i in range(len(classes)))
+    return ModelInfo(
+        model={key: value for key, value in experiment.dump()["model"].items() if key not in ("init", "head")},
+        head=session.plan.local.head,
+        preprocessing=federation.preprocessing,
+        sample={"shape": list(sample.shape[1:]), "dtype": str(sample.dtype).removeprefix("torch.")},
+        classes=classes,
+        method=experiment.method.name,
+        data={"name": experiment.data.name, "fingerprint": federation.fingerprint},
+        versions={"fedstrata": __version__, "torch": version("torch")},
+        columns={key: data[key] for key in ("label", "client") if isinstance(data.get(key), str)},
+        label_directory=directory,
+    )
 
 
 def _named(session: Session, model: FlatModel) -> Tensors:
