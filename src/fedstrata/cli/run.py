@@ -40,7 +40,7 @@ SHOWN = (
     "bytes_to",
     "remarks",
 )
-ASKED_FOR = ("personal_mean", "personal_worst10", "rounds_to_target", "bytes_to_target", "time_to_target")
+ASKED_FOR = ("name", "personal_mean", "personal_worst10", "rounds_to_target", "bytes_to_target", "time_to_target")
 
 
 def run(

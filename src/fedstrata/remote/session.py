@@ -34,8 +34,8 @@ from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
-from fedstrata.runs.execution import Watch
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import Watch
 from fedstrata.runs.training import begin, resume
 
 Log = Callable[..., None]

@@ -70,7 +70,7 @@ class Run:
     def __repr__(self) -> str:
         done = self.summary
         said = (
-            f"{done['method']}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
+            f"{done.get('name', done['method'])}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
             if done
             else "not finished"
         )

@@ -10,12 +10,14 @@ from torch import nn
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import GIVEN, Experiment
+from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
-from fedstrata.runs.execution import Watch, run_session
+from fedstrata.runs.execution import run_session
 from fedstrata.runs.extension import CHANGEABLE, refuse_extension
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import Watch
 from fedstrata.runs.session import RemoteClients, build_session
 
 
@@ -44,7 +46,7 @@ def train(
     out
         The run folder; by default the next free one under `runs/`.
     watch
-        Called with every event as it happens.
+        Called with every event as it happens; one that returns `fedstrata.STOP` ends the run after that round.
 
     Returns
     -------
@@ -134,7 +136,7 @@ def begin(
 ) -> Run:
     """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
     session = build_session(experiment, federation, model, remote)
-    path = path or Run.claim(Path("runs"), experiment.method.name)
+    path = path or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))
     with Run.create(path, experiment.to_toml()).locked() as folder:
         return run_session(session, folder, session.initial_state(folder.log), watch)
 
@@ -160,7 +162,7 @@ def resume(
     federation, model
         Data and network that came from Python are passed again.
     watch
-        Called with every event as it happens.
+        Called with every event as it happens; one that returns `fedstrata.STOP` ends the run after that round.
     remote
         Where clients live, if not here; `fedstrata deploy` gives it.
 
@@ -231,9 +233,9 @@ def resume(
 
 
 def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
-    """Leave out where a run is executed: that may change on the way."""
+    """Leave out where a run is executed and what it is called: that may change on the way."""
     engine = {k: v for k, v in experiment["engine"].items() if k not in ("workers", "device", "client_state")}
-    return {**experiment, "engine": engine}
+    return {**{key: value for key, value in experiment.items() if key != "name"}, "engine": engine}
 
 
 def _begun(experiment: dict[str, Any]) -> dict[str, Any]:

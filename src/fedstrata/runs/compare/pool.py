@@ -31,7 +31,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.gpu_sharing import sharing_gpu
-from fedstrata.runs.execution import Watch
+from fedstrata.runs.journal import Watch
 from fedstrata.runs.training import begin, resume
 
 PATIENCE = 10.0  # seconds that a process has to put its things away before it is killed
