@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedstrata.client.network import change_head, find_head
+from fedstrata.client.own_module import check_gradient, fill_lazy, take_module
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
 from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
 from fedstrata.core.contract import broken, describe, expect
+from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
@@ -40,6 +40,7 @@ from fedstrata.methods.optimizers.at_server import AtServer, Carried
 from fedstrata.methods.schedules.lots import Lots
 from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.methods.server_steps.sgd import ServerSgd
+from fedstrata.models.pretrained import fit_weights, read_weights
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
@@ -102,11 +103,13 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     system = _devices(experiment, len(federation))
     at_server: list[ServerSide] = [driver, selector, combiner, system, *server_steps.values()]
     _check_wishes([*at_server, schedule.sampler or sampler])
-    build = _builder(experiment.model, federation, streams, module)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
     sample = inputs(federation.trial(), dtype)
+    build = _builder(experiment.model, federation, streams, module, sample)
     network = build().to(dtype)
     head = _find_head(experiment, network, sample, len(federation.classes))
+    if module is not None:
+        check_gradient(network, sample)
     if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
         raise RequestError("train.batch_size = 1 does not fit a model with batch norm: one sample has no variance")
     local = ClientPlan(
@@ -214,16 +217,20 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
     return reason
 
 
-def initial_model(plan: Plan, init: str | None) -> FlatModel:
-    """Return the model of round 0: drawn from the seed, or read from a file."""
+def initial_model(plan: Plan, init: str | None, log: Log = lambda *_, **__: None) -> FlatModel:
+    """Return the model of round 0: drawn from the seed, or read from a file of ours or of somebody else's."""
     module = plan.local.build()
     named: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
     if init is not None:
-        try:
-            given = load_file(Path(init))
-        except (OSError, SafetensorError) as error:
-            raise RequestError(f'model.init = "{init}" cannot be read: {error}') from None
-        for place in (*plan.space.params, *plan.space.buffers):
+        places = (*plan.space.params, *plan.space.buffers)
+        given, ours = read_weights(Path(init), f'model.init = "{init}"')
+        if not ours:
+            needed = {place.name: place.shape for place in places}
+            fitting, afresh = fit_weights(given, needed, plan.local.head, f'model.init = "{init}"')
+            given = named | fitting
+            if afresh is not None:
+                log("fallback", what="model.init", why=afresh)
+        for place in places:
             if place.name not in given or tuple(given[place.name].shape) != place.shape:
                 found = tuple(given[place.name].shape) if place.name in given else "nothing"
                 raise RequestError(
@@ -277,12 +284,14 @@ def _check_wishes(parts: Sequence[ServerSide | Sampler]) -> None:
             raise broken(part, "programs", f"is {programs!r:.80}; allowed: {allowed}")
 
 
-def _builder(choice: ModelChoice, federation: FederationInfo, streams: Streams, module: nn.Module | None) -> Any:
+def _builder(
+    choice: ModelChoice, federation: FederationInfo, streams: Streams, module: nn.Module | None, sample: torch.Tensor
+) -> Any:
     """Return a function that builds the network, always with the same first weights."""
     if (choice.projection or not choice.head_bias) and (module is not None or choice.name == GIVEN):
         raise RequestError("model.projection and model.head_bias are for models by name; change your own instead")
     if module is not None:
-        return partial(copy.deepcopy, copy.deepcopy(module))
+        return partial(copy.deepcopy, take_module(module, sample, streams.torch_seed("model")))
     if choice.name == GIVEN:
         raise RequestError(
             'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
@@ -322,6 +331,7 @@ def _draw_weights(
 ) -> nn.Module:
     with seed_torch(seed):
         module = expect(architecture, "build", architecture.build(shape, classes), nn.Module, "a torch.nn.Module")
+        fill_lazy(module, torch.zeros(2, *shape), seed)
         if projection or not head_bias:
             if "head" not in dict(module.named_children()):
                 raise broken(architecture, "build", "gave a module without `head`; call the last layer `head`")

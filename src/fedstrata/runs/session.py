@@ -78,7 +78,7 @@ class Session:
 
     def initial_state(self, log: Log = lambda *_, **__: None, init: bool = True) -> State:
         """Return the state before the first round; without `init`, one that only has the right shape."""
-        model = initial_model(self.plan, self.experiment.model.init if init else None)
+        model = initial_model(self.plan, self.experiment.model.init if init else None, log)
         return State.first(self.plan, self.plan.view(self.client_info, 0, log), model)
 
     def start_engine(self, log: Log) -> Engine:

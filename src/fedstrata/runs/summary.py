@@ -160,7 +160,7 @@ def _finite(number: float) -> float | None:
 
 def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
-    remarks = [f"{e['what']}: {e['why']}" for e in events if e["event"] == "warning" and e.get("what") == "model"]
+    remarks = [f"{e['what']}: {e['why']}" for e in events if e.get("what") in ("model", "model.init")]
     without = {event["round"] for event in events if event["event"] == "no_update"}
     rounds = [event for event in events if event["event"] == "round" and event["loss_train"] is None]
     if lost := sum(event["round"] in without for event in rounds):

@@ -136,9 +136,13 @@ def begin(
 ) -> Run:
     """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
     session = build_session(experiment, federation, model, remote)
+    said: list[tuple[str, dict[str, Any]]] = []
+    state = session.initial_state(lambda kind, **fields: said.append((kind, fields)))  # which may refuse `model.init`
     path = path or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))
     with Run.create(path, experiment.to_toml()).locked() as folder:
-        return run_session(session, folder, session.initial_state(folder.log), watch)
+        for kind, fields in said:
+            folder.log(kind, **fields)
+        return run_session(session, folder, state, watch)
 
 
 def resume(
