@@ -271,7 +271,7 @@ def run_at_sites(
         there = ", ".join(site_registry.names)
         raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
     if resumed:
-        return resume(path, federation=cast(Federation, federation), watch=watch, remote=at)
+        return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
     return begin(described, cast(Federation, federation), None, path, watch, at)
 
 

@@ -23,14 +23,14 @@ REVEALING = {  # what an event tells of the clients' data
 }
 
 
-class Stop:
+class StopSignal:
     """What `watch` returns to end a run; there is one, `fedstrata.STOP`."""
 
     def __repr__(self) -> str:
         return "fedstrata.STOP"
 
 
-STOP: Final = Stop()
+STOP: Final = StopSignal()
 ASKED = "asked for by watch"  # why such a run ended
 
 Watch = Callable[[Mapping[str, Any]], object]

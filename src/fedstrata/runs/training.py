@@ -18,6 +18,7 @@ from fedstrata.runs.execution import run_session
 from fedstrata.runs.extension import CHANGEABLE, refuse_extension
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
+from fedstrata.runs.progress import showing
 from fedstrata.runs.session import RemoteClients, build_session
 
 
@@ -30,6 +31,7 @@ def train(
     model: nn.Module | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
+    progress: bool = True,
 ) -> Run:
     """Train a model over a federation and keep everything in a run folder.
 
@@ -47,6 +49,8 @@ def train(
         The run folder; by default the next free one under `runs/`.
     watch
         Called with every event as it happens; one that returns `fedstrata.STOP` ends the run after that round.
+    progress
+        Whether to show how far the run is, on a terminal or in a notebook; elsewhere nothing is shown.
 
     Returns
     -------
@@ -65,6 +69,14 @@ def train(
     >>> run = fedstrata.train(method="fedprox", overrides={"train.rounds": 2, "train.clients_per_round": 5})
     >>> run.summary["client_updates"]
     10
+
+    Until it is good enough:
+
+    >>> def enough(event):
+    ...     if event["event"] == "round" and event.get("accuracy", 0.0) > 0.5:
+    ...         return fedstrata.STOP
+    >>> fedstrata.train(watch=enough).summary["stopped"]
+    'asked for by watch'
 
     With clients and a network of one's own:
 
@@ -88,7 +100,8 @@ def train(
     path = None if out is None else Path(out)
     if uses_gpu(checked.engine.device):
         wake_gpu()
-    return begin(checked, federation or build_federation(checked), model, path, watch)
+    with showing(progress, watch) as watched:
+        return begin(checked, federation or build_federation(checked), model, path, watched)
 
 
 def describe_experiment(
@@ -152,6 +165,7 @@ def resume(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     watch: Watch | None = None,
+    progress: bool = True,
     remote: RemoteClients | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU).
@@ -167,6 +181,8 @@ def resume(
         Data and network that came from Python are passed again.
     watch
         Called with every event as it happens; one that returns `fedstrata.STOP` ends the run after that round.
+    progress
+        Whether to show how far the run is, on a terminal or in a notebook; elsewhere nothing is shown.
     remote
         Where clients live, if not here; `fedstrata deploy` gives it.
 
@@ -201,7 +217,7 @@ def resume(
     for key in overrides or {}:
         if key not in CHANGEABLE:
             raise RequestError(f"{key} cannot be changed in a run that has begun; allowed: {', '.join(CHANGEABLE)}")
-    with Run.open(Path(path)).locked() as folder:
+    with Run.open(Path(path)).locked() as folder, showing(progress, watch) as watched:
         asked = Experiment.of(folder.path / "experiment.toml")
         experiment = Experiment.of(asked, **(overrides or {}))
         manifest = folder.checkpoints.manifest()
@@ -220,7 +236,7 @@ def resume(
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
             folder.write_experiment(experiment.to_toml())
             folder.cut_events(0)
-            return run_session(session, folder, session.initial_state(folder.log), watch)
+            return run_session(session, folder, session.initial_state(folder.log), watched)
         for what, identity in session.identity.items():
             if manifest["identity"][what] != identity:
                 raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
@@ -233,7 +249,7 @@ def resume(
         folder.forget_result()
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
-        return run_session(session, folder, state, watch, manifest["seconds"], client_states)
+        return run_session(session, folder, state, watched, manifest["seconds"], client_states)
 
 
 def fixed(experiment: dict[str, Any]) -> dict[str, Any]:

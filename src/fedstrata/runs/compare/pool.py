@@ -58,7 +58,7 @@ class CellRunner:
             with keeping_to(1):
                 data = self._data(experiment)
                 if (path / "experiment.toml").exists():
-                    run = resume(path, federation=data, model=self._model, watch=watch)
+                    run = resume(path, federation=data, model=self._model, watch=watch, progress=False)
                 else:
                     run = begin(experiment, data, self._model, path, watch)
             return {"event": "finished", "summary": run.summary}
