@@ -45,14 +45,13 @@ def listing(results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
     rows: list[dict[str, Any]] = []
     for name, (own, verdict) in judge_all(results).items():
         table = own.table
-        needs = sorted({experiment.data.name for experiment in table.design.experiments.values()})
-        missing = [data for data in needs if data not in fetched]
+        missing = [data for data in table.data if data not in fetched]
         rows.append(
             {
                 "id": name,
                 "paper": table.paper,
                 "what": table.what,
-                "data": needs,
+                "data": table.data,
                 "missing": missing,
                 "runs": state_of(own),
                 "minutes": {kind: round(len(own.missing()) * s / 60, 1) for kind, s in own.seconds().items()},

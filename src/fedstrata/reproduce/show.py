@@ -21,12 +21,12 @@ def grid_of(results: Results, name: str) -> Grid:
     metric = table.metrics[name]
     heads = [["method", *table.conditions]] if table.conditions != [""] else [["method", name]]
     lines, best = [], set()
-    for at, entry in enumerate(table.design.entries):
-        line = [entry.name]
+    for at, row in enumerate(table.rows):
+        line = [row]
         for column, condition in enumerate(table.conditions, start=1):
-            printed = _figure(table.figure(name, entry.name, condition), metric)
-            line.append(f"{printed} / {_ours(results, metric, entry.name, condition)}")
-            if name == table.metric and within(results, entry.name, condition):
+            printed = _figure(table.figure(name, row, condition), metric)
+            line.append(f"{printed} / {_ours(results, metric, row, condition)}")
+            if name == table.metric and within(results, row, condition):
                 best.add((at, column))
         lines.append(line)
     return Grid(heads, lines, best)

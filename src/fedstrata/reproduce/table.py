@@ -19,11 +19,10 @@ from typing import Any
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.registry import unknown_option
 from fedstrata.reproduce.overlay import lay_over
-from fedstrata.runs.compare.design import Design, with_seed
+from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.prepare import make_design
 from fedstrata.runs.compare.request import ComparisonRequest
 from fedstrata.runs.metrics import Metric
-from fedstrata.runs.training import fixed
 
 PAPERS = {
     "stratify": "Stratify",
@@ -87,28 +86,47 @@ class PaperTable:
         return next(iter(self.metrics))
 
     @cached_property
+    def asked(self) -> tuple[dict[str, Any], ComparisonRequest]:
+        """The experiment as the file gives it, and what is compared; nothing is checked yet."""
+        return lay_over(self.experiment, self.readings[self.reading] if self.reading else {})
+
+    @property
+    def rows(self) -> list[str]:
+        """The methods and variants."""
+        return [row.name for row in self.asked[1].variants]
+
+    @property
+    def conditions(self) -> list[str]:
+        """The columns."""
+        return [condition.name for condition in self.asked[1].conditions]
+
+    @property
+    def data(self) -> list[str]:
+        """The data sets that are needed."""
+        own = self.asked[0].get("data", {}).get("name", "digits")
+        return sorted({condition.overrides.get("data.name", own) for condition in self.asked[1].conditions})
+
+    @cached_property
     def design(self) -> Design:
-        """Rows, conditions and all seeds."""
-        return self._design(self.readings[self.reading] if self.reading else {})
+        """Rows and conditions as experiments, checked."""
+        return self._design(*self.asked)
 
     @cached_property
     def tiny(self) -> Design:
         """The same in two rounds on small data: to see that it runs."""
-        return self._design(self.quick)
+        return self._design(*lay_over(self.experiment, self.quick))
 
-    def _design(self, over: Mapping[str, Any]) -> Design:
-        source, request = lay_over(self.experiment, over)
+    def _design(self, source: dict[str, Any], request: ComparisonRequest) -> Design:
         if request.tune:
             raise RequestError(f"{self.id}: compare.tune has no place here: a paper's table is played as it was tuned")
         try:
-            design = make_design(source, request)[0]
+            return make_design(dict(source), request)[0]
         except RequestError as error:
             raise RequestError(f"{self.id}: {error}") from error
-        return design.with_seeds(max(len(design.seeds), self.seeds))
 
     def check(self) -> None:
         """Refuse a file in which what was printed does not fit what is compared."""
-        rows = {entry.name for entry in self.design.entries}
+        rows = {entry.name for entry in self.design.entries}  # which checks all experiments
         for figures in (*self.figures.values(), *self.deviations.values(), *self.printed.values()):
             for row, values in figures.items():
                 if row not in rows or len(values) != len(self.conditions):
@@ -121,11 +139,6 @@ class PaperTable:
         if reading not in self.readings:
             raise unknown_name("reading", reading, self.readings)
         return replace(self, id=f"{self.id} as {reading}", reading=reading)
-
-    @property
-    def conditions(self) -> list[str]:
-        """The columns."""
-        return [condition.name for condition in self.design.conditions]
 
     def figure(self, metric: str, method: str, condition: str) -> float:
         """Return a figure as it was printed, a share as a share; nan where there is none."""
@@ -156,21 +169,27 @@ class PaperTable:
 
     def wanted(self) -> list[Wanted]:
         """Return all runs in the order of their weight: the primary contrast seed by seed, then the other rows."""
-        asked = ComparisonRequest.from_table(self.experiment.get("compare", {})).seeds or 1
-        first = self.design.seeds[0]
+        source, request = self.asked
+        first, few = source.get("train", {}).get("seed", 0), request.seeds or 1
         every = [
-            Wanted(condition, entry.name, seed)
-            for seed in self.design.seeds
+            Wanted(condition, row, first + number)
+            for number in range(max(few, self.seeds))
             for condition in self.conditions
-            for entry in self.design.entries
+            for row in self.rows
         ]
-        kept = [one for one in every if self.primary(one) or (one.seed - first < asked and not self.reading)]
+        kept = [one for one in every if self.primary(one) or (one.seed - first < few and not self.reading)]
         return sorted(kept, key=lambda one: not self.primary(one))
 
     def digest(self, wanted: Wanted) -> str:
-        """Hash the experiment of a run: figures of another one are not its figures."""
-        one = with_seed(self.design.experiments[wanted.condition, wanted.method], wanted.seed)
-        return sha256(json.dumps(fixed(one.dump()), sort_keys=True).encode()).hexdigest()[:16]
+        """Hash what the file asks of a run: figures of other settings are not its figures.
+
+        Keys that the file leaves alone do not count, or every new key of a later version would void what was played.
+        """
+        source, request = self.asked
+        condition = next(one.overrides for one in request.conditions if one.name == wanted.condition)
+        row = next(one.overrides for one in request.variants if one.name == wanted.method)
+        settings = source, dict(condition), dict(row), wanted.seed
+        return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -74,10 +74,6 @@ class Design:
             if own := next((e.name for e in self.entries[1:] if any(within(k, key) for k in e.overrides)), None):
                 raise RequestError(f"same = {key}: the row {own} sets it itself")
         self._refuse_twins()
-
-    def with_seeds(self, many: int) -> Design:
-        """Return the same over so many seeds, counted up from the first."""
-        return replace(self, seeds=list(range(self.seeds[0], self.seeds[0] + many)))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain tables; `from_json` reads them back."""
