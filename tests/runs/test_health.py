@@ -94,6 +94,20 @@ def test_where_training_of_clients_is_not_finite_their_steps_are_too_long():
     assert "too long" in [health.see(event) for _ in range(5)][-1].why
 
 
+def test_scores_that_sites_do_not_tell_say_nothing():
+    health = Health(Experiment.of(), 10, 360)
+    event = {
+        "event": "round",
+        "round": 1,
+        "loss_test": 2.3,
+        "balanced_accuracy": None,
+        "recall": None,
+        "loss_train": 2.3,
+    }
+    assert [health.see(event) for _ in range(6)] == [None] * 6
+    assert health.see({**event, "loss_test": 50.0}).severity == 3
+
+
 # ---- where it is told ------------------------------------------------------------------------------------------------
 
 EXPLODING = {"method.name": "fedyogi", "method.server_step.lr": 0.5, "train.rounds": 2, "engine.workers": 1}

@@ -68,7 +68,7 @@ class Health:
             return None
         figures = ("round", "loss_test", "balanced_accuracy", "loss_train")
         self._seen.append({key: math.nan if event.get(key) is None else float(event[key]) for key in figures})
-        labels = sum(recall is not None for recall in event.get("recall", ())) or self.classes
+        labels = sum(recall is not None for recall in event.get("recall") or ()) or self.classes
         found = self._diagnose(labels)
         if found is None or (self.told is not None and found.severity <= self.told.severity):
             return None
