@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedstrata.api import *  # noqa: F403
 
 __all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spelt out because torch takes seconds
+    "STOP",
     "Accountant",
     "Architecture",
     "Arrays",

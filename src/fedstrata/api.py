@@ -41,6 +41,7 @@ from fedstrata.privacy.accounting import Accountant, FixedSize
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare import Comparison, compare
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import STOP
 from fedstrata.runs.replay import Record, Replay, replay
 from fedstrata.runs.trace import Followed, client_updates, follow
 from fedstrata.runs.training import resume, train
@@ -62,6 +63,7 @@ from fedstrata.testing import (
 )
 
 __all__ = [
+    "STOP",
     "Accountant",
     "Architecture",
     "Arrays",

@@ -16,7 +16,6 @@ from reported import SMALL, copied, names
 import fedstrata
 from benchmarks.report import write_long_run
 from fedstrata import RequestError, Run, compare, plots, train
-from fedstrata.cli.progress import remarked
 from fedstrata.core.events import FAULTS
 from fedstrata.report import figures, images
 from fedstrata.report.figures import curves, style
@@ -25,6 +24,7 @@ from fedstrata.report.html_tables import compared as compared_html
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, make_title, page
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.progress import remarked
 from fedstrata.testing import tiny_federation
 
 

@@ -29,7 +29,14 @@ def _per_round(value: Any) -> Any:
     raise ValueError('a count such as 20, a fraction such as 0.2, or "all"')
 
 
+def _name(value: Any) -> str:
+    if isinstance(value, str) and value == value.strip() and value.isprintable() and 1 <= len(value) <= 100:
+        return value
+    raise ValueError("a line of text, 1 to 100 characters")
+
+
 PerRound = Annotated[int | float | str, PlainValidator(_per_round)]
+Name = Annotated[str, PlainValidator(_name)]
 
 
 class Section(BaseModel):
@@ -254,6 +261,8 @@ class Experiment(Section):
 
     Attributes
     ----------
+    name
+        What to call the run; without it, it is called after its parts.
     data
         Which samples, and who holds them.
     model
@@ -270,6 +279,7 @@ class Experiment(Section):
         Where and how client updates are executed.
     """
 
+    name: Name | None = None
     data: Data = Data()
     model: ModelChoice = ModelChoice()
     method: Method = Method()

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedstrata.config.experiment import GIVEN
 from fedstrata.core.errors import RequestError
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label
+from fedstrata.models.pretrained import read_weights
 
 ABOUT = "about"  # the key in a file's header
 
@@ -84,14 +84,9 @@ class ModelInfo:
 
 def read_model(path: Path, key: str) -> tuple[dict[str, Tensor], ModelInfo | None]:
     """Read a model file, and what it says of itself if it was written by a run; `key` names what asked for it."""
+    tensors, about = read_weights(path, key)
     try:
-        with safe_open(path, "pt") as file:
-            about = (file.metadata() or {}).get(ABOUT)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-    except (OSError, SafetensorError) as error:
-        raise RequestError(f"{key} cannot be read: {error}") from None
-    try:
-        return tensors, None if about is None else ModelInfo.from_json(about)
+        return tensors, ModelInfo.from_json(about[ABOUT]) if ABOUT in about else None
     except (KeyError, TypeError, ValueError):  # written before files were complete
         return tensors, None
 

@@ -20,6 +20,7 @@ from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.assembly import assemble
 from fedstrata.data.drift import Drift, Moves, Stream
+from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.items import join_samples, read_train_and_test
 from fedstrata.data.noise import Noise, disturb
@@ -125,6 +126,9 @@ class Federation:
     def __repr__(self) -> str:
         held = len(self.train_split.rows)
         return f"Federation({self.name}: {len(self)} clients, {held} training samples, {len(self.classes)} classes)"
+
+    def _repr_html_(self) -> str:
+        return federation_html(self)
 
     @property
     def samples(self) -> int:

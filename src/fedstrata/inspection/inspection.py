@@ -14,6 +14,7 @@ from torch import nn
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.core import html
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.plan import per_round
@@ -86,6 +87,12 @@ class Inspection:
             f"Inspection({self.name}: {m.clients} clients, {m.samples} samples, {m.labels} labels, "
             f"EMD {m.emd_mean:.2f}, alpha {m.alpha_class:.2g}; fits: {fits})"
         )
+
+    def _repr_html_(self) -> str:
+        measured = html.table(["measure", "value", "meaning"], [(r.name, r.value, r.meaning) for r in self.readings])
+        fits = html.table(["fits", "because", "command"], [(a.recipe, a.because, a.command) for a in self.advice])
+        refused = [f"{recipe} would fit, but not this experiment: {why}" for recipe, why in self.refused.items()]
+        return f"{html.title(repr(self))}{measured}{fits if self.advice else ''}{html.notes([*self.notes, *refused])}"
 
     @property
     def readings(self) -> list[Measure]:

@@ -34,8 +34,8 @@ from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
-from fedstrata.runs.execution import Watch
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import Watch
 from fedstrata.runs.training import begin, resume
 
 Log = Callable[..., None]
@@ -278,7 +278,7 @@ def run_at_sites(
         there = ", ".join(site_registry.names)
         raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
     if resumed:
-        return resume(path, federation=cast(Federation, federation), watch=watch, remote=at)
+        return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
     return begin(described, cast(Federation, federation), None, path, watch, at)
 
 

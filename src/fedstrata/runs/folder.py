@@ -26,11 +26,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedstrata.config.model_info import ABOUT, ModelInfo
+from fedstrata.core import html
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.core.messages import Tensors
 from fedstrata.runs.checkpoints import Checkpoints
+from fedstrata.runs.frames import columns_of_rounds, make_frame
 from fedstrata.runs.saved_model import Predictor, SavedModel
 
 LOCK = "lock"
@@ -72,11 +74,37 @@ class Run(Predictor):
     def __repr__(self) -> str:
         done = self.summary
         said = (
-            f"{done['method']}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
+            f"{done.get('name', done['method'])}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
             if done
             else "not finished"
         )
         return f"Run({str(self.path)!r}: {said})"
+
+    def _repr_html_(self) -> str:
+        done = self.summary
+        if not done:
+            return html.title(repr(self))
+        kept = ("accuracy", "balanced_accuracy", "worst10", "best_accuracy", "rounds", "client_updates", "seconds")
+        shown = {key: value for key in kept if (value := done.get(key)) is not None} | {"stopped": done["stopped"]}
+        said = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in shown.items()}
+        name = html.title(f"{done.get('name', done['method'])}: {self.path}")
+        return f"{name}{html.curve(self.curve('accuracy'))}{html.facts(said)}{html.notes(done['remarks'])}"
+
+    def to_pandas(self) -> Any:
+        """Return what every round told, as a data frame.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row a round, a column a figure: "accuracy", "loss_test", "bytes_up", "seconds" and so on; NaN in rounds
+            that were not evaluated.
+
+        Raises
+        ------
+        RequestError
+            If pandas is not installed.
+        """
+        return make_frame(columns_of_rounds(self.events()), index="round")
 
     @classmethod
     def create(cls, path: Path, experiment: str) -> Run:

@@ -88,7 +88,7 @@ class Session:
     def initial_state(self, log: Log = lambda *_, **__: None, init: bool = True) -> State:
         """Return the state before the first round; without `init`, one that only has the right shape."""
         start = self.experiment.model.init if init else None
-        model = initial_model(self.plan, start, self.private.federation.classes, self.hides_names)
+        model = initial_model(self.plan, start, self.private.federation.classes, self.hides_names, log)
         return State.first(self.plan, self.plan.view(self.client_info, 0, log), model)
 
     def start_engine(self, log: Log) -> Engine:

@@ -11,12 +11,14 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.config.model_info import ModelInfo
+from fedstrata.config.naming import name_plan
 from fedstrata.core.engine import Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
+from fedstrata.runs.health import smaller, worst_told
 from fedstrata.runs.metrics import evaluations, final_figures, spent_until, to_targets
 from fedstrata.runs.schedule_account import schedule_figures
 from fedstrata.runs.session import Session
@@ -64,11 +66,12 @@ def log_start(session: Session, log: Log) -> None:
 
 def write_result(session: Session, folder: Run, state: State, seconds: float) -> None:
     """Write the summary, the last model and the best."""
-    events, train = folder.events(), session.experiment.train
+    events, train, asked = folder.events(), session.experiment.train, session.experiment.dump()
     scored = evaluations(events)
     last, targets = scored[-1], [*train.targets, *([] if train.stop.target is None else [train.stop.target])]
     summary = {
-        "method": session.experiment.method.name,
+        "method": name_plan(asked),
+        **({"name": asked["name"]} if "name" in asked else {}),
         "seed": session.experiment.train.seed,
         "rounds": state.round,
         "accuracy": last["accuracy"],
@@ -89,7 +92,8 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "precision": session.experiment.engine.precision,
         "stopped": state.stopped or "all rounds played",
         "remarks": [
-            *_remarks(events),
+            *_remarks(events, train.lr),
+            *worst_told(events),
             *_without_best(session, state),
             *session.stopping.remarks(state.stopped, state.round, state.traffic, state.clock),
         ],
@@ -182,16 +186,18 @@ def _finite(number: float) -> float | None:
     return number if isfinite(number) else None
 
 
-def _remarks(events: list[dict[str, Any]]) -> list[str]:
+def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
-    remarks = []
+    remarks = [f"{e['what']}: {e['why']}" for e in events if e.get("what") in ("model", "model.init")]
     without = {event["round"] for event in events if event["event"] == "no_update"}
     rounds = [event for event in events if event["event"] == "round" and event["loss_train"] is None]
     if lost := sum(event["round"] in without for event in rounds):
         remarks.append(f"in {lost} of the rounds no update arrived, and the model stayed as it was")
     broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
     if broken:
-        remarks.append(f"{sum(broken)} reports were dropped because training was not finite; try a smaller train.lr")
+        remarks.append(
+            f"{sum(broken)} reports were dropped because training was not finite; try train.lr={smaller(lr):g}"
+        )
     scheduled = [event for event in events if event["event"] == "schedule"]
     if left_out := sum(event.get("lost", 0) for event in scheduled):
         entries = sum(event["entries"] for event in scheduled)
