@@ -236,7 +236,7 @@ def test_masked_labels_give_a_model_that_speaks_labels(tmp_path):
     assert run.classes != tuple(range(10))
     assert sorted(run.classes) == list(range(10))
     federation = build_federation(Experiment.of(run.path / "experiment.toml"))
-    assert (run.predict(federation.test.x) == federation.test.y.numpy()).mean() == run.summary["accuracy"]
+    assert (run.predict(federation.test.x * 16) == federation.test.y.numpy()).mean() == run.summary["accuracy"]
 
 
 def test_model_init_finds_classes_by_name_across_open_and_masked_runs(tmp_path):
@@ -288,6 +288,34 @@ def test_a_module_of_one_s_own_is_given_again(tmp_path):
     assert torch.equal(own[0].weight, before)
     with pytest.raises(RequestError, match="does not fit that model"):
         run.module(nn.Linear(4, 2))
+
+
+class Answers(nn.Module):
+    """A module as transformers have them: lazy, and its logits are one of several answers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.LazyLinear(2)
+
+    def forward(self, x):
+        return {"features": x, "logits": self.head(x)}
+
+
+def test_logits_are_found_in_what_a_module_of_one_s_own_answers(tmp_path):
+    x = np.random.default_rng(0).normal(size=(90, 4))
+    federation = Federation.from_arrays(x, np.where(x[:, 0] > 0, "plus", "minus"), np.arange(90) % 3)
+    asked = {"train.rounds": 3, "train.lr": 1.0, **ALONE}
+    run = train(overrides=asked, federation=federation, model=Answers(), out=tmp_path / "run")
+    assert run.module(Answers())(torch.from_numpy(x)).shape == (90, 2)
+    assert (np.array(run.predict(x, Answers())) == np.where(x[:, 0] > 0, "plus", "minus")).mean() > 0.9
+
+
+def test_raw_samples_of_a_named_set_are_predicted_as_the_summary_says(tmp_path):
+    raw = load_digits()
+    run = train(overrides=QUICK | ALONE | {"train.rounds": 10, "train.lr": 0.1}, out=tmp_path / "run")
+    shares = (np.array(run.predict(raw.images[:, None])) == raw.target).mean()
+    assert shares == pytest.approx(run.summary["accuracy"], abs=0.05)
+    assert shares > 0.85
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstrata.data.preprocessing import usable
+from fedstrata.data.preprocessing import Preprocessing, usable
 
 BITS = 4  # of a median, that one exchange finds
 CHUNK = 1 << 22  # pixels counted together
@@ -107,10 +107,10 @@ def _numbers(places: np.ndarray) -> np.ndarray:
 
 def standardise(
     train: np.ndarray, test: np.ndarray, which: np.ndarray | bool = True, axes: tuple[int, ...] = (0,)
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, Preprocessing]:
     """Standardise some columns (or channels) of a published set by the statistics of its training part.
 
-    The result is float32; constant columns become 0.
+    The result is float32, and what was done; constant columns become 0.
     """
     low, high = train.min(axes, keepdims=True), train.max(axes, keepdims=True)
     varied = low < high  # the deviation of a constant column need not be 0: its mean is rounded
@@ -122,7 +122,8 @@ def standardise(
         ((part - mean.astype(part.dtype)) / std.astype(part.dtype)).astype(np.float32, copy=False)
         for part in (train, test)
     )
-    return first, second
+    done = Preprocessing(shape=train.shape[1:], mean=tuple(mean.flat), std=tuple(std.flat))
+    return first, second, done
 
 
 def brightness(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

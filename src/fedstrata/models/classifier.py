@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label
+from fedstrata.models.logits import logits_of
 
 EXACT = 64 * torch.finfo(torch.float64).eps  # below this share of its mean, a feature's deviation is rounding
 
@@ -50,8 +51,7 @@ class Classifier(nn.Module):
             [samples, classes].
         """
         if not x.is_floating_point() and x.dtype != torch.uint8 and not self.preprocessing.columns:
-            logits: Tensor = self.network(x)  # whole numbers that are not pixels are tokens
-            return logits
+            return logits_of(self.network(x))  # whole numbers that are not pixels are tokens
         # Pixels are exact anyway; a time stamp is a feature like any other, and 1.7e9 + 1 is no float32.
         exact = self._dtype if x.dtype == torch.uint8 else torch.float64
         x = x.to(exact)
@@ -61,8 +61,7 @@ class Classifier(nn.Module):
         if mean is not None and std is not None:
             along = (1, -1, *(1,) * (x.ndim - 2))
             x = (x - mean.to(exact).view(along)) / std.to(exact).view(along)
-        logits = self.network(x.to(self._dtype))
-        return logits
+        return logits_of(self.network(x.to(self._dtype)))
 
     def _own_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and deviation of these samples: every owner of data scaled by its own."""

@@ -1,12 +1,13 @@
 """Statistics of features under masks: the same sums as in the open, bit for bit, and what everybody learns of them.
 
 Means and deviations must be exact whatever the features' range, so a number goes into a masked sum as whole words that
-stand for 32 of its bits each: 128 before the point and 128 behind it.
+stand for 32 of its bits each: 128 before the point and 128 behind it. What is smaller than the last of them is lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def add_under_masks(told: FeaturesTold, holders: Sequence[int], clients: int, st
     server, everybody, key_directory = identities(streams, clients)
     up = told.word_bytes
     for step, brought in enumerate(told.exchanges):
-        words, purpose = _words(brought), f"features {step}"
+        words, purpose = to_words(brought), f"features {step}"
         parties = Parties(
             server,
             {i: everybody[i] for i in holders},
@@ -42,12 +43,13 @@ def add_under_masks(told: FeaturesTold, holders: Sequence[int], clients: int, st
         job = job_of(streams, purpose, -1, 0)
         done = secure_sum(values, dict.fromkeys(holders, 1.0), holders, parties, job, WHOLE)
         up += sum(done.up.values())
-        if not np.allclose(_numbers(done.total, brought.shape[1]), brought.sum(0), rtol=1e-12, atol=1e-30):
+        total, plain = from_words(done.total, brought.shape[1]), [fsum(column) for column in brought.T]
+        if not np.allclose(total, plain, rtol=1e-15, atol=len(holders) * 2.0**-FRACTION):
             raise AssertionError("a masked sum of features differs from the sum in the open")
     return up
 
 
-def _words(brought: np.ndarray) -> np.ndarray:
+def to_words(brought: np.ndarray) -> np.ndarray:
     """Cut numbers into words of 32 bits, [clients, numbers] -> [clients, words]; counts need one each."""
     if _is_counts(brought):
         return brought
@@ -62,7 +64,7 @@ def _words(brought: np.ndarray) -> np.ndarray:
     return np.concatenate(cut, axis=1).astype(np.float64)
 
 
-def _numbers(words: np.ndarray, count: int) -> np.ndarray:
+def from_words(words: np.ndarray, count: int) -> np.ndarray:
     """Put words of a sum together; they may be longer than 32 bits by now."""
     if len(words) == count:
         return words

@@ -80,8 +80,8 @@ class Covtype(Published):
         groups = _soil_types(x, files)
         train, test = hold_out(np.arange(len(y)), y, HELD_OUT, Streams(0)(self.name))
         columns = np.arange(x.shape[1]) < NUMERIC
-        fitted, applied = standardise(x[train], x[test], columns)
-        return Arrays(fitted, y[train], applied, y[test], groups[train], groups[test])
+        fitted, applied, done = standardise(x[train], x[test], columns)
+        return Arrays(fitted, y[train], applied, y[test], groups[train], groups[test], preprocessing=done)
 
     def _wants(self, label: int) -> bool:
         return self.classes == "all" or label <= 2
