@@ -40,7 +40,6 @@ if __name__ == "__main__":
             "data.path": "wine.csv",
             "data.label": "kind",
             "data.client": "vineyard",
-            "data.partition": "natural",
             "train.rounds": 20,
             "train.clients_per_round": "all",
         }

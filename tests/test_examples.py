@@ -120,4 +120,4 @@ def test_a_table_is_one_file_and_one_command(name, cli):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_examples_import_only_from_the_package_itself(path):
-    assert set(re.findall(r"^(?:from|import) (fedstrata[\w.]*)", path.read_text(), re.M)) == {"fedstrata"}
+    assert set(re.findall(r"^(?:from|import) (fedstrata[\w.]*)", path.read_text(), re.M)) <= {"fedstrata"}

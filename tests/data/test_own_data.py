@@ -416,3 +416,16 @@ def test_a_run_on_a_table_where_every_client_is_itself():
     asked |= LIGHT | {"train.rounds": 2, "train.clients_per_round": "all"}
     done = fedstrata.train(overrides=asked, out="run")
     assert done.summary["client_updates"] == 8
+
+
+def test_clients_that_a_column_names_keep_their_rows_unless_something_else_is_asked():
+    asked = {"data.name": "own", "data.path": "patients.csv", "data.client": "hospital"}
+    kind = {
+        case: Experiment.of(None, **asked, **more).data.partition["kind"]
+        for case, more in {
+            "nothing": {},
+            "clients": {"data.clients": 5},
+            "partition": {"data.partition": "iid"},
+        }.items()
+    }
+    assert kind == {"nothing": "natural", "clients": "dirichlet-class", "partition": "iid"}

@@ -112,7 +112,8 @@ def conclude(done: Run, as_json: bool) -> None:
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
         print("\nWho could learn what:")
         print("\n".join(_statement(done.summary["privacy"])))
-    print(f"figures and curves: fedstrata report {shlex.quote(str(done.path))}")
+    path = shlex.quote(str(done.path))
+    print(f"figures and curves: fedstrata report {path}\nthe model at work:  fedstrata predict {path} INPUT")
 
 
 def _statement(privacy: dict[str, Any]) -> list[str]:

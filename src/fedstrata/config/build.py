@@ -15,7 +15,8 @@ from torch import nn
 
 from fedstrata.client.network import change_head, find_head
 from fedstrata.client.own_module import check_gradient, fill_lazy, take_module
-from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
+from fedstrata.config.completion import GIVEN, make
+from fedstrata.config.experiment import Data, Experiment, ModelChoice
 from fedstrata.config.model_info import place_rows, read_model
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD

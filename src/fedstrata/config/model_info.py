@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.config.experiment import GIVEN
+from fedstrata.config.completion import GIVEN
 from fedstrata.core.errors import RequestError
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from fedstrata.config.build import build_federation
-from fedstrata.config.experiment import GIVEN, Experiment
+from fedstrata.config.completion import GIVEN
+from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation

@@ -129,6 +129,11 @@ class DataSet(Part):
 
     licence: ClassVar[str] = ""
 
+    @property
+    def names_clients(self) -> bool:
+        """Whether samples come with the client that holds them, who then keeps them unless a partition is asked for."""
+        return False
+
     def load(self) -> Arrays:
         """Return the samples.
 

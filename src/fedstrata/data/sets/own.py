@@ -58,6 +58,11 @@ class Own(DataSet):
     test: BelowOne | None = None  # share to hold out, the same samples for every seed; 0.2 if there is no test set
     test_path: str | None = None  # of the test set, where that is a file or folder of its own
 
+    @property
+    def names_clients(self) -> bool:
+        """Whether a column says who holds a row."""
+        return self.client is not None
+
     def load(self) -> Arrays:
         """Load what was imported under this name, or read the file or folder."""
         if not self.path:
