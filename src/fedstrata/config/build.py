@@ -17,6 +17,7 @@ from torch import nn
 
 from fedstrata.client.network import change_head, find_head
 from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
+from fedstrata.config.open_stages import open_stages
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
 from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
@@ -76,6 +77,8 @@ def build_federation(experiment: Experiment) -> Federation:
 def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Module | None = None) -> Plan:
     """Build every part and check that they fit together and fit the data."""
     method, train = experiment.method, experiment.train
+    if still_open := open_stages(experiment):
+        raise RequestError(f'method.name = "{method.name}" has still to choose its {", ".join(still_open)}')
     streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
     driver = make("drivers", method.driver, "method.driver")
     schedule = make("schedules", method.schedule, "method.schedule")
@@ -140,6 +143,7 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
         rounds=train.rounds,
         clients_per_round=train.clients_per_round,
         sampler_asked=sampler,
+        needs_of_recipe=registry.find("methods", method.name, "method.name").needs,
     )
     plan.check()
     return replace(plan, why_not_fused=_why_not_fused(experiment, plan))

@@ -18,12 +18,12 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.plan import per_round
 from fedstrata.data.federation import Federation
+from fedstrata.data.label_table import LabelTable
 from fedstrata.data.reading import Samples
 from fedstrata.inspection.advice import Advice, Tried, advise
 from fedstrata.inspection.contents import contents
 from fedstrata.inspection.count_file import read_counts
 from fedstrata.inspection.domains import domains
-from fedstrata.inspection.label_table import LabelTable
 from fedstrata.inspection.measures import Measure, Measures, readings
 from fedstrata.inspection.rules import SkewFacts
 

@@ -135,7 +135,7 @@ def begin(
     """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
     session = build_session(experiment, federation, model, remote)
     path = path or Run.claim(Path("runs"), experiment.method.name)
-    with Run.create(path, experiment.to_toml()).locked() as folder:
+    with Run.create(path, session.experiment.to_toml()).locked() as folder:
         return run_session(session, folder, session.initial_state(folder.log), watch)
 
 
