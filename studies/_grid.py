@@ -25,6 +25,11 @@ import torch
 import fedstrata
 from fedstrata import Federation, Inputs
 from fedstrata.core.registry import build, make_part
+from fedstrata.data.concentration import concentration
+from fedstrata.data.label_table import LabelTable
+from fedstrata.runs.session import check_experiment
+from fedstrata.runs.settle import settle
+from fedstrata.runs.training import describe_experiment
 
 RESULTS = Path(__file__).parent / "results"
 OPTIONS: dict[str, dict[str, Any]] = {"uci-har": {"form": "signals"}}  # of data sets, where they are not the defaults
@@ -125,23 +130,26 @@ def play(study: str, data: Sequence[str], conditions: Sequence[str], rows: Seque
     """Play what is missing, a federation at a time; every run that ends is a line at once."""
     there = {line["key"] for line in read(study)}
     for place in [(name, condition, seed) for seed in seeds for name in data for condition in conditions]:
+        for known in (federation_of, measured, spent_by_fedavg):
+            known.cache_clear()
         todo = [(row, key) for row in rows if (key := _key(place, row)) not in there]
-        federation_of.cache_clear()
         for row, key in todo:
             began = time.perf_counter()
-            line = {"key": key, "data": place[0], "condition": place[1], "seed": place[2], "row": row.name}
-            line |= {"set": row.settings, **_played(place, row), "seconds": round(time.perf_counter() - began, 2)}
+            named = {"data": place[0], "condition": place[1], "seed": place[2], "row": row.name}
+            line = {"key": key, **named, "by": row.by, "set": row.settings, **_played(place, row)}
+            line |= {"seconds": round(time.perf_counter() - began, 2), **_made_with()}
             file = RESULTS / study / f"{place[0]}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(line | _made_with()) + "\n")
+                lines.write(json.dumps(line) + "\n")
             print(f"{', '.join(map(str, place))}: {row.name} {figure(line):.3f}", flush=True)
 
 
 def read(study: str) -> list[dict[str, Any]]:
-    """Return all lines of a study, whoever played them."""
+    """Return all runs of a study, whoever played them; of a row that was played again, the last."""
     files = sorted((RESULTS / study).glob("*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return list({(line["data"], line["condition"], line["seed"], line["row"]): line for line in lines}.values())
 
 
 def figure(line: Mapping[str, Any], share: float = 1.0, by: str = "client_updates") -> float:
@@ -152,10 +160,19 @@ def figure(line: Mapping[str, Any], share: float = 1.0, by: str = "client_update
 
 
 def _key(place: tuple[str, str, int], row: Row) -> str:
-    """Hash what decides a run's figures; methods by name stand for themselves."""
+    """Hash what decides a run's figures; methods by name stand for themselves, but for what they choose by the data."""
     condition = CONDITIONS[place[1]]
-    told = [*place, repr(condition), row.name, row.settings, row.by, UPDATES, EACH]
+    told = [*place, repr(condition), row.name, row.settings, row.by, UPDATES, EACH, *_chosen(place, row)]
     return sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _chosen(place: tuple[str, str, int], row: Row) -> list[Any]:
+    """Return the stages of a method that chooses them: other choices make other runs."""
+    if row.settings.get("method.name") != "strata":
+        return []
+    federation, asked = federation_of(*place), CONDITIONS[place[1]].settings()
+    experiment = describe_experiment(None, None, {**asked, **row.settings}, federation, None)
+    return [settle(experiment, federation)[0].method.model_dump(mode="json")]
 
 
 def _played(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
@@ -172,7 +189,25 @@ def _played(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
         chosen = [event for event in run.events() if event["event"] == "choice"]
     curve = [[e["client_updates"], e["bytes_up"] + e["bytes_down"] + e["bytes_p2p"], e["accuracy"]] for e in events]
     about = {"choices": {event["stage"]: event["used"] for event in chosen}} if chosen else {}
-    return {"updates": UPDATES, "bytes": budget, "curve": _thinned(curve), **about}
+    return {"updates": UPDATES, "bytes": budget, "curve": _thinned(curve), "measured": measured(*place), **about}
+
+
+@cache
+def measured(data: str, condition: str, seed: int) -> dict[str, float]:
+    """Return what `fedstrata inspect` shows of a federation, as far as methods are chosen by it."""
+    federation, asked = federation_of(data, condition, seed), CONDITIONS[condition]
+    table = LabelTable.of(federation.counts)
+    return {
+        "labels": len(table.labels),
+        "effective_labels": float(table.effective.mean()),
+        "effective_share": float(table.effective.mean()) / len(table.labels),
+        "alpha": concentration(table) / len(table.labels),
+        "size_gini": table.gini,
+        "participation": asked.k / len(federation),
+        "clients_per_round": asked.k,
+        "wrong_labels": federation.wrong_labels or 0.0,
+        "stragglers": asked.stragglers,
+    }
 
 
 def _filled(settings: Mapping[str, Any], federation: Federation, k: int) -> dict[str, Any]:
@@ -188,9 +223,6 @@ def _thinned(curve: Sequence[Sequence[float]]) -> list[Sequence[float]]:
 @cache
 def spent_by_fedavg(data: str, condition: str, seed: int) -> int:
     """Return the bytes of FedAvg in as many client updates as the budget has: the model down and the update up."""
-    from fedstrata.runs.session import check_experiment  # noqa: PLC0415
-    from fedstrata.runs.training import describe_experiment  # noqa: PLC0415
-
     federation = federation_of(data, condition, seed)
     experiment = describe_experiment(None, "fedavg", {}, federation, None)
     return UPDATES * 8 * check_experiment(experiment, federation, None)[1].space.P

@@ -1,7 +1,7 @@
 """Which stages belong together, under which skew? The search behind the recipe `strata`, at equal client updates.
 
-First the product of selectors, corrections and server steps; then, on the best of these, samplers, drivers and
-combiners. Only data of the search are used (`DATA`); `python -m studies strata` confirms on others.
+First the product of selectors, corrections and server steps; then, on the best of these, samplers, drivers,
+combiners and strengths. Only data of the search are used (`DATA`); `python -m studies strata` confirms on others.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from studies._grid import Row, play
+from studies._grid import CONDITIONS, Row, play
 
 STUDY = "strata-search"
 DATA = ("digits", "fashion-mnist")
 SKEWS = ("dirichlet 1", "dirichlet 0.3", "dirichlet 0.1", "2 labels", "1 label")
-TROUBLES = ("dirichlet 0.3, 30 % wrong labels", "dirichlet 0.1, 30 % stragglers", "1 label, 30 % stragglers")
 SELECTORS: dict[str, dict[str, Any]] = {
     "random": {},
     "flips": {"method.selector.kind": "flips", "method.selector.clusters": "CLUSTERS"},
@@ -38,9 +37,16 @@ OTHERS: dict[str, dict[str, Any]] = {
     "uniform": {"method.combiner": "uniform"},
     "bias-aware": {"method.sampler": "bias-aware"},
     "terraform": {"method.driver": "terraform"},
-    "fedrs": {"method.corrections": [{"kind": "fedrs"}]},
+    "feddyn 0.003": {"method.corrections": [{"kind": "feddyn", "alpha": 0.003}, {"kind": "clip", "norm": 10.0}]},
+    "feddyn 0.03": {"method.corrections": [{"kind": "feddyn", "alpha": 0.03}, {"kind": "clip", "norm": 10.0}]},
 }
-BEST = ("random+plain+yogi", "flips+plain+yogi", "flips+plain+momentum", "random+feddyn+sgd", "balanced+plain+yogi")
+BEST = {  # of the product, and what is put on each of them
+    "balanced+feddyn+fedexp": tuple(OTHERS),
+    "flips+feddyn+fedexp": ("uniform", "terraform"),
+    "balanced+plain+fedexp": (),
+    "flips+plain+momentum": (),
+    "random+plain+sgd": (),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,12 +54,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m studies strata_search", description=__doc__)
     parser.add_argument("--stage", type=int, choices=(1, 2), default=1, help="the product, or what is put on the best")
     parser.add_argument("--data", nargs="*", default=DATA, choices=DATA)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="stage 1 had seed 0, stage 2 seed 1")
     asked = parser.parse_args(arguments)
     if asked.stage == 1:
         play(STUDY, asked.data, SKEWS, combined(), asked.seeds)
     else:
-        play(STUDY, asked.data, (*SKEWS, *TROUBLES), extended(), asked.seeds)
+        play(STUDY, asked.data, list(CONDITIONS), extended(), asked.seeds)
     return 0
 
 
@@ -66,9 +72,11 @@ def combined() -> list[Row]:
 def extended() -> list[Row]:
     """Return the best of them, as they are and with each of the other stages."""
     known = {row.name: row for row in combined()}
-    best = [known[name] for name in BEST]
-    more = [Row(f"{row.name}+{name}", _joined(row.settings, own)) for row in best for name, own in OTHERS.items()]
-    return [*best, *(row for row in more if not ("feddyn" in row.name and "fedrs" in row.name))]
+    more = [(known[name], extra) for name, extras in BEST.items() for extra in extras]
+    return [
+        *(known[name] for name in BEST),
+        *(Row(f"{row.name}+{extra}", _joined(row.settings, OTHERS[extra])) for row, extra in more),
+    ]
 
 
 def _joined(*settings: dict[str, Any]) -> dict[str, Any]:

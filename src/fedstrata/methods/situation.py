@@ -57,7 +57,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Choice:
+class StageChoice:
     """A part that was chosen for a stage, and why: in one clause, with the figure that decided."""
 
     stage: str
@@ -66,4 +66,4 @@ class Choice:
     measured: Mapping[str, float | None] = field(default_factory=dict)  # what it was chosen by; None: not known
 
 
-Choose = Callable[[Situation], Sequence[Choice]]
+Choose = Callable[[Situation], Sequence[StageChoice]]

@@ -21,7 +21,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.validation import KEY as VALIDATION
 from fedstrata.data.validation import hold_out_validation
 from fedstrata.methods.samplers.shuffle import Shuffle
-from fedstrata.methods.situation import Choice
+from fedstrata.methods.situation import StageChoice
 from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, accountant, protect_engine, set_up
@@ -66,7 +66,7 @@ class Session:
     accountant: Accountant | None  # of a privacy budget
     stopping: Stopping
     remote: RemoteClients | None = None
-    choices: Sequence[Choice] = ()  # what the recipe chose by what was measured
+    choices: Sequence[StageChoice] = ()  # what the recipe chose by what was measured
 
     @property
     def identity(self) -> dict[str, str]:

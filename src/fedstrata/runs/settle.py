@@ -21,13 +21,13 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import per_round
 from fedstrata.data.federation_info import FederationInfo
 from fedstrata.data.label_table import LabelTable
-from fedstrata.methods.situation import Choice, Situation
+from fedstrata.methods.situation import Situation, StageChoice
 from fedstrata.privacy.refusals import refuse
 
 
 def settle(
     experiment: Experiment, federation: FederationInfo, model: nn.Module | None = None
-) -> tuple[Experiment, list[Choice]]:
+) -> tuple[Experiment, list[StageChoice]]:
     """Fill the stages that the experiment leaves to its recipe, and say why; a part that does not fit is FedAvg's.
 
     Of an experiment that was settled before, nothing changes: choices that it still holds are said again.
@@ -35,7 +35,7 @@ def settle(
     recipe = registry.find("methods", experiment.method.name, "method.name")
     if recipe.choose is None:
         return experiment, []
-    opened, kept = reopen(experiment), list[Choice]()
+    opened, kept = reopen(experiment), list[StageChoice]()
     for choice in recipe.choose(measure(experiment, federation)):
         if choice.stage in open_stages(opened):
             why_not = _refusal(fill(opened, _parts([*kept, choice])), federation, model)
@@ -60,7 +60,7 @@ def measure(experiment: Experiment, federation: FederationInfo) -> Situation:
     )
 
 
-def _parts(choices: Sequence[Choice]) -> dict[str, Any]:
+def _parts(choices: Sequence[StageChoice]) -> dict[str, Any]:
     return {choice.stage: choice.part for choice in choices}
 
 
@@ -72,7 +72,7 @@ def _refusal(experiment: Experiment, federation: FederationInfo, model: nn.Modul
     return None
 
 
-def _given_up(choice: Choice, why_not: str) -> Choice:
+def _given_up(choice: StageChoice, why_not: str) -> StageChoice:
     why = f"{write_value(choice.part)} was meant, because {choice.why}, but does not go with this experiment: {why_not}"
     return replace(choice, part=DEFAULTS[choice.stage], why=why)
 
