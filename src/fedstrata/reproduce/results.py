@@ -42,6 +42,7 @@ class Results:
         self.table, self.path = table, folder / f"{folder_name(table.id)}.json"
         self._entries = self._read()
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
+        self.base = None if table.base is None else Results(table.base, folder)
 
     def _read(self) -> dict[tuple[str, str, int], dict[str, Any]]:
         if not self.path.exists():
@@ -68,9 +69,19 @@ class Results:
         return [one for one in self.table.wanted() if _key(one) not in there]
 
     def values(self, metric: Metric, method: str, condition: str) -> dict[int, float]:
-        """Return a metric by seed; what was never reached is infinite."""
+        """Return a metric by seed; what was never reached is infinite. Rows of the paper come from its own results."""
+        if self.base is not None and method != self.table.method:
+            return self.base.values(metric, method, condition)
         own = {seed: e["figures"] for (c, m, seed), e in self.runs.items() if (c, m) == (condition, method)}
         return {seed: _number(figures[metric.name]) for seed, figures in sorted(own.items()) if metric.name in figures}
+
+    def cost(self, name: str, method: str) -> float | None:
+        """Return what a run of a row took, in the mean: "client_updates", or "bytes" in all directions."""
+        if self.base is not None and method != self.table.method:
+            return self.base.cost(name, method)
+        kinds = ("bytes_up", "bytes_down", "bytes_p2p") if name == "bytes" else (name,)
+        own = [sum(e["costs"][kind] for kind in kinds) for (_, m, _), e in self.runs.items() if m == method]
+        return sum(own) / len(own) if own else None
 
     def seconds(self) -> dict[str, float]:
         """Return how long a run took, in the mean, by kind of device."""
@@ -101,6 +112,12 @@ class Results:
             listed = [self._entries[key] for key in sorted(self._entries)]
             text = json.dumps(finite({"id": self.table.id, "runs": listed}), indent=1)
             write_atomically(self.path, f"{text}\n".encode())
+
+
+def methods_beside(table: PaperTable, folder: Path) -> list[str]:
+    """Return the methods that were played beside a table, by what their files say."""
+    found = [json.loads(path.read_text()).get("id", "") for path in folder.glob(f"{folder_name(table.id)}-with-*.json")]
+    return sorted(name.removeprefix(f"{table.id} with ") for name in found)
 
 
 def _key(wanted: Wanted) -> tuple[str, str, int]:

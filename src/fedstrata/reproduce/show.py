@@ -14,6 +14,8 @@ from fedstrata.runs.compare.paired import interval
 from fedstrata.runs.compare.tables import WIDTH, in_blocks
 from fedstrata.runs.metrics import Metric
 
+SEARCHED = ("digits", "fashion-mnist")  # data on which the stages of strata were searched
+
 
 def grid_of(results: Results, name: str) -> Grid:
     """Return a row a method; a column a condition: the paper's figure, ours, and a mark where ours is the paper's."""
@@ -60,9 +62,9 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
         claimed = "" if contrast.claimed is None else f"; the paper prints {_gain(contrast.claimed)}"
         p = "" if contrast.p is None else f"; p = {contrast.p:.2g}"
         p += "" if verdict.p_holm is None else f", {verdict.p_holm:.2g} by Holm"
-        said.append(
-            f"{table.method} less the strongest printed baseline ({against}): {_gain(contrast.mean)}{ends}{claimed}{p}"
-        )
+        what = f"the strongest printed baseline ({against})" if table.base is None else against
+        said.append(f"{table.method} less {what}: {_gain(contrast.mean)}{ends}{claimed}{p}")
+        said += _costs(results)
     done, all_runs = len(results.runs), len(table.wanted())
     said.append(
         f"runs: {done} of {all_runs}; the primary contrast has {contrast.seeds} of {contrast.wanted} seeds; "
@@ -71,6 +73,20 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     if results.outdated:
         said.append(f"{results.outdated} stored runs belong to settings that have changed, and do not count")
     return said
+
+
+def _costs(results: Results) -> list[str]:
+    """Say what a method of ours spent beside the paper's own, and whether it was made on such data."""
+    table = results.table
+    if table.base is None:
+        return []
+    ratios = []
+    for name, title in (("client_updates", "client updates"), ("bytes", "bytes")):
+        ours, theirs = (results.cost(name, row) for row in (table.method, table.base.method))
+        ratios += [f"{ours / theirs:.2f} times the {title}"] if ours is not None and theirs else []
+    said = [f"{table.method} took {' and '.join(ratios)} of {table.base.method}"] if ratios else []
+    known = table.method == "strata" and set(table.data) <= set(SEARCHED)
+    return [*said, f"{table.method} was searched on {table.data[0]}: this does not count"] if known else said
 
 
 def state_of(results: Results) -> str:

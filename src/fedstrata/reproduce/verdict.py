@@ -8,6 +8,10 @@
 * *does not hold*: the upper end of the paired interval is below 0, or below half the gain that the paper prints.
 * *open*: anything else; so also while runs are missing. A table without a contrast holds by its figures or is open.
 * *not comparable*: the file says why.
+
+A method of ours that is played beside a table (`--with`) is, against the paper's own: *better*, where the whole
+interval is above 0; *not inferior*, above -1 point; *worse*, below 0; else *open*, likewise over six seeds. No Holm:
+the paper claims nothing of it.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ LEVEL = 0.05
 POINT = 0.01
 
 HOLDS, IN_ORDER, FAILS, OPEN, OTHER = "holds", "holds in order", "does not hold", "open", "not comparable"
+BETTER, NOT_INFERIOR, WORSE = "better", "not inferior", "worse"
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Verdict:
 def judge(results: Mapping[str, Results]) -> dict[str, Verdict]:
     """Judge the tables of one paper together, by id."""
     contrasts = {name: contrast(own) for name, own in results.items()}
-    whole = {name: c for name, c in contrasts.items() if c.seeds >= SEEDS}
+    whole = {name: c for name, c in contrasts.items() if c.seeds >= SEEDS and results[name].table.base is None}
     corrected = dict(zip(whole, holm([c.p for c in whole.values()]), strict=True))
     return {
         name: Verdict(_word(results[name], c, corrected.get(name)), c, corrected.get(name))
@@ -106,6 +111,8 @@ def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
     if results.table.not_comparable:
         return OTHER
     table = results.table
+    if table.base is not None:
+        return _beside(c)
     against = {at: table.baseline(at) for at in table.conditions}
     rows = [(row, at) for at, baseline in against.items() for row in (table.method, baseline) if row is not None]
     same = not table.metrics[table.metric].lower and all(within(results, row, at) for row, at in rows)
@@ -121,3 +128,12 @@ def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
     if upper < 0 or (c.claimed is not None and c.claimed > 0 and upper < c.claimed / 2):
         return FAILS
     return OPEN
+
+
+def _beside(c: Contrast) -> str:
+    if c.seeds < SEEDS or c.interval is None:
+        return OPEN
+    lower, upper = c.interval
+    if lower > -POINT:
+        return BETTER if lower > 0 else NOT_INFERIOR
+    return WORSE if upper < 0 else OPEN
