@@ -182,7 +182,7 @@ def inspect(
     >>> found.measures.clients, found.measures.samples
     (20, 1438)
     >>> found.advice[0].command
-    'fedstrata run --set data.partition.alpha=0.1 --set method.name=stratify-batch'
+    'fedstrata run --set data.partition.alpha=0.1 --set method.name=strata'
     """
     given = dict(overrides or {})
     _check(given, federation, counts)
@@ -208,7 +208,7 @@ def inspect(
     k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
     measures = Measures.of(table, k, **known, seed=first.train.seed)
     short = float((table.sizes < first.train.batch_size).mean())
-    facts = SkewFacts(measures, k, first.train.epochs, short)
+    facts = SkewFacts(measures, k, first.train.epochs, short, first.system.stragglers.rate)
     baseline, advice, refused = advise(facts, described, federation, model, command)
     return Inspection(name, table, measures, advice, refused, baseline, k, bool(known), notes)
 
