@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"uci-har": {"form": "signals"}}  # of data
 EACH = 150, 100  # most training and test samples of a class in a small copy
 CLIENTS, ROUND, ROUNDS = 40, 10, 30  # clients, those that train in a round, rounds of FedAvg
 UPDATES = ROUND * ROUNDS  # what every run may spend
+WIDEST = 120  # columns of a page
 LAST = 3  # evaluations whose mean is a run's figure: in skewed federations single rounds differ much
 
 
@@ -233,6 +235,16 @@ def _made_with() -> dict[str, Any]:
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     versions = {"fedstrata": fedstrata.__version__, "torch": torch.__version__}
     return {"commit": git.stdout.strip() or None, "versions": versions, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+
+
+def wrapped(page: str) -> str:
+    """Break the lines of a page's paragraphs anew: what was put into them is of any length."""
+    parts, code = [], False
+    for part in page.split("\n\n"):
+        code ^= part.count("```") % 2 == 1
+        plain = not code and part[:1] not in "#|<`\n"
+        parts.append(fill(part, WIDEST, break_long_words=False, break_on_hyphens=False) if plain else part)
+    return "\n\n".join(parts)
 
 
 def by_place(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, str, int], dict[str, Mapping[str, Any]]]]:

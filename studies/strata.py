@@ -13,13 +13,13 @@ from typing import Any
 
 from fedstrata.runs.compare.paired import difference
 from studies import strata_search, which_method
-from studies._grid import CONDITIONS, by_place, figure, read
+from studies._grid import CONDITIONS, by_place, figure, read, wrapped
 
 PAGE = Path(__file__).parent.parent / "docs" / "strata.md"
 TEXT = Path(__file__).parent / "strata.md"  # what stands around the tables
 PAPERS = ("stratify-batch", "stratify-batch (batches of 1,024, int8)", "flips", "fedpbs", "fedbss", "terraform")
 SHOWN = 8  # of the product, the best
-POINT = 0.01
+POINT, FAR = 0.01, 0.05
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -46,6 +46,7 @@ def page(search: Lines, grid: Lines) -> str:
         "{fresh}": contrasts(fresh),
         "{own}": contrasts(own),
         "{by_data}": by_data(fresh),
+        "{losses}": losses(fresh),
         "{fresh_data}": ", ".join(sorted({line["data"] for line in fresh})),
         "{own_data}": ", ".join(sorted({line["data"] for line in own})),
         "{seeds}": ", ".join(str(seed) for seed in sorted({line["seed"] for line in grid})),
@@ -53,7 +54,7 @@ def page(search: Lines, grid: Lines) -> str:
     text = TEXT.read_text()
     for place, table in tables.items():
         text = text.replace(place, table)
-    return text
+    return wrapped(text)
 
 
 def product_table(search: Lines) -> str:
@@ -115,6 +116,19 @@ def by_data(grid: Lines) -> str:
             cells.append(f"{means['strata']:.3f}; {other} {means[other]:.3f}; fedavg {means['fedavg']:.3f}")
         lines.append(f"| {condition} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def losses(grid: Lines) -> str:
+    """Name the federations on which strata stayed far behind the best other method, the worst first."""
+    found = []
+    for (data, condition, seed), own in by_place(grid):
+        reached = {row: figure(line, by="bytes") for row, line in own.items()}
+        if "strata" in reached and len(reached) > 1:
+            other = max((row for row in reached if row != "strata"), key=lambda row: reached[row])
+            found.append((reached["strata"] - reached[other], f"{data}, {condition}, seed {seed}: {other}"))
+    far = sorted(one for one in found if one[0] < -FAR)
+    shown = "; ".join(f"{100 * gain:+.1f} ({what})" for gain, what in far[:5])
+    return f"{len(far)} of {len(found)} federations" + (f", the worst of them {shown}" if far else "")
 
 
 def _mean_of(lines: Lines, row: str) -> float:

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.inspection.measured import leaves
-from studies._grid import CONDITIONS, Row, play, read
+from studies._grid import CONDITIONS, Row, play, read, wrapped
 from studies._rules import Case, advised, cases, fit
 
 STUDY = "which-method"
@@ -112,7 +112,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
     known, early = cases(lines, NAMES), cases(lines, NAMES, 1 / 3)
     data = sorted({case.data for case in known})
     seeds = len({case.seed for case in known})
-    said = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    said = f"up to {seeds} seeds"
     about = INTRODUCTION.format(federations=len(known), data=", ".join(data), seeds=said, methods=len(NAMES))
     parts = [
         about,
@@ -127,7 +127,7 @@ def page(lines: Sequence[Mapping[str, Any]]) -> str:
         f"\n## What following the rules loses\n\n{REGRET_SAID}",
         regrets(known),
     ]
-    return "\n".join(parts) + "\n"
+    return wrapped("\n".join(parts) + "\n")
 
 
 def accuracies(known: Sequence[Case]) -> str:

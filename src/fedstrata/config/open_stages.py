@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedstrata.config import tables
-from fedstrata.config.experiment import DEFAULTS, Experiment
+from fedstrata.config.completion import DEFAULTS
+from fedstrata.config.experiment import Experiment
 from fedstrata.methods.recipes import STAGES
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 
 from fedstrata.config.build import build_plan
-from fedstrata.config.experiment import DEFAULTS, Experiment
+from fedstrata.config.completion import DEFAULTS
+from fedstrata.config.experiment import Experiment
 from fedstrata.config.open_stages import fill, open_stages, reopen
 from fedstrata.config.tables import write_value
 from fedstrata.core import registry
