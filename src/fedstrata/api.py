@@ -36,6 +36,7 @@ from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.inspection import Inspection, inspect
 from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.schedules.stratified import Stratified
+from fedstrata.methods.situation import Situation, StageChoice
 from fedstrata.models.architecture import Architecture
 from fedstrata.privacy.accounting import Accountant, FixedSize
 from fedstrata.report.run_data import RunData
@@ -127,7 +128,9 @@ __all__ = [
     "Select",
     "Selector",
     "ServerStep",
+    "Situation",
     "Slot",
+    "StageChoice",
     "Step",
     "Steps",
     "Stratified",

@@ -122,6 +122,7 @@ def test_the_default_is_the_one_of_the_contract():
         "corrections": [],
         "combiner": {"kind": "size"},
         "server_step": SGD,
+        "chosen": None,
     }
 
 

@@ -8,16 +8,16 @@ import torch
 
 from fedstrata import Federation, RequestError
 from fedstrata.core.rng import Streams
+from fedstrata.data.concentration import LEAST, MOST, concentration
+from fedstrata.data.label_table import LabelTable
 from fedstrata.data.partitions.base import Labelled
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
 from fedstrata.data.partitions.iid import Iid
 from fedstrata.inspection.contents import contents, row_hashes
 from fedstrata.inspection.count_file import read_counts
-from fedstrata.inspection.dirichlet import LEAST, MOST, concentration
 from fedstrata.inspection.domains import domains, told_apart
 from fedstrata.inspection.heat_map import heat_map
-from fedstrata.inspection.label_table import LabelTable
 from fedstrata.inspection.measures import Measures, round_balance
 
 TWO = LabelTable.of(np.array([[4, 0], [2, 2], [0, 4]]))  # the global mix is (1/2, 1/2)

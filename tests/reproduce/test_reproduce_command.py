@@ -120,6 +120,24 @@ def test_another_reading_has_results_of_its_own(typed, tmp_path):
     assert "X1 as more local work: FedBSS" in typed("show", "X1").output
 
 
+def test_a_method_of_ours_is_played_beside_a_table_and_voids_nothing(typed, tmp_path):
+    typed("run", "X1", "-q")
+    before = (tmp_path / "reproduce/results/X1.json").read_bytes()
+    assert typed("run", "X1", "--with", "strata", "-q").exit_code == 0
+    assert (tmp_path / "reproduce/results/X1.json").read_bytes() == before
+    kept = json.loads((tmp_path / "reproduce/results/X1-with-strata.json").read_text())["runs"]
+    assert [(run["method"], run["condition"]) for run in kept] == [("strata", "few")] * 6 + [("strata", "many")] * 6
+    assert "0 runs played" in typed("run", "X1", "--with", "strata", "-q").output
+    shown = " ".join(typed("show", "X1").output.split())
+    assert "X1 with strata: FedBSS, Table 1, digits" in shown
+    assert "strata less fedprox: " in shown
+    assert "strata took 1.00 times the client updates and 1.00 times the bytes of fedprox" in shown
+    assert "strata was searched on digits: this does not count" in shown
+    assert typed("run", "X1", "--with", "strata", "--quick", "-q").exit_code == 0
+    assert typed("page").exit_code == 0
+    assert "| [X1 with strata](fedbss.md) |" in (tmp_path / "docs/papers/README.md").read_text()
+
+
 def test_quick_plays_every_row_and_keeps_nothing(typed, tmp_path):
     done = typed("run", "X1", "--quick", "-q")
     assert "4 runs played" in done.output  # three rows under one condition, one under the other
@@ -134,6 +152,9 @@ def test_quick_plays_every_row_and_keeps_nothing(typed, tmp_path):
         (("run", "X1", "--shard", "2"), "must look like 2/5"),
         (("run", "X1", "--minutes", "0"), "minutes = 0.0"),
         (("run", "X1", "--reading", "less"), 'reading = "less" is unknown'),
+        (("run", "X1", "--with", "stratta"), 'method.name = "stratta" is unknown'),
+        (("run", "X1", "--with", "fedavg"), 'with = "fedavg" is a row of X1 already'),
+        (("run", "X1", "--with", "strata", "--reading", "more local work"), "leave --reading out"),
     ],
 )
 def test_wrong_requests_are_refused_and_nothing_is_written(typed, tmp_path, words, said):

@@ -10,7 +10,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, figure_of
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import Wanted, read_table
-from fedstrata.reproduce.verdict import FAILS, IN_ORDER, OTHER, contrast, judge
+from fedstrata.reproduce.verdict import BETTER, FAILS, IN_ORDER, NOT_INFERIOR, OTHER, WORSE, contrast, judge
 
 TABLE = read_table(TEXT)
 WOBBLE = (-0.002, -0.001, 0.0, 0.0, 0.001, 0.002)  # of six seeds, mean 0
@@ -40,6 +40,18 @@ def results(folder, by_row, seeds=6, table=TABLE):
 def word(*args, **more):
     own = results(*args, **more)
     return judge({own.table.id: own})[own.table.id].word
+
+
+@pytest.mark.parametrize(("ours", "said"), [(0.03, BETTER), (-0.002, NOT_INFERIOR), (-0.03, WORSE), (None, OPEN)])
+def test_a_method_of_ours_beside_a_table(tmp_path, ours, said):
+    results(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)})
+    beside = TABLE.beside("feddyn")
+    if ours is not None:
+        results(tmp_path, {"feddyn": (0.52 + ours, 0.64 + ours)}, table=beside)
+        (tmp_path / f"{beside.id}.json").rename(tmp_path / "X1-with-feddyn.json")
+    own = Results(beside, tmp_path)
+    assert judge({beside.id: own})[beside.id].word == said
+    assert contrast(own).mean == (None if ours is None else pytest.approx(ours))
 
 
 def test_the_paper_s_own_figures_hold(tmp_path):

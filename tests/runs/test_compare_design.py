@@ -8,10 +8,11 @@ import pytest
 
 from fedstrata import RequestError
 from fedstrata.config import tables
+from fedstrata.config.tables import write_value
 from fedstrata.runs.compare import ComparisonRequest
 from fedstrata.runs.compare.control import side_differences
 from fedstrata.runs.compare.design import Design, read_same
-from fedstrata.runs.compare.settings import Condition, Entry, folder_name, shorten, write_value
+from fedstrata.runs.compare.settings import Condition, Entry, folder_name, shorten
 
 
 def design(source=None, same=(), **asked):

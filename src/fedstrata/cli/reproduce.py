@@ -61,6 +61,12 @@ def run(
     reading: Annotated[
         str | None, typer.Option(metavar="NAME", help="Read the paper in another way that the file names.")
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--with", metavar="METHOD", help="Play this method beside the table, in a row and a file of its own."
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs.")] = Path("runs/reproduce"),
     results: ResultsFolder = KEPT,
@@ -77,7 +83,10 @@ def run(
 
     stop_cleanly()
     table, share = find_table(name), Shard.read(shard)
+    if reading is not None and beside is not None:
+        raise RequestError("--with plays beside the table as its file has it; leave --reading out")
     table = table if reading is None else table.read_as(reading)
+    table = table if beside is None else table.beside(beside)
     if quick:
         with tempfile.TemporaryDirectory() as folder:
             _conclude(play_quickly(table, Path(folder), _line(quiet)), "")
@@ -92,7 +101,7 @@ def run(
     except KeyboardInterrupt:
         print(f"stopped; what ended is in {own.path}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
-    _conclude(played, f"look at it: fedstrata reproduce show {table.id}")
+    _conclude(played, f"look at it: fedstrata reproduce show {name}")
 
 
 @app.command()
@@ -105,7 +114,9 @@ def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> 
 
     table = find_table(name)
     judged = judge_all(results, [table.paper])
-    shown = [judged[key] for key in judged if key == table.id or key.startswith(f"{table.id} as ")]
+    shown = [
+        judged[key] for key in judged if key == table.id or key.startswith((f"{table.id} as ", f"{table.id} with "))
+    ]
     if as_json:
         told = [
             {

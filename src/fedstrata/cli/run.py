@@ -40,7 +40,15 @@ SHOWN = (
     "bytes_to",
     "remarks",
 )
-ASKED_FOR = ("name", "personal_mean", "personal_worst10", "rounds_to_target", "bytes_to_target", "time_to_target")
+ASKED_FOR = (
+    "name",
+    "personal_mean",
+    "personal_worst10",
+    "rounds_to_target",
+    "bytes_to_target",
+    "time_to_target",
+    "choices",
+)
 
 
 def run(
@@ -104,6 +112,8 @@ def conclude(done: Run, as_json: bool) -> None:
         print(json.dumps(shown))
         return
     del shown["remarks"]  # they are said already
+    for choice in shown.pop("choices", None) or ():
+        print(f"chosen: {choice}")
     shown["stopped"] = done.summary["stopped"]
     lines = {key: _said(value) for key, value in shown.items() if value != {}}
     for key in ("best_accuracy", "best_balanced_accuracy"):

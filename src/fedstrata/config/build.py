@@ -18,6 +18,7 @@ from fedstrata.client.own_module import check_gradient, fill_lazy, take_module
 from fedstrata.config.completion import GIVEN, make
 from fedstrata.config.experiment import Data, Experiment, ModelChoice
 from fedstrata.config.model_info import place_rows, read_model
+from fedstrata.config.open_stages import open_stages
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
 from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
@@ -87,6 +88,8 @@ def build_federation(experiment: Experiment) -> Federation:
 def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Module | None = None) -> Plan:
     """Build every part and check that they fit together and fit the data."""
     method, train = experiment.method, experiment.train
+    if still_open := open_stages(experiment):
+        raise RequestError(f'method.name = "{method.name}" has still to choose its {", ".join(still_open)}')
     streams, dtype = Streams(train.seed), DTYPES[experiment.engine.precision]
     driver = make("drivers", method.driver, "method.driver")
     schedule = make("schedules", method.schedule, "method.schedule")
@@ -153,6 +156,7 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
         rounds=train.rounds,
         clients_per_round=train.clients_per_round,
         sampler_asked=sampler,
+        needs_of_recipe=registry.find("methods", method.name, "method.name").needs,
     )
     plan.check()
     return replace(plan, why_not_fused=_why_not_fused(experiment, plan))

@@ -96,6 +96,7 @@ class Method(Section):
     corrections: Any = None  # a list of parts
     combiner: Spec = None
     server_step: Spec = None
+    chosen: list[str] | None = None  # stages that a recipe chose by what was measured; the run writes them down
 
 
 class Stop(Section):
@@ -338,11 +339,16 @@ class Experiment(Section):
         return checked._resolved()
 
     def _resolved(self) -> Experiment:
-        recipe = tables.plain(registry.find("methods", self.method.name, "method.name").stages)
-        stages: dict[str, Any] = {}
+        found = registry.find("methods", self.method.name, "method.name")
+        recipe, chosen = tables.plain(found.stages), self.method.chosen
+        if chosen is not None and (found.choose is None or not set(chosen) <= set(STAGES)):
+            raise RequestError("method.chosen is written by a run whose recipe chooses its stages; it cannot be set")
+        stages: dict[str, Any] = {"chosen": chosen}
         for stage in STAGES:
             key, default, asked = f"method.{stage}", recipe.get(stage, DEFAULTS[stage]), getattr(self.method, stage)
-            if stage == "corrections":
+            if found.choose is not None and stage not in recipe and not tables.is_part(asked):
+                stages[stage] = asked
+            elif stage == "corrections":
                 specs = tables.merge_lists(default, asked, key)
                 stages[stage] = [complete(stage, s, f"{key}.{i}") for i, s in enumerate(specs)]
             else:
@@ -416,8 +422,9 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
     if not isinstance(method, dict) or method.get("name", name) == name:
         return
     old = Experiment.of({"method": {"name": method["name"]}}).dump()
+    chosen = method.pop("chosen", ())
     for stage in STAGES:
-        if method.get(stage) == old["method"][stage]:
+        if stage in method and (stage in chosen or method[stage] == old["method"].get(stage)):
             del method[stage]
     suggested = [registry.find("methods", known, "method.name").train for known in (method["name"], name)]
     train = table.get("train", {})

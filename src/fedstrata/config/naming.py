@@ -37,7 +37,8 @@ def name_plan(experiment: Mapping[str, Any]) -> str:
         return ""
     recipe = str(method.get("name", ""))
     usual, parts = _kinds_of_recipe(recipe), [_short(recipe)]
-    for stage in STAGES:
+    chosen = method.get("chosen") or ()  # by the recipe itself
+    for stage in (stage for stage in STAGES if stage not in chosen):
         own, before = _kinds(method.get(stage)), usual.get(stage, ())
         if not own and stage not in method:  # a file that does not write every stage out
             continue

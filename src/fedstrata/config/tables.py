@@ -92,6 +92,22 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
+def write_value(value: Any) -> str:
+    """Write a value in few words: a part by its kind and its options."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        kind, options = str(value.get("kind", "")), {k: write_value(v) for k, v in value.items() if k != "kind"}
+        if len(options) == 1:
+            return f"{kind} {next(iter(options.values()))}".strip()
+        return f"{kind}({', '.join(f'{k}={v}' for k, v in options.items())})" if options else kind
+    if isinstance(value, list | tuple):
+        return "+".join(map(write_value, value)) or "none"
+    return str(value)
+
+
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return dotted keys; a table with a kind is one value, because it describes a whole part."""
     flat: dict[str, Any] = {}
@@ -147,6 +163,11 @@ def spec(value: Any, key: str) -> dict[str, Any]:
             f"{key} = {json.dumps(value, default=str)} is not valid; allowed: a name, or a table with kind and options"
         )
     return dict(value)
+
+
+def is_part(value: Any) -> bool:
+    """Say whether a stage is set: a part or a list of them, and not only some options of a part yet to be named."""
+    return isinstance(value, str | list | tuple) or (isinstance(value, Mapping) and "kind" in value)
 
 
 def merge(base: Any, override: Any, key: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What did not go as asked: the events that a user should know of, in words for the terminal and the report."""
+"""Events that a user should know of, in words for the terminal and the report: what did not go as asked, choices."""
 
 from __future__ import annotations
 
@@ -63,3 +63,9 @@ def describe_fault(event: Mapping[str, Any]) -> Fault:
     elif "site" in event:
         why = f"{event['site']}: {why}" if why else str(event["site"])
     return Fault(int(round) if round else None, kind, why, tuple(map(int, clients)))  # 0 is before the first round
+
+
+def describe_choice(event: Mapping[str, Any]) -> str:
+    """Say what a recipe chose for a stage, and why."""
+    used = event["used"] if isinstance(event["used"], list) else [event["used"]]
+    return f"{event['stage'].replace('_', ' ')} {' + '.join(part['kind'] for part in used) or 'none'}: {event['why']}"

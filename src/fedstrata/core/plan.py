@@ -48,6 +48,8 @@ class Plan:
         What the user asked for, where a schedule brings its own sampler.
     fewest
         Clients whose reports can be summed.
+    needs_of_recipe
+        What the server was told for the recipe to choose its stages by.
     """
 
     driver: Driver
@@ -62,6 +64,7 @@ class Plan:
     why_not_fused: str | None = None
     sampler_asked: Sampler | None = None
     fewest: int = 1
+    needs_of_recipe: frozenset[str] = frozenset()
 
     @property
     def streams(self) -> Streams:
@@ -87,7 +90,7 @@ class Plan:
     @property
     def needs(self) -> frozenset[str]:
         """What the server must know of its clients."""
-        return frozenset().union(*(part.needs for part in self.server_side))
+        return self.needs_of_recipe.union(*(part.needs for part in self.server_side))
 
     def view(self, client_info: ClientInfo, round: int, note: Callable[..., None], clock: float = 0.0) -> View:
         """Return what the server's parts see of a round.

@@ -150,6 +150,12 @@ class Federation:
         """Label counts of every client, [N, C]."""
         return self.train_split.counts(self.labels, len(self.classes))
 
+    @property
+    def wrong_labels(self) -> float | None:
+        """Share of the labels that noise has changed, where that is known."""
+        rows = self.train_split.rows
+        return None if self.true_labels is None else float((self.labels[rows] != self.true_labels[rows]).mean())
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the data, of who holds what, and of what is known of them."""

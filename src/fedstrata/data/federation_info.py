@@ -78,6 +78,10 @@ class FederationInfo(Protocol):
         """Label counts of every client, [N, C], as far as they are known."""
 
     @property
+    def wrong_labels(self) -> float | None:
+        """Share of the labels that are known to be wrong, as only a simulation knows it."""
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the data."""
 

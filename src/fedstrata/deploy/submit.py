@@ -21,6 +21,7 @@ import tomli_w
 from fedstrata import __version__
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import folder_name, name_run
+from fedstrata.config.open_stages import fill
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
@@ -106,7 +107,7 @@ class Submission:
 
 def fine(experiment: Experiment) -> bool:
     """Say whether a method exchanges so much so often that messages, of seconds each, would not do."""
-    driver = experiment.method.driver
+    driver = fill(experiment, {}).method.driver  # one that is still to be chosen counts as FedAvg's
     return driver["kind"] not in SLOW or driver.get("norms", "own") != "own"
 
 

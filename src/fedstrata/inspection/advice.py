@@ -18,6 +18,7 @@ from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.statement import TOLD, statement
+from fedstrata.runs.settle import settle
 
 Described = Callable[[str, Mapping[str, Any]], Experiment]  # a method by name, and settings of its own
 Command = Callable[[str, Mapping[str, Any]], str]
@@ -76,6 +77,7 @@ def advise(
 
 def tried(experiment: Experiment, federation: Federation, model: nn.Module | None) -> Tried:
     """Compose a plan, rehearse it, and read its privacy statement; refuse what does not go together."""
+    experiment, _ = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse(experiment, plan, federation)
     privacy, told, clusters = experiment.privacy, frozenset(TOLD) & plan.needs, None

@@ -31,7 +31,6 @@ def contents(federation: Federation) -> Contents:
     rows = split.rows
     hashes = row_hashes(np.ascontiguousarray(federation.train.x.numpy()))[rows]
     held = labels[rows]
-    wrong = None if federation.true_labels is None else float((held != federation.true_labels[rows]).mean())
     by_sample = np.argsort(hashes)
     ordered, labels_of = hashes[by_sample], held[by_sample]
     first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -41,7 +40,7 @@ def contents(federation: Federation) -> Contents:
         twins=_twins(hashes, held, split.starts),
         copied=1 - len(first) / len(rows),
         conflicting=float(times[differs].sum() / len(rows)),
-        wrong=wrong,
+        wrong=federation.wrong_labels,
     )
 
 

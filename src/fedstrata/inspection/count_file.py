@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import RequestError
-from fedstrata.inspection.label_table import LabelTable
+from fedstrata.data.label_table import LabelTable
 
 
 def read_counts(path: str | Path) -> LabelTable:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
+from fedstrata.data.label_table import LabelTable
 from fedstrata.inspection.heat_map import heat_map
-from fedstrata.inspection.label_table import LabelTable
 from fedstrata.report.figures.style import LINES, SHARE, figure, plain
 
 ROWS, COLUMNS = 100, 100  # most that are shown one by one

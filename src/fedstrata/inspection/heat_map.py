@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstrata.inspection.label_table import LabelTable
+from fedstrata.data.label_table import LabelTable
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.plan import per_round
 from fedstrata.data.federation import Federation
+from fedstrata.data.label_table import LabelTable
 from fedstrata.data.reading import Samples
 from fedstrata.inspection.advice import Advice, Tried, advise
 from fedstrata.inspection.contents import contents
 from fedstrata.inspection.count_file import read_counts
 from fedstrata.inspection.domains import domains
-from fedstrata.inspection.label_table import LabelTable
 from fedstrata.inspection.measures import Measure, Measures, readings
 from fedstrata.inspection.rules import SkewFacts
 
@@ -189,7 +189,7 @@ def inspect(
     >>> found.measures.clients, found.measures.samples
     (20, 1438)
     >>> found.advice[0].command
-    'fedstrata run --set data.partition.alpha=0.1 --set method.name=stratify-batch'
+    'fedstrata run --set data.partition.alpha=0.1 --set method.name=strata'
     """
     given = dict(overrides or {})
     _check(given, federation, counts)
@@ -215,7 +215,7 @@ def inspect(
     k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
     measures = Measures.of(table, k, **known, seed=first.train.seed)
     short = float((table.sizes < first.train.batch_size).mean())
-    facts = SkewFacts(measures, k, first.train.epochs, short)
+    facts = SkewFacts(measures, k, first.train.epochs, short, first.system.stragglers.rate)
     baseline, advice, refused = advise(facts, described, federation, model, command)
     return Inspection(name, table, measures, advice, refused, baseline, k, bool(known), notes)
 

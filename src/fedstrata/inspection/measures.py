@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedstrata.data.concentration import LEAST, MOST, concentration
+from fedstrata.data.label_table import LabelTable
 from fedstrata.inspection.contents import Contents
-from fedstrata.inspection.dirichlet import LEAST, MOST, concentration
 from fedstrata.inspection.domains import Domains
-from fedstrata.inspection.label_table import LabelTable
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.runs.replay import Record, replay

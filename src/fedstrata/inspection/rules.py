@@ -1,8 +1,9 @@
 """Which recipe fits which data: the rules, in the order in which their advice is given.
 
-A rule looks at measures and at how a round is set up, and either says why its recipe fits or says nothing. Thresholds
-stand here and in docs/inspect.md. They follow the settings in which the papers report gains, and what is measured
-here; none of them is a promise, which is why every advice comes with the command that compares it with FedAvg.
+A rule looks at measures and at how a round is set up, and either says why its recipe fits or says nothing. The first
+ones are fitted to runs (`measured.py`). The thresholds of the others stand here and in docs/inspect.md, and follow the
+settings in which the papers report gains; none of them is a promise, which is why every advice comes with the command
+that compares it with FedAvg.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedstrata.inspection.measured import Leaf, ask, fitted, leaves
 from fedstrata.inspection.measures import Measures
 
 EVEN = 5.0  # equivalent alpha of dirichlet-class from which on labels are spread evenly
@@ -34,6 +36,21 @@ class SkewFacts:
     k: int  # clients of a round
     epochs: int
     short: float  # share of the clients whose samples do not fill a batch
+    stragglers: float = 0.0  # share of the reports that the experiment loses
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the fitted rules ask about."""
+        m = self.measures
+        return {
+            "effective_labels": m.effective_labels_mean,
+            "effective_share": m.effective_labels_mean / m.labels,
+            "alpha": m.alpha_class,
+            "size_gini": m.size_gini,
+            "participation": self.k / m.clients,
+            "wrong_labels": m.wrong_labels or 0.0,
+            "stragglers": self.stragglers,
+        }
 
     @property
     def even(self) -> bool:
@@ -128,7 +145,30 @@ def _even(facts: SkewFacts) -> str | None:
     return "labels are spread evenly: there is no skew to repair" if facts.even else None
 
 
+def _measured(leaf: Leaf) -> Rule:
+    """Return the rule of a leaf of the tree that was fitted to runs."""
+
+    def why(facts: SkewFacts) -> str | None:
+        if ask(fitted(), facts.figures) != leaf:
+            return None
+        like = f"{leaf.federations} federations" + (
+            f" in which {' and '.join(leaf.questions)}" if leaf.questions else ""
+        )
+        return (
+            f"on {like}, at equal bytes, it was {100 * leaf.loss:.1f} points below the best method of each, "
+            f"FedAvg {100 * leaf.fedavg:.1f}"
+        )
+
+    return Rule(
+        (leaf.recipe,),
+        " and ".join(leaf.questions) or "everywhere",
+        why,
+        "These were small models and short runs; docs/which-method.md has them.",
+    )
+
+
 RULES = (
+    *map(_measured, leaves(fitted())),
     Rule(
         ("fedbss",),
         "1 % of the labels are wrong, or of the samples occur with different labels",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedstrata.core.errors import RequestError
+from fedstrata.methods.situation import Choose
 
 STAGES = ("schedule", "driver", "selector", "sampler", "corrections", "combiner", "server_step")
 
@@ -26,6 +27,11 @@ class Recipe:
         not named is FedAvg's.
     train
         Training settings, suggested where the user sets nothing.
+    choose
+        Instead of fixed parts: a function from what is measured about the federation to parts, each with the reason.
+        What the experiment sets stays as it is; what was chosen is written into the run's experiment file.
+    needs
+        What the server must be told of its clients for that, as in `needs` of a part.
 
     Examples
     --------
@@ -45,6 +51,8 @@ class Recipe:
     paper: str
     stages: Mapping[str, Any]
     train: Mapping[str, Any] = field(default_factory=dict)
+    choose: Choose | None = None
+    needs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for stage in self.stages:
@@ -219,6 +227,7 @@ POWER_OF_CHOICE = _selecting(
 )
 
 PARTS = {
+    "strata": "fedstrata.methods.strata:STRATA",
     "fedavg": "fedstrata.methods.recipes:FEDAVG",
     "fedsgd": "fedstrata.methods.recipes:FEDSGD",
     "fedprox": "fedstrata.methods.recipes:FEDPROX",

@@ -140,6 +140,7 @@ class RemoteFederation:
     speeds: np.ndarray | None = None
     bandwidths: np.ndarray | None = None
     masked: MaskedRemoteFederation | None = None  # where labels are placeholders
+    wrong_labels: None = None  # nobody knows
     moves: None = None  # what a site has, and when, is its own
     proxy: None = None
     features_told: None = None  # sites scale features themselves
@@ -190,7 +191,9 @@ class RemoteFederation:
 
     @property
     def counts(self) -> np.ndarray:
-        """Label counts that sites told, [N, C]; zeros where they did not."""
+        """Label counts that sites told, [N, C], of placeholders where labels are masked; zeros where they did not."""
+        if self.masked is not None and self.masked.counts is not None:
+            return np.array(self.masked.counts)
         table = np.zeros((len(self.facts), len(self.classes)), dtype=np.int64)
         index = {label: i for i, label in enumerate(self.classes)}
         for row, facts in zip(table, self.facts, strict=True):

@@ -36,6 +36,7 @@ from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
+from fedstrata.runs.settle import settle
 from fedstrata.runs.training import begin, resume
 
 Log = Callable[..., None]
@@ -61,12 +62,14 @@ class SiteClients:
     def federation(self, known: MaskedRemoteFederation | None = None) -> RemoteFederation:
         """Return what sites have, as far as the method needs to know; `known` is how labels were masked before."""
         site_registry, federation = self.site_registry, RemoteFederation.of(self.site_registry.facts, known)
-        plan = build_plan(self.experiment, federation)
+        first, _ = settle(self.experiment, federation)  # as it would be chosen before sites have told anything
+        plan = build_plan(first, federation)
         if not self.resumed:
-            refuse(self.experiment, plan, federation)
+            refuse(first, plan, federation)
         self._settle_question(plan, federation)
         if not self.resumed:
             federation = self._told(plan, federation)
+        self.experiment, _ = settle(self.experiment, federation)
         names = site_registry.names if federation.masked is None else federation.masked.sites
         site_registry.facts = dict(zip(names, federation.facts, strict=True))
         site_registry.classes = federation.classes
@@ -279,7 +282,7 @@ def run_at_sites(
         raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
     if resumed:
         return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
-    return begin(described, cast(Federation, federation), None, path, watch, at)
+    return begin(at.experiment, cast(Federation, federation), None, path, watch, at)
 
 
 def possible_at_sites(experiment: Experiment) -> None:

@@ -48,7 +48,7 @@ def page(gathered: GatheredRuns) -> str:
     for key, name in sections:
         tabled = [run_data for run_data in gathered.runs_data if run_data.faults][:BRIEFLY] if key == "faults" else full
         body += _section(key, name, [own for own in shown if own.section == key], tabled)
-    body += [*_privacy(full), *_configuration(full), "</main>"]
+    body += [*_choices(full), *_privacy(full), *_configuration(full), "</main>"]
     body += [f"<footer>Written by fedstrata {escape(__version__)}. This file needs no network.</footer>"]
     return document(title, body, shown)
 
@@ -145,6 +145,18 @@ def _privacy(runs_data: Iterable[RunData]) -> Iterator[str]:
             said = "<br>".join(escape(str(line)) for line in lines)
             yield f"<dt>{escape(str(who))}</dt><dd>{said}</dd>"
         yield "</dl>"
+    yield "</section>"
+
+
+def _choices(runs_data: Iterable[RunData]) -> Iterator[str]:
+    """List what a recipe chose by what was measured, where one did."""
+    chosen = [run_data for run_data in runs_data if run_data.choices]
+    if not chosen:
+        return
+    yield '<section aria-labelledby="choices"><h2 id="choices">What was chosen, and why</h2>'
+    for run_data in chosen:
+        items = "".join(f"<li>{escape(choice)}</li>" for choice in run_data.choices)
+        yield f"<h3>{escape(run_data.name)}</h3><ul>{items}</ul>"
     yield "</section>"
 
 

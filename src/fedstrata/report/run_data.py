@@ -19,7 +19,7 @@ import numpy as np
 from fedstrata import __version__
 from fedstrata.config.naming import name_run
 from fedstrata.core.errors import RequestError
-from fedstrata.core.events import FAULTS, Fault, describe_fault
+from fedstrata.core.events import FAULTS, Fault, describe_choice, describe_fault
 from fedstrata.runs.folder import Run
 
 TABLES = ("recall", "labels", "client_accuracy", "client_deciles")  # a round has a list of each
@@ -80,6 +80,8 @@ class RunData:
         Share of each label over all of them, likewise.
     clusters, splits, exposures
         What FLIPS, Terraform and Stratify told of themselves.
+    choices
+        What the recipe chose by what was measured, and why.
     faults
         What did not go as asked.
 
@@ -105,6 +107,7 @@ class RunData:
     clusters: dict[str, Any] = field(default_factory=dict)
     splits: list[dict[str, Any]] = field(default_factory=list)
     exposures: list[dict[str, Any]] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _offset: int = 0
     _lines: int = 0
@@ -205,6 +208,8 @@ class RunData:
             self.splits.append(event)
         elif kind == "schedule":
             self.exposures.append(event)
+        elif kind == "choice":
+            self.choices.append(describe_choice(event))
         elif kind in FAULTS:
             now = self._rounds[-1]["round"] + 1 if self._rounds else None  # for those that do not tell their round
             self.faults.append(describe_fault({"round": now, **event}))

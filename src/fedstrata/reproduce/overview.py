@@ -12,7 +12,7 @@ from typing import Any
 
 from fedstrata.reproduce.figures import OPEN
 from fedstrata.reproduce.minutes import DEVICES, Timing
-from fedstrata.reproduce.results import Results
+from fedstrata.reproduce.results import Results, methods_beside
 from fedstrata.reproduce.show import fetch_commands, write_gain
 from fedstrata.reproduce.table import PAPERS, all_tables
 from fedstrata.reproduce.verdict import Verdict, judge
@@ -57,6 +57,7 @@ def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str
             continue
         results[name] = Results(table, folder)
         others = [Results(table.read_as(reading), folder) for reading in table.readings]
+        others += [Results(table.beside(method), folder) for method in methods_beside(table, folder)]
         results |= {own.table.id: own for own in others if own.runs}
     verdicts: dict[str, Verdict] = {}
     for paper in papers:

@@ -47,6 +47,7 @@ class Results:
         self.table, self.path = table, folder / f"{folder_name(table.id)}.json"
         self._entries = self._read()
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
+        self.base = None if table.base is None else Results(table.base, folder)
 
     def _read(self) -> dict[Key, dict[str, Any]]:
         if not self.path.exists():
@@ -83,9 +84,19 @@ class Results:
         return [one for one in self.table.wanted() if _key(one) not in there]
 
     def values(self, metric: Metric, method: str, condition: str) -> dict[int, float]:
-        """Return a metric by seed; what was never reached is infinite."""
+        """Return a metric by seed; what was never reached is infinite. Rows of the paper come from its own results."""
+        if self.base is not None and method != self.table.method:
+            return self.base.values(metric, method, condition)
         own = {seed: e["figures"] for (c, m, seed), e in self.runs.items() if (c, m) == (condition, method)}
         return {seed: _number(figures[metric.name]) for seed, figures in sorted(own.items()) if metric.name in figures}
+
+    def cost(self, name: str, method: str) -> float | None:
+        """Return what a run of a row took, in the mean: "client_updates", or "bytes" in all directions."""
+        if self.base is not None and method != self.table.method:
+            return self.base.cost(name, method)
+        kinds = ("bytes_up", "bytes_down", "bytes_p2p") if name == "bytes" else (name,)
+        own = [sum(e["costs"][kind] for kind in kinds) for (_, m, _), e in self.runs.items() if m == method]
+        return sum(own) / len(own) if own else None
 
     def add(self, wanted: Wanted, run: Run, jobs: int = 1) -> None:
         """Keep the figures of a finished run; `jobs` is how many were played at a time."""
@@ -151,7 +162,9 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
     """
     if not folder.is_dir():
         raise RequestError(f"{folder} is not a folder of results")
-    own = [table.read_as(name) if name else table for table in all_tables().values() for name in ("", *table.readings)]
+    tables = all_tables().values()
+    own = [table.read_as(name) if name else table for table in tables for name in ("", *table.readings)]
+    own += [table.beside(method) for table in tables for method in methods_beside(table, folder)]
     pairs = [(Results(table, into), Results(table, folder)) for table in own]
     known = {there.path.name for _, there in pairs}
     if strange := sorted(path.name for path in folder.glob("*.json") if path.name not in known):
@@ -159,6 +172,12 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
     for here, there in pairs:
         here.refuse_other_data(there)
     return {here.table.id: here.take_over(there) for here, there in pairs}
+
+
+def methods_beside(table: PaperTable, folder: Path) -> list[str]:
+    """Return the methods that were played beside a table, by what their files say."""
+    found = [json.loads(path.read_text()).get("id", "") for path in folder.glob(f"{folder_name(table.id)}-with-*.json")]
+    return sorted(name.removeprefix(f"{table.id} with ") for name in found)
 
 
 def _key(wanted: Wanted) -> Key:

@@ -6,6 +6,7 @@ The terminal, the Markdown pages and the HTML page show the same grids and say t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from textwrap import wrap
 
@@ -21,6 +22,7 @@ from fedstrata.runs.compare.tables import WIDTH, in_blocks
 from fedstrata.runs.metrics import Metric
 
 SHOWN = ("data.", "model.", "train.", "system.")  # sections of a file that `show` repeats
+SEARCHED = ("digits", "fashion-mnist")  # data on which the stages of strata were searched
 
 
 def grid_of(results: Results, name: str) -> Grid:
@@ -66,12 +68,13 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     table, contrast = results.table, verdict.contrast
     said = [f"verdict: {verdict.word}" + (f" ({table.not_comparable})" if table.not_comparable else "")]
     against = ", ".join(dict.fromkeys(b for c in table.conditions if (b := table.baseline(c)) is not None))
-    named = f"{table.method} less the strongest printed baseline ({against})"
+    named = f"{table.method} less {against if table.base else f'the strongest printed baseline ({against})'}"
     printed = "" if contrast.claimed is None else f"the paper prints {write_gain(contrast.claimed)}"
     if contrast.mean is not None:
         p = "" if contrast.p is None else f"p = {contrast.p:.2g}"
         p += "" if verdict.p_holm is None else f", {verdict.p_holm:.2g} by Holm"
         said.append("; ".join(filter(None, (f"{named}: {write_contrast(contrast)}", printed, p))))
+        said += _costs(results)
     elif printed:
         said.append(f"{named}: {printed}")
     done, all_runs = len(results.runs), len(table.wanted())
@@ -113,8 +116,9 @@ def commands(results: Results) -> Iterator[str]:
     times = " or ".join(
         f"{in_words(Timing(results, device).minutes(left))} on a {device.upper()}" for device in DEVICES
     )
-    reading = f' --reading "{results.table.reading}"' if results.table.reading else ""
-    name = results.table.id.split(" as ")[0]
+    table = results.table
+    reading = f' --reading "{table.reading}"' if table.reading else f" --with {table.method}" if table.base else ""
+    name = re.split(" as | with ", table.id)[0]
     yield f"fedstrata reproduce run {name}{reading}  # {f'{len(left)} runs, about {times}' if left else 'all is there'}"
 
 
@@ -122,6 +126,20 @@ def fetch_commands(table: PaperTable) -> list[str]:
     """Return how to get the data that are not here."""
     stored = set(store.names())
     return [own.fetch_command for own in table.data_sets if isinstance(own, Published) and own.key not in stored]
+
+
+def _costs(results: Results) -> list[str]:
+    """Say what a method of ours spent beside the paper's own, and whether it was made on such data."""
+    table = results.table
+    if table.base is None:
+        return []
+    ratios = []
+    for name, title in (("client_updates", "client updates"), ("bytes", "bytes")):
+        ours, theirs = (results.cost(name, row) for row in (table.method, table.base.method))
+        ratios += [f"{ours / theirs:.2f} times the {title}"] if ours is not None and theirs else []
+    said = [f"{table.method} took {' and '.join(ratios)} of {table.base.method}"] if ratios else []
+    known = table.method == "strata" and set(table.data) <= set(SEARCHED)
+    return [*said, f"{table.method} was searched on {table.data[0]}: this does not count"] if known else said
 
 
 def state_of(results: Results) -> str:

@@ -26,6 +26,7 @@ from fedstrata.reproduce.work import Work, data_set, work_of
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.prepare import make_design
 from fedstrata.runs.compare.request import ComparisonRequest
+from fedstrata.runs.compare.settings import NamedOverrides
 from fedstrata.runs.metrics import Metric
 
 PAPERS = {
@@ -78,6 +79,7 @@ class PaperTable:
     reading: str = ""  # the one that this table follows
     oddities: Sequence[str] = ()  # what is strange in the paper's own figures
     not_stated: Sequence[str] = ()  # lines of the file that the paper does not give
+    base: PaperTable | None = field(default=None, repr=False)  # the table beside which a method of ours is played
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -94,6 +96,8 @@ class PaperTable:
     @cached_property
     def asked(self) -> tuple[dict[str, Any], ComparisonRequest]:
         """The experiment as the file gives it, and what is compared; nothing is checked yet."""
+        if self.base is not None:
+            return self._beside(*self.base.asked)
         return lay_over(self.experiment, self.readings[self.reading] if self.reading else {})
 
     @property
@@ -141,7 +145,12 @@ class PaperTable:
     @cached_property
     def tiny(self) -> Design:
         """The same in two rounds on small data: to see that it runs."""
-        return self._design(*lay_over(self.experiment, self.quick))
+        laid = lay_over(self.experiment, self.quick)
+        return self._design(*(laid if self.base is None else self._beside(*laid)))
+
+    def _beside(self, source: dict[str, Any], request: ComparisonRequest) -> tuple[dict[str, Any], ComparisonRequest]:
+        """Return the same experiment with one row: the method, by its name, as the file's settings have it."""
+        return source, replace(request, variants=[NamedOverrides(self.method, {"method.name": self.method})])
 
     def _design(self, source: dict[str, Any], request: ComparisonRequest) -> Design:
         if request.tune:
@@ -166,6 +175,15 @@ class PaperTable:
         if reading not in self.readings:
             raise unknown_name("reading", reading, self.readings)
         return replace(self, id=f"{self.id} as {reading}", reading=reading)
+
+    def beside(self, method: str) -> PaperTable:
+        """Return a table with one row, a method that the paper does not have, against the paper's own method."""
+        if method in self.rows:
+            raise RequestError(f'with = "{method}" is a row of {self.id} already')
+        name = f"{self.id} with {method}"
+        found = replace(self, id=name, method=method, baselines=[self.method], base=self, readings={})
+        _ = found.design  # which checks that there is such a method, and that it fits
+        return found
 
     def figure(self, metric: str, method: str, condition: str) -> float:
         """Return a figure as it was printed, a share as a share; nan where there is none."""
@@ -251,7 +269,7 @@ def read_table(text: str) -> PaperTable:
     experiment = tomllib.loads(text)
     said = experiment.pop("paper")
     for key in said:
-        if key not in PaperTable.__dataclass_fields__ or key in ("experiment", "reading", "not_stated"):
+        if key not in PaperTable.__dataclass_fields__ or key in ("experiment", "reading", "not_stated", "base"):
             raise unknown_option(f"paper.{key}", key, set(PaperTable.__dataclass_fields__))
     return PaperTable(**said, experiment=experiment, not_stated=_marked(text))
 

@@ -8,6 +8,10 @@
 * *does not hold*: the upper end of the paired interval is below 0, or below half the gain that the paper prints.
 * *open*: anything else; so also while runs are missing. A table without a contrast holds by its figures or is open.
 * *not comparable*: the file says why.
+
+A method of ours that is played beside a table (`--with`) is, against the paper's own: *better*, where the whole
+interval is above 0; *not inferior*, above -1 point; *worse*, below 0; else *open*, likewise over six seeds. No Holm:
+the paper claims nothing of it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.reproduce.figures import HOLDS, OPEN, figure_of
+from fedstrata.reproduce.figures import HOLDS, OPEN, POINT, figure_of
 from fedstrata.reproduce.results import Results
 from fedstrata.runs.compare.paired import difference, holm
 
@@ -25,6 +29,7 @@ SEEDS = 6  # least, in every condition
 LEVEL = 0.05
 
 IN_ORDER, FAILS, OTHER = "holds in order", "does not hold", "not comparable"
+BETTER, NOT_INFERIOR, WORSE = "better", "not inferior", "worse"
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Verdict:
 def judge(results: Mapping[str, Results]) -> dict[str, Verdict]:
     """Judge the tables of one paper together, by id."""
     contrasts = {name: contrast(own) for name, own in results.items()}
-    whole = {name: c for name, c in contrasts.items() if c.seeds >= SEEDS}
+    whole = {name: c for name, c in contrasts.items() if c.seeds >= SEEDS and results[name].table.base is None}
     corrected = dict(zip(whole, holm([c.p for c in whole.values()]), strict=True))
     return {
         name: Verdict(_word(results[name], c, corrected.get(name)), c, corrected.get(name))
@@ -93,6 +98,8 @@ def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
     if results.table.not_comparable:
         return OTHER
     table = results.table
+    if table.base is not None:
+        return _beside(c)
     against = {at: table.baseline(at) for at in table.conditions}
     rows = [(row, at) for at, baseline in against.items() for row in (table.method, baseline) if row is not None]
     same = all(figure_of(results, table.metric, row, at).verdict == HOLDS for row, at in rows)
@@ -108,3 +115,12 @@ def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
     if upper < 0 or (c.claimed is not None and c.claimed > 0 and upper < c.claimed / 2):
         return FAILS
     return OPEN
+
+
+def _beside(c: Contrast) -> str:
+    if c.seeds < SEEDS or c.interval is None:
+        return OPEN
+    lower, upper = c.interval
+    if lower > -POINT:
+        return BETTER if lower > 0 else NOT_INFERIOR
+    return WORSE if upper < 0 else OPEN

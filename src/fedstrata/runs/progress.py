@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedstrata.core.events import FAULTS, describe_fault
+from fedstrata.core.events import FAULTS, describe_choice, describe_fault
 from fedstrata.runs.journal import Watch
 from fedstrata.runs.screen import is_watched, open_screen
 
@@ -164,6 +164,8 @@ def remarked(event: Mapping[str, Any]) -> str | None:
     if kind == "engine":
         remark: str | None = event["wall"]["remark"]
         return remark
+    if kind == "choice":
+        return describe_choice(event)
     if kind not in FAULTS or kind in EXPECTED or event.get("why") == "late":
         return None
     fault = describe_fault(event)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Protocol
@@ -21,9 +21,11 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.validation import KEY as VALIDATION
 from fedstrata.data.validation import hold_out_validation
 from fedstrata.methods.samplers.shuffle import Shuffle
+from fedstrata.methods.situation import StageChoice
 from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, accountant, protect_engine, set_up
+from fedstrata.runs.settle import settle
 from fedstrata.server.evaluator import Evaluator, ProxyLoss
 from fedstrata.server.personal import FineTuning
 from fedstrata.server.state import State
@@ -67,6 +69,7 @@ class Session:
     accountant: Accountant | None  # of a privacy budget
     stopping: Stopping
     remote: RemoteClients | None = None
+    choices: Sequence[StageChoice] = ()  # what the recipe chose by what was measured
 
     @property
     def identity(self) -> dict[str, str]:
@@ -124,6 +127,7 @@ def build_session(
     if experiment.train.evaluate.validation and remote is not None:
         raise RequestError(f"{VALIDATION} needs clients on this machine; sites say themselves what they test with")
     federation = as_asked(experiment, federation)
+    experiment, choices = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     private = set_up(experiment, plan, federation, None if remote is None else remote.set_up)
     plan, client_info = private.plan, private.client_info
@@ -138,7 +142,7 @@ def build_session(
         plan = replace(plan, rounds=min(plan.rounds, stopping.last[0]))
     if "proxy" in plan.needs and federation.proxy is not None:
         client_info = replace(client_info, proxy=ProxyLoss(plan.local, federation.proxy))
-    return Session(experiment, federation, model, plan, client_info, private, budget, stopping, remote)
+    return Session(experiment, federation, model, plan, client_info, private, budget, stopping, remote, choices)
 
 
 def check_experiment(
@@ -146,6 +150,7 @@ def check_experiment(
 ) -> tuple[Federation, Plan]:
     """Return the plan and the federation with its devices; refuse what does not fit, before anything is computed."""
     federation = as_asked(experiment, federation)
+    experiment, _ = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse(experiment, plan, federation)
     last_round(experiment, accountant(experiment, plan, federation.client_info(plan.needs, plan.streams)))

@@ -13,6 +13,7 @@ from fedstrata import __version__
 from fedstrata.config.model_info import ModelInfo
 from fedstrata.config.naming import name_plan
 from fedstrata.core.engine import Log
+from fedstrata.core.events import describe_choice
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round
@@ -49,6 +50,8 @@ def log_start(session: Session, log: Log) -> None:
         log("clients", counts=federation.counts.tolist())
     for note in federation.notes:
         log("fallback", what="data.partition", why=note)
+    for choice in session.choices:
+        log("choice", stage=choice.stage, used=choice.part, why=choice.why, measured=dict(choice.measured))
     for kind, fields in session.private.notes:
         log(kind, **fields)
     if session.client_info.setup_bytes:
@@ -100,6 +103,8 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "privacy": _statement(session, state.round),
     }
     summary |= {key: last[key] for key in ("personal_mean", "personal_worst10") if key in last}
+    if chosen := [describe_choice(event) for event in events if event["event"] == "choice"]:
+        summary["choices"] = chosen
     summary |= schedule_figures(session, state, scored)
     if session.accountant is not None:
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))

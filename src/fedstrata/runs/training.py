@@ -153,7 +153,7 @@ def begin(
     said: list[tuple[str, dict[str, Any]]] = []
     state = session.initial_state(lambda kind, **fields: said.append((kind, fields)))  # which may refuse `model.init`
     path = path or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))
-    with Run.create(path, experiment.to_toml()).locked() as folder:
+    with Run.create(path, session.experiment.to_toml()).locked() as folder:
         for kind, fields in said:
             folder.log(kind, **fields)
         return run_session(session, folder, state, watch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +14,10 @@ from fedstrata.core.engine import Engine, expect_engine
 from fedstrata.core.part import Part
 from fedstrata.methods.recipes import Recipe
 from fedstrata.runs.session import Session
+from fedstrata.runs.settle import measure
 from fedstrata.testing.conformance import check_part, check_run
 from fedstrata.testing.draws import no_hidden_draws
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import play, session_of, tiny_federation
 
 
 def check_lr_schedule(schedule: LRSchedule) -> None:
@@ -69,7 +71,15 @@ def check_recipe(recipe: Recipe) -> None:
     """
     assert isinstance(recipe, Recipe), f"{recipe!r:.60} is no Recipe"
     assert recipe.summary, "a Recipe needs a summary: it is what users see"
-    stages = {f"method.{stage}": part for stage, part in recipe.stages.items()}
+    chosen = {}
+    if recipe.choose is not None:
+        situation = measure(session_of().experiment, tiny_federation())
+        first, again = (recipe.choose(situation) for _ in range(2))
+        assert list(first) == list(again), "`choose` chose differently the second time"
+        assert all(choice.why for choice in first), "every choice needs a reason: it is what users see"
+        recipe.choose(replace(situation, table=None))  # as where label counts are hidden
+        chosen = {choice.stage: choice.part for choice in first}
+    stages = {f"method.{stage}": part for stage, part in {**recipe.stages, **chosen}.items()}
     check_run(stages | {f"train.{key}": value for key, value in recipe.train.items()})
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fedstrata.config.tables import write_value
 from fedstrata.methods.recipes import STAGES
 from fedstrata.runs.compare.design import Design
-from fedstrata.runs.compare.settings import Entry, write_value
+from fedstrata.runs.compare.settings import Entry
 
 WEIGHTS = {"size": "by their samples", "uniform": "all alike"}  # combiners that do nothing but weigh
 
@@ -35,8 +36,8 @@ def side_differences(design: Design) -> list[str]:
 
 def _weights(entry: Entry, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
     """Notice other weights of updates, beside another difference."""
-    mine, other = (table["method"]["combiner"]["kind"] for table in (ours, theirs))
-    beside = any(ours["method"][stage] != theirs["method"][stage] for stage in STAGES if stage != "combiner")
+    mine, other = (table["method"].get("combiner", {}).get("kind") for table in (ours, theirs))  # None: to be chosen
+    beside = any(ours["method"].get(stage) != theirs["method"].get(stage) for stage in STAGES if stage != "combiner")
     if mine != other and {mine, other} <= set(WEIGHTS) and beside and not _sets(entry, "method.combiner"):
         yield (
             f"updates are weighed {WEIGHTS[mine]}, not {WEIGHTS[other]}, which adds to the difference; --same combiner "

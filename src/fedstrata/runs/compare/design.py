@@ -14,6 +14,7 @@ from typing import Any
 
 from fedstrata.config import tables
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.open_stages import open_stages
 from fedstrata.core.errors import RequestError
 from fedstrata.data.validation import KEY as VALIDATION
 from fedstrata.runs.compare.settings import Condition, Entry, describe, full_key, within
@@ -100,7 +101,13 @@ class Design:
         """Return the checked experiment of a row under a condition, with a setting and what all trials set on top."""
         asked = _layered(self.shared, condition.overrides, entry.overrides)
         if self.same and entry is not self.entries[0]:
-            first = self.experiment(condition, self.entries[0]).dump()
+            whole = self.experiment(condition, self.entries[0])
+            for key in self.same:
+                if any(within(key, f"method.{stage}") for stage in open_stages(whole)):
+                    raise RequestError(
+                        f"same = {key}: {self.entries[0].name} chooses it by the data; put another first"
+                    )
+            first = whole.dump()
             asked = _layered(asked, {key: tables.look_up(first, key) for key in self.same})
         try:
             whole = Experiment.of(self.source, **_layered(asked, setting or {}, more or {}))

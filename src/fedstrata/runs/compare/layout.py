@@ -22,6 +22,7 @@ from torch import nn
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.open_stages import open_stages
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plan import per_round
 from fedstrata.data.federation import Federation
@@ -32,6 +33,7 @@ from fedstrata.runs.compare.design import Design, resolved, with_seed
 from fedstrata.runs.compare.settings import Condition, describe, folder_name
 from fedstrata.runs.compare.shards import is_lock
 from fedstrata.runs.session import as_asked, check_experiment
+from fedstrata.runs.settle import settle
 from fedstrata.runs.training import differences, fixed
 
 KEYS = (
@@ -72,6 +74,8 @@ class Planner:
         init = one.model.init
         if init not in self._weights:
             self._weights[init] = first_weights(init, self._model)
+        if open_stages(one):
+            one, _ = settle(one, as_asked(one, self._data(one)), self._model)
         key = identity(one, self._prints[known], self._weights[init])
         path = root.joinpath(*map(folder_name, named), f"seed-{seed}")
         return Cell(*place, seed, one, path, self._prints[known], key, self._guesses[fits], dict(setting))

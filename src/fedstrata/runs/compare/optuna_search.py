@@ -14,12 +14,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata.config.tables import write_value
 from fedstrata.core.errors import RequestError
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.choice import Trial
 from fedstrata.runs.compare.pool import Pruned
 from fedstrata.runs.compare.search import FOLDER, Place, Play, Search
-from fedstrata.runs.compare.settings import folder_name, write_value
+from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.compare.tune import TRIALS, Range, Setting, Values
 from fedstrata.runs.metrics import evaluations
 

@@ -10,7 +10,9 @@ from typing import Any
 from torch import nn
 
 from fedstrata.config import tables
+from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.open_stages import open_stages
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.runs.compare import budget as budgets
@@ -25,6 +27,8 @@ from fedstrata.runs.compare.rows import ACCURACY
 from fedstrata.runs.compare.settings import Condition, Entry, Given
 from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.metrics import metrics_of
+from fedstrata.runs.session import as_asked
+from fedstrata.runs.settle import settle
 from fedstrata.runs.training import with_given
 
 
@@ -148,7 +152,7 @@ def make_design(
     federation: Federation | None = None,
     model: nn.Module | None = None,
 ) -> tuple[Design, ComparisonRequest, list[str]]:
-    """Return what is compared, all that was asked for, and notes; no data is needed for it."""
+    """Return what is compared, all that was asked for, and notes; data are needed only where a choice is ablated."""
     source = experiment.dump() if isinstance(experiment, Experiment) else tables.read(experiment)
     asked = request.on_top_of(ComparisonRequest.from_table(source.pop("compare", {})))
     source.pop("paper", None)  # what is printed there decides nothing
@@ -167,7 +171,10 @@ def make_design(
     notes: list[str] = []
     if asked.ablate:
         whole = design.entries[0]
-        without, notes = ablate_method(whole, design.experiments[conditions[0].name, whole.name], asked.ablate)
+        known = design.experiments[conditions[0].name, whole.name]
+        if open_stages(known):  # what there is to take away follows from the data
+            known, _ = settle(known, as_asked(known, federation or build_federation(known)), model)
+        without, notes = ablate_method(whole, known, asked.ablate)
         design = replace(design, entries=[whole, *without])
     design.check()
     return design, asked, notes

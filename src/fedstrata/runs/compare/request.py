@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from fedstrata.config import tables
+from fedstrata.config.tables import write_value
 from fedstrata.core.errors import RequestError
 from fedstrata.core.registry import unknown_option
 from fedstrata.runs.compare.settings import (
@@ -21,7 +22,6 @@ from fedstrata.runs.compare.settings import (
     read_method,
     read_settings,
     shorten,
-    write_value,
 )
 from fedstrata.runs.compare.tune import Tune
 from fedstrata.runs.metrics import metrics_of

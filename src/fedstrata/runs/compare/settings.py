@@ -13,6 +13,7 @@ from typing import Any
 
 from fedstrata.config import tables
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.tables import write_value
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.methods.recipes import STAGES
 
@@ -136,22 +137,6 @@ def shorten(keys: Sequence[str]) -> dict[str, str]:
         ends = (own[-many:] for many in range(1, len(own) + 1))
         short[key] = next((".".join(end) for end in ends if all(o[-len(end) :] != end for o in others)), key)
     return short
-
-
-def write_value(value: Any) -> str:
-    """Write a value in few words: a part by its kind and its options."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Mapping):
-        kind, options = str(value.get("kind", "")), {k: write_value(v) for k, v in value.items() if k != "kind"}
-        if len(options) == 1:
-            return f"{kind} {next(iter(options.values()))}".strip()
-        return f"{kind}({', '.join(f'{k}={v}' for k, v in options.items())})" if options else kind
-    if isinstance(value, list | tuple):
-        return "+".join(map(write_value, value)) or "none"
-    return str(value)
 
 
 def folder_name(name: str) -> str:

@@ -13,12 +13,13 @@ from itertools import product
 from typing import Any
 
 from fedstrata.config import tables
+from fedstrata.config.tables import write_value
 from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.registry import unknown_option
 from fedstrata.data.validation import KEY as VALIDATION
 from fedstrata.methods.recipes import STAGES
 from fedstrata.runs.compare import budget as budgets
-from fedstrata.runs.compare.settings import SECTIONS, Condition, Entry, full_key, read_axis, within, write_value
+from fedstrata.runs.compare.settings import SECTIONS, Condition, Entry, full_key, read_axis, within
 from fedstrata.runs.metrics import Metric
 
 TUNERS = ("grid", "optuna")

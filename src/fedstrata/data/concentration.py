@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstrata.inspection.label_table import LabelTable
+from fedstrata.data.label_table import LabelTable
 
 LEAST, MOST = 1e-3, 1e4  # beyond these, clients hold one label each, or differ by no more than chance
 
