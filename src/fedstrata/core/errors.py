@@ -64,6 +64,10 @@ class UnsummableError(FedstrataError):
     """What clients sent cannot be summed, because too few of them are left; the run goes on without it."""
 
 
+class PoisonedSumError(UnsummableError):
+    """A sum that nobody can look into is longer than honest clients make it; the run goes on without it."""
+
+
 class ClientError(FedstrataError):
     """A part raised while it worked for one client."""
 
