@@ -70,13 +70,14 @@ def test_one_lying_site_does_not_own_the_model(tmp_path, combiner, attack):
     run = run_of(tmp_path, lying(ATTACKS[attack]), method__combiner=combiner)
     assert run.summary["accuracy"] > 0.85
     if attack == "samples = 1e15":
-        events = of(run, "samples_bounded")
+        events = of(run, "samples_overstated")
         assert {tuple(event["said"]) for event in events} == {(10**15,)}
         assert {event["why"] for event in events} == {"it introduced itself with so many"}
     else:
         events = of(run, "clipped")
     named = [LIAR in event["clients"] and SIX[LIAR] in event["sites"] for event in events]
     assert named == [True] * 5
+    assert any(f"{SIX[LIAR]} (5 times)" in remark for remark in run.summary["remarks"]) == (attack != "update x -5")
 
 
 @pytest.mark.parametrize("attack", ["update x -5", "length 5e4"])
@@ -111,7 +112,8 @@ def test_a_site_that_introduces_itself_with_too_many_samples_counts_for_twice_th
 def test_an_honest_run_is_as_good_as_before(tmp_path):
     run = run_of(tmp_path)
     assert run.summary["accuracy"] == pytest.approx(0.919, abs=0.01)
-    assert not of(run, "samples_bounded")
+    assert not of(run, "samples_bounded") + of(run, "samples_overstated")
+    assert not run.summary["remarks"]
     kept = Experiment.of(run.path / "experiment.toml").trust
     assert (kept.clip, kept.samples) == ("median", 2.0)
 
@@ -119,7 +121,7 @@ def test_an_honest_run_is_as_good_as_before(tmp_path):
 def test_a_site_cannot_give_more_of_a_batch_than_it_has(tmp_path):
     asked = {"method__name": "stratify-batch", "train__rounds": 1, "method__schedule__length": 60}
     run = run_of(tmp_path, lying(lambda report: fast_replace(report, samples=10**15)), **asked)
-    events = of(run, "samples_bounded")
+    events = of(run, "samples_overstated")
     assert events
     assert {(event["to"], event["why"]) for event in events} == {
         (Experiment.of(run.path / "experiment.toml").train.batch_size, "a batch has so many")
@@ -164,6 +166,7 @@ def test_a_poisoned_sum_is_an_event_and_makes_no_model(tmp_path):
     assert [event["round"] for event in events] == [1, 2]
     assert all("under masks nobody can say whose" in event["why"] for event in events)
     assert len(of(run, "no_update")) == 2
+    assert "2 masked sums were too long and not used: a site lies, and nobody can say which" in run.summary["remarks"]
     assert torch.isfinite(next(iter(run.model().values()))).all()
 
 

@@ -92,8 +92,8 @@ def test_attackers_stand_in_an_experiment_file(tmp_path):
         "[train]\nrounds = 1\n"
     )
     run = train(path, out=tmp_path / "run")
-    (told,) = [e["wall"] for e in run.events() if e["event"] == "engine" and "attack" in e["wall"]]
-    assert told["attack"] == "inner-product"
+    (told,) = [e["wall"] for e in run.events() if e["event"] == "engine" and "attackers" in e["wall"]]
+    assert told["remark"] == "6 of 20 clients attack (inner-product)"
     assert len(told["attackers"]) == 6
     assert Experiment.of(run.path / "experiment.toml").engine.make().share == 0.3
 

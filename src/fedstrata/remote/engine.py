@@ -314,7 +314,7 @@ class AtSites:
         if report.samples <= most:
             return report
         about = {"sites": [name], "said": [report.samples], "to": most, "why": known}
-        self._note("samples_bounded", round=task.round + 1, step=task.step, clients=[report.client], **about)
+        self._note("samples_overstated", round=task.round + 1, step=task.step, clients=[report.client], **about)
         return replace(report, samples=most)
 
     def _place(self, item: tuple[str, object]) -> int:

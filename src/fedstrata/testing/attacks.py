@@ -130,7 +130,8 @@ class Attackers(LocalEngineOptions):
         if self.attack == "label-flip":
             federation = flip_labels(federation, who)
         engine = super().start(local, federation, client_updates, log)
-        log("engine", wall={"attack": self.attack, "attackers": who})
+        remark = f"{len(who)} of {len(federation)} clients attack ({self.attack})" if who else None
+        log("engine", wall={"remark": remark, "attackers": who})
         return AttackedEngine(engine, self, who, local.streams) if who else engine
 
 
