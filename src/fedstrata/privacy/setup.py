@@ -110,11 +110,12 @@ def clip_of(experiment: Experiment, plan: Plan) -> float | None:
     return clip if masked and isinstance(clip, float) and not plan.driver.steps_at_server else None
 
 
-def bounds_of(experiment: Experiment) -> Bounds:
+def bounds_of(experiment: Experiment, plan: Plan) -> Bounds:
     """Say how far the server believes reports: the length of an update as far as it sees single ones."""
     trust, seen = experiment.trust, experiment.privacy.aggregate == "open" and experiment.privacy.dp is None
     length = trust.clip if seen and trust.clip not in ("auto", "none") else None
-    return Bounds(cast(Any, length), trust.samples if isinstance(trust.samples, float) else None)
+    samples = trust.samples if isinstance(trust.samples, float) else None
+    return Bounds(cast(Any, length), samples, clip_of(experiment, plan))
 
 
 def hides_figures(privacy: Privacy, plan: Plan) -> bool:

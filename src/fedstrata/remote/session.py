@@ -173,7 +173,7 @@ class SiteClients:
         if self.no_stream is not None:
             log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
         engine = AtSites(site_registry, plan, log, masks, noise, relay, clip_of(self.experiment, plan))
-        return bound_reports(engine, bounds_of(self.experiment), log, site_registry.names)
+        return bound_reports(engine, bounds_of(self.experiment, plan), log, site_registry.names)
 
     def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
         """Let models of a chain pass the server sealed, where that can be."""

@@ -92,7 +92,7 @@ class Session:
         expected = 0 if self.plan.driver.together else client_updates
         engine = expect_engine(options, options.start(self.plan.local, self.private.federation, expected, log))
         engine = protect_engine(self.experiment, self.plan, engine, clients, log)
-        return bound_reports(engine, bounds_of(self.experiment), log)
+        return bound_reports(engine, bounds_of(self.experiment, self.plan), log)
 
     def make_evaluator(self, device: str) -> Evaluate:
         """Return what scores models: in an enclave, at remote clients, or here."""

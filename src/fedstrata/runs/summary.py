@@ -184,7 +184,7 @@ def _doubts(events: list[dict[str, Any]]) -> list[str]:
     for event in events:
         if event["event"] in ("clipped", "samples_overstated"):
             named = event.get("sites", event["clients"])
-            far = [number > FAR * event["to"] for number in event.get("lengths") or event["said"]]
+            far = [number > FAR * event["to"] for number in event.get("lengths", event.get("said", ()))]
             (long if event["event"] == "clipped" else claimed).update(compress(named, far))
     if long:
         who = ", ".join(f"{name} ({times} times)" for name, times in long.items())

@@ -16,7 +16,7 @@ from statistics import median_low
 from typing import Any, Literal
 
 from fedstrata.core.engine import Engine, Log
-from fedstrata.core.messages import Report, Task, fast_replace, shorten
+from fedstrata.core.messages import FIGURES, Report, Sums, Task, fast_replace, shorten
 from fedstrata.core.steps import Step
 from fedstrata.core.wrapped_engine import RevisedEngine
 
@@ -27,6 +27,7 @@ class Bounds:
 
     length: Literal["median"] | float | None = None  # of what a client sends
     samples: float | None = None  # that it counts for, as a multiple of the median
+    masked: float | None = None  # the length that clients keep to where nobody sees single updates
 
 
 def bound_reports(engine: Engine, bounds: Bounds, log: Log, names: Sequence[str] | None = None) -> Engine:
@@ -40,9 +41,11 @@ class BoundedEngine(RevisedEngine):
     def __init__(self, engine: Engine, bounds: Bounds, log: Log, names: Sequence[str] | None):
         super().__init__(engine)
         self._bounds, self._log, self._names = bounds, log, names
+        self._tasks: Sequence[Task] = ()
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report, as far as it is believed."""
+        self._tasks = tasks
         return self._lower(tasks, super().ask(step, tasks)) if _side_by_side(step) else super().ask(step, tasks)
 
     def revise(self, step: Step, tasks: Sequence[Task], reports: Sequence[Report]) -> Mapping[int, Report]:
@@ -63,6 +66,15 @@ class BoundedEngine(RevisedEngine):
             if long:
                 self._note("clipped", tasks, long, what=name, lengths=[lengths[c] for c in long], to=most)
         return revised
+
+    def collect(self, weights: Mapping[int, float]) -> Sums:
+        """Sum what counts as sent; of what clients shorten themselves, only their mean length tells."""
+        sums = super().collect(weights)
+        if self._bounds.masked is not None and FIGURES in sums.total:
+            _, mean = sums.mean(FIGURES).tolist()
+            if mean > self._bounds.masked:
+                self._note("clipped", self._tasks, [], what="update", lengths=[], mean=mean, to=self._bounds.masked)
+        return sums
 
     def _lower(self, tasks: Sequence[Task], reports: list[Report]) -> list[Report]:
         """Lower counts of samples that are out of proportion."""
