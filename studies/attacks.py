@@ -81,11 +81,11 @@ rare label is the first thing to go, whether or not anybody lies. The column wit
 by itself. (A model that answers the same to everything has a recall of 0 or 1.)
 
 How to read it: where labels are dealt out evenly, honest updates are alike, and `median`, `trimmed-mean`, `multi-krum`
-and `geometric-median` bear even 30 % of attackers. Where clients hold two labels each, honest updates are as unlike each
-other as lies are: no defence holds against every attack, those that leave clients out lose the rare label before
+and `geometric-median` bear even 30 % of attackers. Where clients hold two labels each, honest updates are as unlike
+each other as lies are: no defence holds against every attack, those that leave clients out lose the rare label before
 anybody lies, and the bounds cost least. They are the default at sites for that reason; against several liars a combiner
-has to be chosen by the attack and the skew that one expects. Counts are bounded here by the median alone: in a
-simulation nobody introduces himself, at sites nobody counts for more than he introduced himself with.
+has to be chosen by the attack and the skew that one expects. Counts are bounded here by the median alone: at sites
+nobody counts for more samples than it introduced itself with either, and in a simulation nobody does so.
 
 """
 TRAINED = """{clients} clients on digits train in each of {rounds} rounds, {epochs} epochs in batches of {batch}; means

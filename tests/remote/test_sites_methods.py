@@ -22,7 +22,7 @@ MORE = {  # what some need to be what they are
     "stratify-single": {"method.schedule.length": 6},
     "stratify-batch": {"method.schedule.length": 30, "train.batch_size": 10, **NORMED},
     "fedtan": NORMED,
-    **dict.fromkeys(("trimmed-mean", "krum", "multi-krum", "geometric-median"), {"train.clients_per_round": 3}),
+    **{key: {"train.clients_per_round": 3} for key in ("trimmed-mean", "krum", "multi-krum", "geometric-median")},
 }
 KEYS = {"methods": "method.name", "selectors": "method.selector", "combiners": "method.combiner"}
 PARTS = [(stage, name) for stage in (*KEYS, "corrections") for name in sorted(registry.names(stage))]

@@ -14,9 +14,9 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.contract import calling_part, expect_model, expect_sums, expect_tensors
+from fedstrata.core.contract import calling_part, expect_enough, expect_model, expect_sums, expect_tensors
 from fedstrata.core.engine import Engine, Log
-from fedstrata.core.errors import PartError, PoisonedSumError, UnsummableError
+from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import FIGURES, Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
@@ -159,8 +159,7 @@ def update_model(
     means = None
     if arrived:
         try:
-            if len(arrived) < plan.combiner.fewest:
-                raise UnsummableError(f"{len(arrived)} came, and the combiner compares at least {plan.combiner.fewest}")
+            expect_enough(plan.combiner.fewest, arrived)
             reports = ArrivedReports(engine, step, arrived, plan.combiner.individual)
             sums = plan.combiner.combine(state.combiner, view, state.model, reports)
             sums = replace(expect_sums(plan.combiner, sums, plan.space), reports=tuple(arrived))
@@ -169,8 +168,7 @@ def update_model(
                 loss, length = sums.mean(FIGURES).tolist()
                 means = loss, length
         except UnsummableError as error:  # a sum over too few is not formed, one that somebody poisoned not used
-            kind = "poisoned_sum" if isinstance(error, PoisonedSumError) else "dropped"
-            view.note(kind, round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
+            view.note(error.event, round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
             arrived = []
     if not arrived and step.fused is None:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])
