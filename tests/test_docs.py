@@ -136,7 +136,9 @@ def known(key: str) -> bool:
     )
 
 
-KEY = re.compile(r"(?<![\w./])(?:data|model|method|train|system|privacy|engine)\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?![\w(/])")
+KEY = re.compile(
+    r"(?<![\w./])(?:data|model|method|train|system|privacy|trust|engine)\.[a-z_0-9]+(?:\.[a-z_0-9]+)*(?![\w(/])"
+)
 FILES = (".py", ".md", ".json", ".toml", ".safetensors", ".csv", ".npz")
 
 

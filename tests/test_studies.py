@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from sweeping import sweep
 
 from fedstrata import Stratified
-from studies import _grid, client_choice, strata, strata_search, transfers, which_method
+from fedstrata.core import registry
+from fedstrata.testing.attacks import ATTACKS
+from studies import _grid, attacks, client_choice, strata, strata_search, transfers, which_method
 from studies._looks import LARGEST, looks
 
 
@@ -57,3 +60,83 @@ def test_a_study_plays_what_is_missing_once(monkeypatch, tmp_path):
     assert lines[0]["curve"][-1][0] == 20
     assert lines[0]["curve"][-1][1] == lines[0]["bytes"]
     assert lines[0]["measured"]["effective_labels"] == pytest.approx(1.0)
+
+
+# ---- docs/attacks.md
+
+ROBUST = ("robust", "krum", "geometric_median")  # modules of combiners that bear attackers
+
+
+def read_tables(page):
+    """Read the figures of the page: by partition, defence, attack and share, as text."""
+    found = {}
+    for partition, title in attacks.PARTITIONS.items():
+        section = page[page.index(f"## {title}\n") :].split("\n## ")[0]
+        by_share, by_attack = (
+            [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+            for table in section.split("\n\n")[1:]
+        )
+        assert by_share[0][1:] == ["0% attackers", "10% attackers", "20% attackers", "30% attackers"]
+        assert by_attack[0] == ["20% attackers", *ATTACKS]
+        for defence, none, *cells in by_share[2:]:
+            found[partition, defence, None, 0.0] = none
+            for share, cell in zip(attacks.SHARES[1:], cells, strict=True):
+                figure, attack = cell.rstrip(")").split(" (")
+                found[partition, defence, attack, share] = figure
+        for defence, *cells in by_attack[2:]:
+            for attack, cell in zip(ATTACKS, cells, strict=True):
+                assert found.setdefault((partition, defence, attack, 0.2), cell) == cell
+    return found
+
+
+def test_the_page_of_attacks_is_what_the_study_writes():
+    page = attacks.PAGE.read_text()
+    text = page[page.index("## ") :]
+    assert page == attacks.page(text, attacks.ROUNDS, attacks.SEEDS)
+    found = read_tables(page)
+    assert {defence for _, defence, _, _ in found} == set(attacks.DEFENCES)
+    robust = {name for name, path in registry.names("combiners").items() if path.split(".")[-1].split(":")[0] in ROBUST}
+    assert robust == {"median", "trimmed-mean", "norm-clip", "krum", "multi-krum", "geometric-median"}
+    assert all(any(f"`{name}`" in defence for defence in attacks.DEFENCES) for name in robust)
+
+
+@sweep(
+    lambda cell: cell[1] == "`size`, bounded as at sites",
+    cell=[
+        ("even", "`size`, bounded as at sites", "sign-flip", 0.2),
+        ("even", "`size`: none", None, 0.0),
+        ("skewed", "`multi-krum`", "scaling", 0.2),
+        ("skewed", "`geometric-median`", "lying-counts", 0.2),
+    ],
+)
+def test_the_page_of_attacks_has_the_figures_of_the_study(cell):
+    shown = read_tables(attacks.PAGE.read_text())[cell]
+    (figure,) = attacks.figures([cell], attacks.ROUNDS, attacks.SEEDS).values()
+    for number, text in zip((figure.accuracy, figure.rare), shown.split(" / "), strict=True):
+        assert number == pytest.approx(float(text), abs=0.04)  # the last bits of a machine move a few answers
+
+
+def test_a_rare_label_lies_with_few_clients_and_everybody_has_two_labels():
+    even, skewed = (attacks.federation(partition, 0) for partition in attacks.PARTITIONS)
+    assert (even.counts[:, attacks.RARE] > 0).mean() > 0.8
+    assert (skewed.counts[:, attacks.RARE] > 0).sum() == attacks.HOLDERS
+    usual = skewed.counts[:, : attacks.RARE]
+    assert {int(n) for n in (usual > 0).sum(1)} == {2}
+    assert even.samples == skewed.samples
+
+
+def test_what_the_page_of_attacks_says_in_words_is_in_its_figures():
+    accuracies, rare = (
+        {cell: float(text.split(" / ")[place]) for cell, text in read_tables(attacks.PAGE.read_text()).items()}
+        for place in (0, 1)
+    )
+
+    def worst(partition, defence, share):
+        return min(a for cell, a in accuracies.items() if cell[:2] == (partition, defence) and cell[3] == share)
+
+    leaving_out = [f"`{name}`" for name in ("median", "trimmed-mean", "multi-krum", "geometric-median")]
+    assert all(worst("even", defence, 0.3) > 0.85 for defence in leaving_out)
+    assert all(worst("skewed", defence, 0.2) < 0.7 for defence in attacks.DEFENCES)
+    assert all(rare["skewed", defence, None, 0.0] < 0.1 for defence in (*leaving_out, "`krum`"))
+    bounded = accuracies["skewed", "`size`, bounded as at sites", None, 0.0]
+    assert all(bounded > accuracies["skewed", defence, None, 0.0] for defence in leaving_out)

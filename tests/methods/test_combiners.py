@@ -49,7 +49,7 @@ def test_every_combiner_leaves_the_model_alone_where_nobody_moved(name):
 def trimmed(stacked, share):
     """Write the trimmed mean down with numpy."""
     n = len(stacked)
-    cut = int(share * n + 1e-9)
+    cut = min(max(int(share * n + 1e-9), 1), (n - 1) // 2)
     return np.sort(stacked, 0)[cut : n - cut].mean(0)
 
 
@@ -57,7 +57,7 @@ RULES = {
     "median": (Median(), partial(np.median, axis=0)),
     "trimmed-mean": (TrimmedMean(trim=0.2), partial(trimmed, share=0.2)),
     "trimmed-mean of 45 %": (TrimmedMean(trim=0.45), partial(trimmed, share=0.45)),
-    "trimmed-mean without trimming": (TrimmedMean(trim=0.0), partial(np.mean, axis=0)),
+    "trimmed-mean of less than one": (TrimmedMean(trim=0.01), partial(trimmed, share=0.01)),
 }
 
 
@@ -86,23 +86,23 @@ def test_the_median_keeps_the_precision_of_the_updates(dtype):
     assert Median().combine(None, view_of([1] * 4), model_of(), told).total["update"].dtype == dtype
 
 
-@pytest.mark.parametrize(("trim", "clients", "left"), [(0.1, 30, 24), (0.1, 9, 9), (0.29, 100, 42), (0.49, 3, 1)])
+@pytest.mark.parametrize(("trim", "clients", "left"), [(0.1, 30, 24), (0.1, 9, 7), (0.29, 100, 42), (0.49, 3, 1)])
 def test_how_many_are_trimmed(trim, clients, left):
-    """Of n clients int(trim n) go at either end; .1 x 30 and .29 x 100 are whole numbers."""
+    """Of n clients int(trim n) go at either end, and at least one; .1 x 30 and .29 x 100 are whole numbers."""
     values = torch.zeros(clients, 1, dtype=torch.float64)
     values[-1] = 1.0
     update = (
         TrimmedMean(trim=trim).combine(None, view_of([1] * clients), model_of(), Told(list(values))).total["update"]
     )
-    assert float(update) == pytest.approx(1 / left if left == clients else 0.0)
+    assert float(update) == 0.0
     ranks = torch.arange(clients, dtype=torch.float64)[:, None] ** 2
     update = TrimmedMean(trim=trim).combine(None, view_of([1] * clients), model_of(), Told(list(ranks))).total["update"]
     gone = (clients - left) // 2
     assert float(update) == pytest.approx(float(ranks[gone : clients - gone].mean()))
 
 
-@pytest.mark.parametrize("trim", [0.5, -0.1, 1.0])
-def test_half_of_the_clients_cannot_be_trimmed_at_either_end(trim):
+@pytest.mark.parametrize("trim", [0.5, -0.1, 1.0, 0.0])
+def test_half_of_the_clients_or_none_cannot_be_trimmed_at_either_end(trim):
     with pytest.raises(RequestError, match=r"trim"):
         session_of({"method.combiner": {"kind": "trimmed-mean", "trim": trim}})
 
@@ -114,11 +114,41 @@ def test_long_updates_are_shortened(bound, clients):
     updates = rng.normal(size=(clients, 6)) * rng.lognormal(0, 1, (clients, 1))
     samples = rng.integers(1, 20, clients)
     lengths = np.linalg.norm(updates, axis=1)
-    most = np.median(lengths) if bound is None else bound
+    most = np.sort(lengths)[(clients - 1) // 2] if bound is None else bound
     shortened = updates * np.minimum(1, most / lengths)[:, None]
     told = Told(list(torch.from_numpy(updates)), samples=samples.tolist())
     update = NormClip(bound=bound).combine(None, view_of([1] * clients), model_of(), told).total["update"]
     assert update.numpy() == pytest.approx((samples / samples.sum()) @ shortened, abs=1e-12)
+
+
+COMPARING = ["trimmed-mean", "krum", "multi-krum", "geometric-median"]  # they leave clients out, or nearly
+
+
+@pytest.mark.parametrize("combine", COMPARING)
+def test_two_clients_cannot_be_compared(combine):
+    for few in (2, 0.4):
+        with pytest.raises(RequestError, match=r"clients_per_round gives 2; .* at least 3 clients a round"):
+            session_of({"method.combiner": combine, "train.clients_per_round": few})
+    with pytest.raises(RequestError, match=r"method.combiner does not fit this plan: it compares at least 3"):
+        session_of({"method.combiner": combine, "method.driver": "chain"})
+
+
+@pytest.mark.parametrize("combine", COMPARING)
+def test_where_two_of_three_reports_come_no_model_is_made_and_everybody_hears_why(combine):
+    work = session_of({"method.combiner": combine, "system.stragglers.rate": 0.34})
+    seen = played(work)
+    assert torch.equal(seen.state.model.params, work.initial_state().model.params)
+    lost, few, none = seen.notes
+    assert (lost["why"], none["event"]) == ("late", "no_update")
+    assert few["event"] == "dropped"
+    assert len(few["clients"]) == 2
+    assert few["why"] == "2 came, and the combiner compares at least 3"
+
+
+def test_norm_clipping_says_whose_update_was_shortened():
+    seen = played(moving_work([(1.0, 0.0), (0.0, 1.0), (3.0, 4.0)], {"method.combiner": "norm-clip"}))
+    (note,) = seen.notes
+    assert (note["event"], note["clients"], note["lengths"], note["to"]) == ("clipped", [2], [5.0], 1.0)
 
 
 def test_norm_clipping_measures_lengths_itself():
@@ -136,7 +166,9 @@ def test_norm_clipping_leaves_norm_statistics_a_mean():
 HONEST = [(1.0, -1.0), (1.1, -0.9), (0.9, -1.1), (1.0, -1.0)]
 
 
-@pytest.mark.parametrize("combine", ["median", {"kind": "trimmed-mean", "trim": 0.2}, "norm-clip"])
+@pytest.mark.parametrize(
+    "combine", ["median", {"kind": "trimmed-mean", "trim": 0.2}, "norm-clip", "krum", "multi-krum", "geometric-median"]
+)
 @pytest.mark.parametrize("far", [1e6, -1e6])
 def test_one_client_far_out_does_not_move_the_result(combine, far):
     work = moving_work([*HONEST, (far, far)], {"method.combiner": combine})
@@ -146,7 +178,7 @@ def test_one_client_far_out_does_not_move_the_result(combine, far):
     assert (played(naive, weights=(0.0, 0.0)).state.model.params - f64(1.0, -1.0)).abs().max() > 1e5
 
 
-@pytest.mark.parametrize("combine", ["median", {"kind": "trimmed-mean", "trim": 0.2}])
+@pytest.mark.parametrize("combine", ["median", {"kind": "trimmed-mean", "trim": 0.2}, "krum", "multi-krum"])
 def test_one_client_far_out_does_not_move_controls_or_norm_statistics(combine):
     """Its samples are a million times too large: so are its gradients, its controls and its statistics."""
     asked = {"method.combiner": combine, "method.corrections": [Scaffold()], "train.lr": 1e-3}

@@ -36,6 +36,7 @@ METHODS = sorted(registry.names("methods"))
 UNIFORM = {"method.combiner": {"kind": "uniform"}}
 FUSED = ("stratify-batch", "stratify-single")  # are played as one where no report can be lost
 WITH_STATISTICS = ("fedavg", "scaffold", "moon", "feddyn", "fedcda", "fedyogi", "fedexp", "sfl", "fedtan", "fedbss")
+ROBUST = ("median", "trimmed-mean", "norm-clip", "krum", "multi-krum", "geometric-median")
 EVERYBODY = {"train.clients_per_round": "all"}
 both_precisions = sweep(lambda precision: precision == "fp32", precision=["fp64", "fp32"])
 
@@ -129,9 +130,22 @@ SPECIAL_CASES = {
     ),
     "fedga without samples at the server is fedavg": ({"method.name": "fedga-greedy"}, {}),
     "clipping far above every gradient is no clipping": ({"method.corrections": [Clip(norm=1e6)]}, {}),
-    "a trimmed mean of one client is its update": (
-        {"method.combiner": "trimmed-mean", "train.clients_per_round": 1},
-        {"train.clients_per_round": 1},
+    "a trimmed mean of three clients is their median": (
+        {"method.combiner": "trimmed-mean", "train.clients_per_round": 3},
+        {"method.combiner": "median", "train.clients_per_round": 3},
+    ),
+    "clipping far above every update is fedavg": ({"method.combiner": {"kind": "norm-clip", "bound": 1e6}}, {}),
+    "multi-krum that keeps one update is krum": (
+        {"method.combiner": {"kind": "multi-krum", "keep": 1}},
+        {"method.combiner": "krum"},
+    ),
+    "multi-krum that keeps all updates is fedavg with uniform weights": (
+        {"method.combiner": {"kind": "multi-krum", "keep": 99}},
+        UNIFORM,
+    ),
+    "a geometric median smoothed beyond every distance is fedavg with uniform weights": (
+        {"method.combiner": {"kind": "geometric-median", "smoothing": 2.0**40}},
+        UNIFORM,
     ),
     "fedexp of one client is fedavg": (
         {"method.name": "fedexp", "train.clients_per_round": 1},
@@ -170,7 +184,9 @@ def test_special_case(case, precision):
         ({"method.selector": "size", "method.combiner": "inverse-probability"}, {"method.selector": "size"}),
         ({"method.corrections": [Clip(norm=0.1)]}, {}),
         ({"method.name": "fedexp"}, UNIFORM),
-        *(({"method.combiner": kind}, {}) for kind in ("median", "trimmed-mean", "norm-clip")),
+        *(({"method.combiner": kind}, {}) for kind in ROBUST),
+        *(({"method.combiner": kind}, UNIFORM) for kind in ROBUST),
+        ({"method.combiner": "multi-krum"}, {"method.combiner": "krum"}),
     ],
 )
 def test_outside_the_special_case_methods_differ(one, other, precision):

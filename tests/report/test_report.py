@@ -93,6 +93,21 @@ AT_SITES = [
     ({"event": "site_back", "site": "bonn", "client": 1}, 3, "bonn"),
     ({"event": "site_changed", "site": "bonn", "client": 1, "samples": 5, "before": 9}, 3, "bonn has 5 samples"),
     ({"event": "state_lost", "round": 4, "step": 0, "site": "bonn", "client": 1}, 4, "bonn"),
+    (
+        {
+            "event": "samples_overstated",
+            "round": 4,
+            "clients": [1],
+            "sites": ["bonn"],
+            "said": [99],
+            "to": 9,
+            "why": "so",
+        },
+        4,
+        "bonn: 99 were claimed, 9 count: so",
+    ),
+    ({"event": "samples_bounded", "round": 4, "clients": [1], "said": [99], "to": 9}, 4, "99 were claimed, 9 count"),
+    ({"event": "poisoned_sum", "round": 4, "clients": [0, 1], "why": "too long"}, 4, "too long"),
     ({"event": "not_scored_by_label", "round": 4, "why": "no sum"}, 4, "no sum"),
 ]
 
@@ -114,7 +129,7 @@ def test_faults_of_sites_are_told_with_the_round_in_which_they_happen(small, tmp
 
 
 def test_every_event_is_a_fault_or_known_to_be_none():
-    harmless = {"terraform", "schedule", "clusters", "extrapolated", "engine", "sites", "server_lr"}
+    harmless = {"terraform", "schedule", "clusters", "extrapolated", "engine", "sites", "server_lr", "clipped"}
     harmless |= {"labels_masked", "histograms_blurred", "clusters_masked", "features_masked"}
     sources = [path.read_text() for path in Path(fedstrata.__file__).parent.rglob("*.py")]
     noted = {kind for text in sources for kind in re.findall(r'note\(\s*"(\w+)"', text)}

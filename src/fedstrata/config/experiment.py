@@ -230,6 +230,13 @@ class Privacy(Section):
     enclave: EnclaveChoice = EnclaveChoice()
 
 
+class Trust(Section):
+    """How far the server believes a client's report; `auto` believes all in a simulation, and less at real sites."""
+
+    clip: Literal["auto", "none", "median"] | Positive = "auto"  # longest update
+    samples: Literal["auto", "none"] | AtLeastOne = "auto"  # most that one counts for, as a multiple of the median
+
+
 class EngineChoice(Section):
     """Where and how client updates are executed. Further keys are options of the engine."""
 
@@ -276,6 +283,8 @@ class Experiment(Section):
         Devices and network.
     privacy
         Who may see what.
+    trust
+        How far the server believes a client's report.
     engine
         Where and how client updates are executed.
     """
@@ -287,6 +296,7 @@ class Experiment(Section):
     train: Train = Train()
     system: SystemChoice = SystemChoice()
     privacy: Privacy = Privacy()
+    trust: Trust = Trust()
     engine: EngineChoice = EngineChoice()
 
     @classmethod

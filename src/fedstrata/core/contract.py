@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.core import tree
-from fedstrata.core.errors import PartError
+from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import Slot, Sums
 from fedstrata.core.part import Part
@@ -50,6 +50,12 @@ def expect_slots(part: object, hook: str, value: Any) -> Mapping[str, Slot]:
         if not isinstance(name, str) or "/" in name or not isinstance(slot, Slot):
             raise broken(part, hook, f"declares {describe(slot)} as {name!r}; allowed: {allowed}, without a slash")
     return value
+
+
+def expect_enough(fewest: int, reports: Sized) -> None:
+    """Raise where fewer reports came than a combiner must have; the step then makes no model, which is an event."""
+    if len(reports) < fewest:
+        raise UnsummableError(f"{len(reports)} came, and the combiner compares at least {fewest}")
 
 
 def expect_sums(part: object, sums: Any, space: ParameterSpace) -> Sums:

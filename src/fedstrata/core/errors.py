@@ -61,7 +61,21 @@ class PartError(FedstrataError, ValueError):
 
 
 class UnsummableError(FedstrataError):
-    """What clients sent cannot be summed, because too few of them are left; the run goes on without it."""
+    """What clients sent cannot be summed, because too few of them are left; the run goes on without it.
+
+    Attributes
+    ----------
+    event
+        The kind of event that it is.
+    """
+
+    event = "dropped"
+
+
+class PoisonedSumError(UnsummableError):
+    """A sum that nobody can look into is longer than honest clients make it; the run goes on without it."""
+
+    event = "poisoned_sum"
 
 
 class ClientError(FedstrataError):

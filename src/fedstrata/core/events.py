@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 FAULTS = {  # kinds of events, and what people call them
     "dropped": "report lost",
     "no_update": "no update arrived",
+    "poisoned_sum": "sum not used",
+    "samples_overstated": "samples not believed",
+    "samples_bounded": "samples bounded",
     "fallback": "fallback",
     "warning": "warning",
     "training": "training goes wrong",
@@ -56,6 +59,9 @@ def describe_fault(event: Mapping[str, Any]) -> Fault:
         why = f"{event['samples']} samples: {why}"
     elif kind == "label_masking_repeated":
         why, clients = "clients were missing, the others began again", event["missing"]
+    elif kind in ("samples_overstated", "samples_bounded"):
+        claimed = f"{', '.join(map(str, event['said']))} were claimed, {event['to']} count"
+        why = ": ".join(filter(None, [", ".join(event.get("sites", ())), claimed, why]))
     elif kind == "waiting":
         why = f"{event['wanted']} sites are needed; away are {', '.join(event['sites'])}"
     elif kind == "site_changed":

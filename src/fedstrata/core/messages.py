@@ -312,6 +312,12 @@ def whole_tensors(tensors: Tensors) -> Tensors:
     return expand(tensors) if any(MARK in name for name in tensors) else tensors
 
 
+def shorten(tensor: Tensor, most: float) -> Tensor:
+    """Return a tensor scaled to a length of at most `most`; a shorter one stays as it is."""
+    length = float(tensor.double().norm())
+    return tensor * (most / length) if length > most else tensor
+
+
 def scope(tensors: Tensors, part: str) -> dict[str, Tensor]:
     """Keep common names and a part's own; `part/name` becomes `name`, other parts' names disappear."""
     own = {k.removeprefix(f"{part}/"): v for k, v in tensors.items() if k.startswith(f"{part}/")}

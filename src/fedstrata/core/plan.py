@@ -172,8 +172,13 @@ class Plan:
             With the key of the part that does not fit, and its reason.
         """
         for key, part in self.parts.items():
-            if reason := part.conflicts(self):
+            if reason := part.conflicts(self) or self._too_few(part):
                 raise RequestError(f"{key} does not fit this plan: {reason}")
+
+    def _too_few(self, part: Part) -> str | None:
+        if not isinstance(part, Combiner) or part.fewest == 1 or not self.driver.chained:
+            return None
+        return f"it compares at least {part.fewest} clients that train side by side"
 
 
 def per_round(asked: float | int | str, clients: int) -> int:

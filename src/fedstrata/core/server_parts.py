@@ -358,6 +358,11 @@ class Combiner(ServerSide):
 
     Write `combine`; `init` if it remembers. `check_combiner` checks it.
 
+    Attributes
+    ----------
+    fewest
+        Reports that it must have; a step with fewer makes no model, which is an event.
+
     Examples
     --------
     >>> from dataclasses import dataclass
@@ -372,6 +377,8 @@ class Combiner(ServerSide):
     ...         return arrived.sum(weights / weights.sum())
     >>> run = fedstrata.train(overrides={"method.combiner": ByRootOfSize(), "train.rounds": 1})
     """
+
+    fewest: ClassVar[int] = 1
 
     def init(self, view: View) -> Any:
         """Make the state, as in `Selector.init`.
@@ -400,7 +407,7 @@ class Combiner(ServerSide):
         model
             The one that was sent.
         arrived
-            The reports; at least one.
+            The reports; at least `fewest`.
 
         Returns
         -------

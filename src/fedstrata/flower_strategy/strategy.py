@@ -122,10 +122,13 @@ class Strategy(FedAvg):
         arrived = [reports[a.client].open() for a in now.step.asks if a.client in reports]
         seen = [reports[r.client] for r in arrived] if self._parts["selector"].individual else arrived
         now.outcome = Outcome(now.step, 0, tuple(seen), missing)
-        if not arrived:
+        plan, state = now.plan, now.state
+        if arrived and len(arrived) < plan.combiner.fewest:
+            why = f"the combiner compares at least {plan.combiner.fewest} reports"
+            self._note("dropped", round=server_round, clients=[r.client for r in arrived], why=why)
+        if len(arrived) < plan.combiner.fewest:
             self._note("no_update", round=server_round, asked=[a.client for a in now.step.asks])
             return None, None
-        plan, state = now.plan, now.state
         gathered = ArrivedReports(cast(Any, _Replies(reports)), now.step, arrived, plan.combiner.individual)
         combined = plan.combiner.combine(state.combiner, now.view, state.model, gathered)
         sums = expect_sums(plan.combiner, combined, plan.space)

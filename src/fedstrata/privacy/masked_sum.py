@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedstrata.core.errors import UnsummableError
+from fedstrata.core.errors import PoisonedSumError, UnsummableError
 from fedstrata.core.messages import FIGURES, Sums, Tensors, tensor_bytes
 from fedstrata.core.rng import Rng
 from fedstrata.privacy.frames import Refuse
@@ -23,6 +23,7 @@ from fedstrata.privacy.sums.protocol import SumTask, enough_weight
 from fedstrata.privacy.sums.secure_sum import Carry, carry_out
 from fedstrata.privacy.sums.summing import Summing
 
+ROUNDING = 1e-5  # of lengths in single precision
 Connect = Callable[[SumTask], Carry]  # gives what carries the messages of a sum, once it is known which one
 
 
@@ -47,6 +48,7 @@ class StepSum:
 
     noise: UpdateNoise | None
     draw: Callable[[], Rng]  # where the server's own noise comes from
+    clip: float | None = None  # length to which clients shorten their update, where it is not noised
     overhead: tuple[int, int] = field(default=(0, 0), init=False)  # bytes up and down, beside what reports declare
     _formed: bool = field(default=False, init=False)
 
@@ -82,7 +84,21 @@ class StepSum:
         declared = {name: tensor for name, tensor in layout.items() if name != FIGURES}  # by the reports
         plain = tensor_bytes(declared) * len(weights)
         self.overhead = sum(aggregated.up.values()) - plain, sum(aggregated.down.values())
+        self._check_length(aggregated.total, shares, step.encoding.unit, layout)
         return self._noised(aggregated.total, most, weights, layout)
+
+    def _check_length(self, total: np.ndarray, shares: Mapping[int, float], unit: float, layout: Tensors) -> None:
+        """Refuse a sum that is longer than clients make it who all keep to one length; numbers are `unit` apart."""
+        own = self.clip if self.noise is None else self.noise.longest(len(total))
+        if own is None or "update" not in layout:
+            return
+        update = cut(total, layout)["update"]
+        length, most = float(update.double().norm()), own * sum(shares.values())
+        if length > most * (1 + ROUNDING) + unit / 2 * len(shares) * update.numel() ** 0.5:
+            raise PoisonedSumError(
+                f"the sum is {length:.3g} long, and updates of the length that clients agreed on make it {most:.3g} at "
+                "most: one of them is longer, and under masks nobody can say whose"
+            )
 
     def _begin(self) -> None:
         if self._formed:

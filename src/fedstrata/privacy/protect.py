@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstrata.core.messages import FIGURES, Report, Tensors, fast_replace
+from fedstrata.core.messages import FIGURES, Report, Tensors, fast_replace, shorten
 from fedstrata.core.rng import Rng
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.sums.fixed_point import Encoding
@@ -20,13 +20,18 @@ NOT_TOLD = float("nan")  # stands for a number that noise, or a masked sum, keep
 
 
 def protect_update(
-    tensors: Tensors, noise: UpdateNoise | None, encoding: Encoding | None, draw: Callable[[], Rng]
+    tensors: Tensors,
+    noise: UpdateNoise | None,
+    encoding: Encoding | None,
+    draw: Callable[[], Rng],
+    clip: float | None = None,
 ) -> np.ndarray:
     """Return what leaves a client, before weights and masks: flat, clipped and noised where that is asked for.
 
-    `encoding` is how numbers are written under masks, and `draw` where this client's own noise comes from.
+    `encoding` is how numbers are written under masks, and `draw` where this client's own noise comes from. `clip` is
+    the length that all agreed on, so that the server can tell a sum that holds a longer update.
     """
-    flat = flatten(tensors)
+    flat = flatten(tensors if clip is None else {**tensors, "update": shorten(tensors["update"], clip)})
     return flat if noise is None else noise.leaving(flat, 0.0 if encoding is None else encoding.unit, draw)
 
 

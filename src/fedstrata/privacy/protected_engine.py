@@ -7,14 +7,15 @@ exchange bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedstrata.core.engine import AllReduceSum, Engine
-from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, fast_replace
+from fedstrata.core.engine import Engine
+from fedstrata.core.messages import Report, Sums, Task, Tensors, fast_replace
 from fedstrata.core.rng import Rng, Streams
 from fedstrata.core.steps import Step
+from fedstrata.core.wrapped_engine import WrappedEngine
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.frames import never
 from fedstrata.privacy.masked_sum import MaskedStep, StepSum
@@ -26,10 +27,8 @@ from fedstrata.privacy.sums.fixed_point import Encoding, TooLargeError
 from fedstrata.privacy.sums.secure_sum import Parties, in_memory
 
 
-class ProtectedEngine:
+class ProtectedEngine(WrappedEngine):
     """An engine whose updates leave their clients clipped, noised or masked."""
-
-    all_reduce_sum: AllReduceSum | None = None
 
     def __init__(
         self,
@@ -40,19 +39,20 @@ class ProtectedEngine:
         noise: UpdateNoise | None,
         hides_figures: bool,
         note: Callable[..., None],
+        clip: float | None = None,
     ):
-        self._engine, self._streams, self._encoding, self._noise, self._note = engine, streams, encoding, noise, note
-        self.device, self.can_fuse = engine.device, engine.can_fuse
-        self._hides_figures = hides_figures
+        super().__init__(engine)
+        self._streams, self._encoding, self._noise, self._note = streams, encoding, noise, note
+        self._hides_figures, self._clip = hides_figures, clip
         self._tasks: Sequence[Task] = ()
-        self._sum = StepSum(noise, self._draw)
+        self._sum = StepSum(noise, self._draw, clip)
         if encoding is not None:
             self._server, self._clients, self._key_directory = identities(streams, clients)
             engine.all_reduce_sum = self._all_reduce
 
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Run tasks; give the open half of every report, as far as it may be told."""
-        self._tasks, self._sum = tasks, StepSum(self._noise, self._draw)
+        self._tasks, self._sum = tasks, StepSum(self._noise, self._draw, self._clip)
         try:
             if self._encoding is not None and step.together is not None and len(tasks) < FEWEST:
                 raise TooLargeError(TOO_FEW)
@@ -92,28 +92,11 @@ class ProtectedEngine:
         """Return the bytes of masks, keys and shares."""
         return self._sum.overhead
 
-    def settle(self, accepted: Collection[int], tag: Tag) -> None:
-        """Commit client state."""
-        self._engine.settle(accepted, tag)
-
-    def client_states(self) -> Mapping[int, tuple[Tag, Tensors]]:
-        """Return client state."""
-        client_states: Mapping[int, tuple[Tag, Tensors]] = self._engine.client_states()
-        return client_states
-
-    def restore(self, client_states: Mapping[int, tuple[Tag, Tensors]]) -> None:
-        """Take client state back."""
-        self._engine.restore(client_states)
-
-    def close(self) -> None:
-        """End the workers."""
-        self._engine.close()
-
     # ---- the clients' half
 
     def _leaving(self, client: int, aggregated: Tensors) -> np.ndarray:
         """Return what leaves a client, before weights and masks."""
-        return protect_update(aggregated, self._noise, self._encoding, lambda: self._draw(client))
+        return protect_update(aggregated, self._noise, self._encoding, lambda: self._draw(client), self._clip)
 
     def _encodable(self, reports: list[Report]) -> list[Report]:
         """Leave out who would have to send a number that the words cannot hold; every client left out is an event."""

@@ -50,10 +50,30 @@ def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> No
         raise RequestError(
             'privacy.clustering = "masked" finds clusters of shares; use method.selector.features = "l1"'
         )
+    _trusting(experiment)
     if privacy.aggregate == "masked":
         _masked(experiment, plan, len(federation))
     if privacy.dp is not None:
         _noised(experiment, plan, len(federation))
+
+
+def _trusting(experiment: Experiment) -> None:
+    privacy, clip = experiment.privacy, experiment.trust.clip
+    if privacy.dp is not None and clip not in ("auto", "none"):
+        raise RequestError(
+            f"trust.clip = {clip} does not fit privacy.dp, which clips by itself, to privacy.dp.clip; leave it out"
+        )
+    if privacy.aggregate == "masked" and clip == "median":
+        raise RequestError(
+            'trust.clip = "median" does not fit privacy.aggregate = "masked": nobody sees the lengths of single '
+            "updates; use a length, such as 10.0, to which every client keeps"
+        )
+    if privacy.aggregate == "masked" and isinstance(clip, float):
+        most = 2.0 ** (privacy.encoding.bits - 1 - privacy.encoding.fraction)
+        if clip > most:
+            raise RequestError(
+                f"trust.clip = {clip:g}, and privacy.encoding holds numbers up to {most:g}; use a smaller length"
+            )
 
 
 def _labels(experiment: Experiment, plan: Plan, federation: FederationInfo) -> None:

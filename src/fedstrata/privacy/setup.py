@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.sums.fixed_point import Encoding
+from fedstrata.server.bounds import Bounds
 
 SIMULATED = "simulation"  # the run that simulated clients seal their maps for
 
@@ -91,7 +92,7 @@ def protect_engine(experiment: Experiment, plan: Plan, engine: Engine, clients: 
     from fedstrata.privacy.protected_engine import ProtectedEngine  # noqa: PLC0415
 
     how = encoding_of(privacy), noise_of(privacy), hides_figures(privacy, plan)
-    return ProtectedEngine(engine, plan.streams, clients, *how, log)
+    return ProtectedEngine(engine, plan.streams, clients, *how, log, clip_of(experiment, plan))
 
 
 def encoding_of(privacy: Privacy) -> Encoding | None:
@@ -104,6 +105,20 @@ def noise_of(privacy: Privacy) -> UpdateNoise | None:
     """Say how updates are clipped and noised, if they are."""
     dp = privacy.dp
     return None if dp is None else UpdateNoise(dp.clip, dp.noise, dp.where == "local")
+
+
+def clip_of(experiment: Experiment, plan: Plan) -> float | None:
+    """Return the length to which clients shorten an update that only its sum shows; gradients stay as they are."""
+    clip, masked = experiment.trust.clip, experiment.privacy.aggregate == "masked"
+    return clip if masked and isinstance(clip, float) and not plan.driver.steps_at_server else None
+
+
+def bounds_of(experiment: Experiment, plan: Plan) -> Bounds:
+    """Say how far the server believes reports: the length of an update as far as it sees single ones."""
+    trust, seen = experiment.trust, experiment.privacy.aggregate == "open" and experiment.privacy.dp is None
+    length = trust.clip if seen and trust.clip not in ("auto", "none") else None
+    samples = trust.samples if isinstance(trust.samples, float) else None
+    return Bounds(cast(Any, length), samples, clip_of(experiment, plan))
 
 
 def hides_figures(privacy: Privacy, plan: Plan) -> bool:

@@ -97,6 +97,8 @@ def check_report(
     update_norm = float(update.norm()) if update is not None else float(report.update_norm)
     if update_norm > HUGE * (1.0 + float(model.norm())):
         raise RefusedError(f"its update is {update_norm:.3g} long, which no training gives")
+    if noise is not None and update is not None and update_norm > (longest := noise.longest(len(update))) * (1 + 1e-5):
+        raise RefusedError(f"its update is {update_norm:.3g} long, and was to be clipped to {longest:.3g}")
     size = tensor_bytes(_all(report)) + value_bytes(report.metrics)
     whole = size + 8 * sum(int(torch.Size(shape).numel()) for shape in (expected(plan, task.kind) or {}).values())
     nbytes = min(max(report.nbytes, size), 2 * whole + 1_000_000)

@@ -78,11 +78,12 @@ class AtSites:
         masks: Masks | None = None,
         noise: UpdateNoise | None = None,
         relay: SealedChain | None = None,
+        clip: float | None = None,
     ):
         self._site_registry, self._names, self._plan, self._note = site_registry, site_registry.names, plan, note
-        self._masks, self._noise, self._relay = masks, noise, relay
+        self._masks, self._noise, self._relay, self._clip = masks, noise, relay, clip
         self._tasks: Sequence[Task] = ()
-        self._sum = StepSum(noise, unpredictable)
+        self._sum = StepSum(noise, unpredictable, clip)
         self._overhead_bytes = 0, 0
         self._reports: dict[int, Report] = {}
         self._statistics: Tensor | None = None
@@ -90,7 +91,8 @@ class AtSites:
     def ask(self, step: Step, tasks: Sequence[Task]) -> list[Report]:
         """Send every site its task; give the open halves of the reports that came back and can be read."""
         self._tasks, self._overhead_bytes, self._statistics = tasks, (0, 0), None
-        self._sum = StepSum(self._noise, unpredictable)  # no site may be able to draw the server's noise again
+        # The server's noise is drawn from what no site could draw it from again.
+        self._sum = StepSum(self._noise, unpredictable, self._clip)
         relay = self._relay if step.combine else None
         if relay is not None:  # a hop of a chain
             (task,) = tasks
@@ -110,6 +112,7 @@ class AtSites:
                 noise = self._noise if step.combine else None
                 hidden = self._masks is not None and step.combine and not self._plan.reads_envelope
                 report = check_report(data[1], task, self._plan, model_of(task), bare, noise, hidden)
+                report = self._believed(report, task) if step.combine else report
                 self._reports[task.client] = report if relay is None else relay.read(report, data[1])
             except RefusedError as error:
                 self._left_out(task.client, tasks, str(error))
@@ -301,6 +304,18 @@ class AtSites:
                 self._left_out(self._names.index(name), tasks, why)
             return {}, stay - wrong.keys()
         return done, stay
+
+    def _believed(self, report: Report, task: Task) -> Report:
+        """Return a report that stands for no more samples than its site said it has, or a batch can be asked for."""
+        name = self._names[report.client]
+        most, known = self._site_registry.facts[name].samples, "it introduced itself with so many"
+        if task.kind == "gradient":
+            most, known = self._plan.local.batch_size, "a batch has so many"
+        if report.samples <= most:
+            return report
+        about = {"sites": [name], "said": [report.samples], "to": most, "why": known}
+        self._note("samples_overstated", round=task.round + 1, step=task.step, clients=[report.client], **about)
+        return replace(report, samples=most)
 
     def _place(self, item: tuple[str, object]) -> int:
         return self._names.index(item[0])

@@ -11,8 +11,9 @@ from typing import Any, cast
 import numpy as np
 
 from fedstrata.config.build import build_plan
-from fedstrata.config.experiment import Experiment
+from fedstrata.config.experiment import Experiment, Trust
 from fedstrata.core.client_info import ClientInfo
+from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.plan import Plan
 from fedstrata.data.devices import Devices
@@ -22,7 +23,16 @@ from fedstrata.privacy import FEWEST
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.labels.kept import kept_beside
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import Setup, clustered, encoding_of, hides_label_counts, noise_of, tells_counts
+from fedstrata.privacy.setup import (
+    Setup,
+    bounds_of,
+    clip_of,
+    clustered,
+    encoding_of,
+    hides_label_counts,
+    noise_of,
+    tells_counts,
+)
 from fedstrata.remote.chain import SealedChain, unsealable
 from fedstrata.remote.clock import Observed
 from fedstrata.remote.credentials import Credentials
@@ -38,9 +48,12 @@ from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
 from fedstrata.runs.settle import settle
 from fedstrata.runs.training import begin, resume
+from fedstrata.server.bounds import bound_reports
 
 Log = Callable[..., None]
 MASKED = "labels_masked"  # the event that keeps what the server learned of labels
+LENGTH = 10.0  # to which sites shorten their update under masks, unless the experiment says another
+SAMPLES = 2.0  # times the median, that no site counts for more of
 
 
 @dataclass
@@ -148,7 +161,7 @@ class SiteClients:
 
         return replace(client_info, later=now)
 
-    def start_engine(self, plan: Plan, log: Log) -> AtSites:
+    def start_engine(self, plan: Plan, log: Log) -> Engine:
         """Tell every site to take part, and give the engine."""
         site_registry, masks, noise = self.site_registry, self._masks(), noise_of(self.experiment.privacy)
         relay = self._relay(plan, log)
@@ -162,7 +175,8 @@ class SiteClients:
         log("sites", wall={"sites": site_registry.names})
         if self.no_stream is not None:
             log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
-        return AtSites(site_registry, plan, log, masks, noise, relay)
+        engine = AtSites(site_registry, plan, log, masks, noise, relay, clip_of(self.experiment, plan))
+        return bound_reports(engine, bounds_of(self.experiment, plan), log, site_registry.names)
 
     def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
         """Let models of a chain pass the server sealed, where that can be."""
@@ -267,6 +281,7 @@ def run_at_sites(
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
     possible_at_sites(described)
+    described = doubting_sites(described)
     deadline = deadline or described.system.deadline or None
     before = recorded(path) if resumed else None
     names = sorted(transport.names()) if before is None else list(before[1])
@@ -317,6 +332,17 @@ def possible_at_sites(experiment: Experiment) -> None:
     for holds, key, why, instead in reasons:
         if holds:
             raise RequestError(f"{key} is not possible at real sites: {why}; {instead}")
+
+
+def doubting_sites(experiment: Experiment) -> Experiment:
+    """Return the experiment with what `auto` means where a client may be anybody: one site must not own the model."""
+    privacy, trust = experiment.privacy, experiment.trust
+    clip: Any = "none" if privacy.dp is not None else LENGTH if privacy.aggregate == "masked" else "median"
+    doubt = Trust(
+        clip=clip if trust.clip == "auto" else trust.clip,
+        samples=SAMPLES if trust.samples == "auto" else trust.samples,
+    )
+    return experiment.model_copy(update={"trust": doubt})
 
 
 def _masked_before(run: Run) -> MaskedRemoteFederation | None:

@@ -36,7 +36,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
-from fedstrata.privacy.setup import encoding_of, hides_figures, hides_label_counts, noise_of
+from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_label_counts, noise_of
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
@@ -69,6 +69,7 @@ class SiteSession:
     hides_label_counts: bool = False  # whether it tells nothing by label
     noise: UpdateNoise | None = None  # on what leaves it
     encoding: Encoding | None = None  # of what leaves it, where updates are masked
+    clip: float | None = None  # the same: the length that all sites keep to
     hides_figures: bool = False  # the same: whether losses and lengths of updates are
     key_directory: KeyDirectory | None = None  # the same
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
@@ -161,6 +162,7 @@ class Host:
             hides_label_counts(privacy),
             noise_of(privacy),
             encoding_of(privacy),
+            clip_of(experiment, plan),
             hides_figures(privacy, plan),
             self._guard.key_directory(told) if privacy.aggregate == "masked" else None,
             hops=self._hops(told, plan) if told.get("chained") else None,
@@ -216,7 +218,7 @@ class Host:
         if report.aggregated:
             if session.hides_figures:
                 report = self._hidden(report, session)
-            leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable)
+            leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable, session.clip)
             report = protect_report(report, noise)
         if session.key_directory is None:
             return what, pack_report(

@@ -18,7 +18,8 @@ from fedstrata.runs.screen import is_watched, open_screen
 
 LINES = 10  # plain progress lines in a whole run
 PATIENCE = 10.0  # seconds after which there is one in any case
-EXPECTED = ("resumed", "fewer_clients")  # faults that a user knows of already, or that come every round
+# faults that a user knows of already, or that come every round
+EXPECTED = ("resumed", "fewer_clients", "samples_bounded")
 ROWS = 8  # evaluations that the live table keeps
 COLUMNS = {  # short enough for a terminal of 80 columns
     "round": ("round", "{:d}"),

@@ -24,8 +24,9 @@ from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.methods.situation import StageChoice
 from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import Setup, accountant, protect_engine, set_up
+from fedstrata.privacy.setup import Setup, accountant, bounds_of, protect_engine, set_up
 from fedstrata.runs.settle import settle
+from fedstrata.server.bounds import bound_reports
 from fedstrata.server.evaluator import Evaluator, ProxyLoss
 from fedstrata.server.personal import FineTuning
 from fedstrata.server.state import State
@@ -103,7 +104,8 @@ class Session:
         client_updates = train.rounds * min(per_round(train.clients_per_round, clients), clients)
         expected = 0 if self.plan.driver.together else client_updates
         engine = expect_engine(options, options.start(self.plan.local, self.private.federation, expected, log))
-        return protect_engine(self.experiment, self.plan, engine, clients, log)
+        engine = protect_engine(self.experiment, self.plan, engine, clients, log)
+        return bound_reports(engine, bounds_of(self.experiment, self.plan), log)
 
     def make_evaluator(self, device: str) -> Evaluate:
         """Return what scores models: in an enclave, at remote clients, or here."""
@@ -129,6 +131,7 @@ def build_session(
     federation = as_asked(experiment, federation)
     experiment, choices = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
+    refuse_few(experiment, plan, len(federation))
     private = set_up(experiment, plan, federation, None if remote is None else remote.set_up)
     plan, client_info = private.plan, private.client_info
     if experiment.train.evaluate.personal and private.evaluator is not None:
@@ -152,9 +155,20 @@ def check_experiment(
     federation = as_asked(experiment, federation)
     experiment, _ = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
+    refuse_few(experiment, plan, len(federation))
     refuse(experiment, plan, federation)
     last_round(experiment, accountant(experiment, plan, federation.client_info(plan.needs, plan.streams)))
     return federation, plan
+
+
+def refuse_few(experiment: Experiment, plan: Plan, clients: int) -> None:
+    """Refuse rounds of fewer clients than the combiner compares."""
+    k, fewest = min(per_round(plan.clients_per_round, clients), clients), plan.combiner.fewest
+    if k < fewest and plan.driver.side_by_side:
+        raise RequestError(
+            f'train.clients_per_round gives {k}; method.combiner = "{experiment.method.combiner["kind"]}" needs at '
+            f"least {fewest} clients a round: of fewer it could leave none out"
+        )
 
 
 def as_asked(experiment: Experiment, federation: Federation) -> Federation:

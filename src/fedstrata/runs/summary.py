@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import compress
 from math import isfinite
 from typing import Any
 
@@ -26,6 +28,8 @@ from fedstrata.runs.session import Session
 from fedstrata.server.loop import model_to_evaluate
 from fedstrata.server.metrics import CLIENTS_LISTED
 from fedstrata.server.state import State
+
+FAR = 5  # times a bound: no accident
 
 
 def log_start(session: Session, log: Log) -> None:
@@ -203,10 +207,30 @@ def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
         remarks.append(
             f"{sum(broken)} reports were dropped because training was not finite; try train.lr={smaller(lr):g}"
         )
+    remarks += _doubts(events)
     scheduled = [event for event in events if event["event"] == "schedule"]
     if left_out := sum(event.get("lost", 0) for event in scheduled):
         entries = sum(event["entries"] for event in scheduled)
         why = "; ".join(dict.fromkeys(event["why"] for event in events if event["event"] == "batch_left_out"))
         share = f"{left_out:,} of {entries:,} scheduled samples ({left_out / entries:.1%})"
         remarks.append(f"{share} were not trained on: {why}")
+    return remarks
+
+
+def _doubts(events: list[dict[str, Any]]) -> list[str]:
+    """Name clients whose reports were far out of proportion, and rounds that somebody spoiled."""
+    remarks, long, claimed = [], Counter[Any](), Counter[Any]()
+    for event in events:
+        if event["event"] in ("clipped", "samples_overstated"):
+            named = event.get("sites", event["clients"])
+            far = [number > FAR * event["to"] for number in event.get("lengths", event.get("said", ()))]
+            (long if event["event"] == "clipped" else claimed).update(compress(named, far))
+    if long:
+        who = ", ".join(f"{name} ({times} times)" for name, times in long.items())
+        remarks.append(f"updates were more than {FAR} times as long as the median, and were shortened: {who}")
+    if claimed:
+        who = ", ".join(f"{name} ({times} times)" for name, times in claimed.items())
+        remarks.append(f"sites claimed many times the samples that they have: {who}")
+    if poisoned := sum(event["event"] == "poisoned_sum" for event in events):
+        remarks.append(f"{poisoned} masked sums were too long and not used: a site lies, and nobody can say which")
     return remarks

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.contract import calling_part, expect_model, expect_sums, expect_tensors
+from fedstrata.core.contract import calling_part, expect_enough, expect_model, expect_sums, expect_tensors
 from fedstrata.core.engine import Engine, Log
 from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel
@@ -159,6 +159,7 @@ def update_model(
     means = None
     if arrived:
         try:
+            expect_enough(plan.combiner.fewest, arrived)
             reports = ArrivedReports(engine, step, arrived, plan.combiner.individual)
             sums = plan.combiner.combine(state.combiner, view, state.model, reports)
             sums = replace(expect_sums(plan.combiner, sums, plan.space), reports=tuple(arrived))
@@ -166,8 +167,8 @@ def update_model(
             if FIGURES in sums.total:
                 loss, length = sums.mean(FIGURES).tolist()
                 means = loss, length
-        except UnsummableError as error:  # under masks, a sum over too few is not formed
-            view.note("dropped", round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
+        except UnsummableError as error:  # a sum over too few is not formed, one that somebody poisoned not used
+            view.note(error.event, round=view.round + 1, step=at, clients=[r.client for r in arrived], why=str(error))
             arrived = []
     if not arrived and step.fused is None:
         view.note("no_update", round=view.round + 1, step=at, asked=[a.client for a in step.asks])

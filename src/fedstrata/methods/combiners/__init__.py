@@ -13,4 +13,7 @@ PARTS = {
     "median": "fedstrata.methods.combiners.robust:Median",
     "trimmed-mean": "fedstrata.methods.combiners.robust:TrimmedMean",
     "norm-clip": "fedstrata.methods.combiners.robust:NormClip",
+    "krum": "fedstrata.methods.combiners.krum:Krum",
+    "multi-krum": "fedstrata.methods.combiners.krum:MultiKrum",
+    "geometric-median": "fedstrata.methods.combiners.geometric_median:GeometricMedian",
 }

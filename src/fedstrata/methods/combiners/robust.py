@@ -5,13 +5,15 @@ whatever its size. They work through a few numbers of all updates at a time, so 
 exists. What corrections send beside the update is combined by the same rule.
 
 Norm clipping (Sun et al., Can You Really Backdoor Federated Learning?, 2019) shortens updates that are too long. The
-length is measured here: what a client says about its own update is not relied on.
+length is measured here: what a client says about its own update is not relied on. Of two lengths in the middle the
+smaller one is the median, so that one liar of two does not set it. Who is shortened is an event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import ClassVar
 
 import numpy as np
@@ -20,11 +22,12 @@ from torch import Tensor
 
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
-from fedstrata.core.options import HalfOpen, Positive
+from fedstrata.core.options import BelowHalf, Positive
 from fedstrata.core.server_parts import Arrived, Combiner
 from fedstrata.core.steps import View
 from fedstrata.methods.combiners.size import SizeWeighted
 
+ROUNDING = 1e-6  # an update that was shortened to a length may be a hair longer
 CELLS = 2**21  # numbers that are sorted at a time: they fit into a processor's cache
 
 
@@ -67,12 +70,14 @@ class TrimmedMean(Combiner):
     paper: ClassVar[str] = "Yin et al., ICML 2018"
     individual: ClassVar[bool] = True
 
-    trim: HalfOpen = 0.1  # share of the clients left out at either end
+    fewest: ClassVar[int] = 3
+
+    trim: BelowHalf = 0.1  # share of the clients left out at either end; at least one is
 
     def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
         """Leave the ends out."""
         n = len(arrived.reports)
-        cut = min(int(self.trim * n + 1e-9), (n - 1) // 2)
+        cut = min(max(int(self.trim * n + 1e-9), 1), (n - 1) // 2)
         return coordinates(arrived, lambda s: s[:, cut : n - cut].mean(1))
 
 
@@ -85,9 +90,12 @@ class NormClip(SizeWeighted):
 
     bound: Positive | None = None  # none given: the median length of the round's updates
 
-    def weights(self, arrived: Arrived) -> np.ndarray:
-        """Lower the weight of long updates."""
+    def combine(self, state: None, view: View, model: FlatModel, arrived: Arrived) -> Sums:
+        """Lower the weight of long updates, and say whose they are."""
         lengths = np.array([float(r.aggregated["update"].norm()) for r in arrived.each()])
-        bound = np.median(lengths) if self.bound is None else self.bound
-        shortened: np.ndarray = super().weights(arrived) * np.minimum(1.0, bound / np.maximum(lengths, 1e-12))
-        return shortened
+        bound = median_low(lengths.tolist()) if self.bound is None else self.bound
+        if long := np.flatnonzero(lengths > bound * (1 + ROUNDING)).tolist():
+            clients = [arrived.reports[i].client for i in long]
+            told = {"what": "update", "lengths": lengths[long].tolist(), "to": bound}
+            view.note("clipped", round=view.round + 1, clients=clients, **told)
+        return arrived.sum(self.weights(arrived) * np.minimum(1.0, bound / np.maximum(lengths, 1e-12)))
