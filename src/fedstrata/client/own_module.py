@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fedstrata.client.network import TRIED
+from fedstrata.client.network import TRIED, logits_of
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import seed_torch
-from fedstrata.models.logits import logits_of
 
 Problem = Callable[[nn.Module], bool]
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
-from fedstrata.models.classifier import Classifier
+from fedstrata.runs.classifier import Classifier
 from fedstrata.runs.saved_model import SavedModel
 
 CLASSES = "classes.json"  # what TorchScript and torch.export files call the classes

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data.reading import Label
-from fedstrata.models.classifier import Classifier
+from fedstrata.runs.classifier import Classifier
 from fedstrata.runs.export import SUFFIXES, export
 from fedstrata.runs.saved_model import SavedModel
 

@@ -21,7 +21,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.data.raw_inputs import RawInputs, class_indices, read_inputs
 from fedstrata.data.reading import Label
-from fedstrata.models.classifier import Classifier
+from fedstrata.runs.classifier import Classifier
 from fedstrata.server.metrics import accuracy, mean_recall, recalls
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedstrata.client.network import logits_of
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label
-from fedstrata.models.logits import logits_of
 
 EXACT = 64 * torch.finfo(torch.float64).eps  # below this share of its mean, a feature's deviation is rounding
 
