@@ -58,7 +58,19 @@ class Situation:
 
 @dataclass(frozen=True)
 class StageChoice:
-    """A part that was chosen for a stage, and why: in one clause, with the figure that decided."""
+    """A part that was chosen for a stage.
+
+    Attributes
+    ----------
+    stage
+        Such as "selector".
+    part
+        As it would stand in an experiment file.
+    why
+        The reason in one clause, with the figure that decided; users read it.
+    measured
+        The figures it was chosen by; None: not known.
+    """
 
     stage: str
     part: Any  # as it would stand in an experiment file
