@@ -24,6 +24,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks engine
 	$(BIN)/python -m benchmarks scaling
 	$(BIN)/python -m benchmarks profile
+	$(BIN)/python -m benchmarks work
 	$(BIN)/python -m benchmarks privacy
 	$(BIN)/python -m benchmarks sites
 	$(BIN)/python -m benchmarks report

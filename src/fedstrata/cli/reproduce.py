@@ -99,7 +99,7 @@ def run(
     try:
         played = play(own, out, _line(quiet), minutes, share, jobs)
     except KeyboardInterrupt:
-        print(f"stopped; what ended is in {own.path}; the same command goes on", file=sys.stderr)
+        print(f"stopped; {len(own.runs)} runs are in {own.path}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
     _conclude(played, f"look at it: fedstrata reproduce show {name}")
 

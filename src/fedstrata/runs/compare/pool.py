@@ -110,20 +110,27 @@ def side_by_side(
     tell: Tell,
     jobs: int,
     may_begin: Callable[[], bool],
+    time_left: Callable[[], float | None] = lambda: None,
 ) -> bool:
     """Play so many cells at a time, in order, as long as another may begin; say whether all were played.
 
-    A process that dies takes only its own cell with it.
+    A process that dies takes only its own cell with it. When no time is left, those at work are ended, in the middle of
+    a round too: what they did since their last checkpoint is played again the next time.
     """
     hello = pickle.dumps((federation, model))
     on_gpu = any(uses_gpu(cell.experiment.engine.device) for cell in cells)
     with ExitStack() as stack:
         environment = stack.enter_context(sharing_gpu(jobs)) if on_gpu else {}
-        return _share_out(cells, tell, jobs, partial(_started, hello, environment), may_begin)
+        return _share_out(cells, tell, jobs, partial(_started, hello, environment), may_begin, time_left)
 
 
 def _share_out(
-    cells: Sequence[Cell], tell: Tell, jobs: int, start: Callable[[], CellWorker], may_begin: Callable[[], bool]
+    cells: Sequence[Cell],
+    tell: Tell,
+    jobs: int,
+    start: Callable[[], CellWorker],
+    may_begin: Callable[[], bool],
+    time_left: Callable[[], float | None],
 ) -> bool:
     left, workers = list(cells), list[CellWorker]()
     try:
@@ -136,7 +143,9 @@ def _share_out(
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
                         cell = worker.cell
                         worker.line.send((cell.path, _on_one_worker(cell.experiment), cell.prunable))
-            ready = wait([worker.line for worker in workers if worker.cell is not None])
+            ready = wait([worker.line for worker in workers if worker.cell is not None], time_left())
+            if not ready:  # the time is up
+                return False
             for worker in [worker for worker in workers if worker.line in ready]:
                 assert worker.cell is not None
                 try:

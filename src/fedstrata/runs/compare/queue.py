@@ -71,6 +71,10 @@ class Deadline:
         """Say whether another cell would end in time, by those that ended."""
         return self._end is None or monotonic() + self._longest < self._end
 
+    def left(self) -> float | None:
+        """Return the seconds that are left; None if there is no end."""
+        return None if self._end is None else max(self._end - monotonic(), 0.0)
+
     def watching(self, tell: Tell) -> Tell:
         """Watch the clock while events are told; raises `TimeIsUp` between rounds."""
         if self._end is None:
@@ -103,6 +107,6 @@ def play_cells(
     try:
         if jobs == 1:
             return in_turn(cells, federation, model, watch, deadline.may_begin)
-        return side_by_side(cells, federation, model, watch, jobs, deadline.may_begin)
+        return side_by_side(cells, federation, model, watch, jobs, deadline.may_begin, deadline.left)
     except TimeIsUp:
         return False
