@@ -43,7 +43,7 @@ SEVERAL = ("scaffold", "moon", "fedpbs", "terraform", "gradclus", "hics", "fedcd
 AT_CLIENTS = (
     *("fedavg", "fedprox", "scaffold", "feddyn", "moon", "fedlc", "fedrs", "fedpbs", "fedbs", "fedbss", "fedsgd"),
     *("fednova", "fedtan", "hics", "oort", "terraform", "divfl", "power-of-choice", "tifl", "fedcda"),
-    *("stratify-batch", "stratify-single"),
+    *("stratify-batch", "stratify-single", "strata"),
 )
 
 

@@ -90,7 +90,9 @@ def medians(clients: Sequence[np.ndarray], exchanges: Exchanges) -> np.ndarray:
         ).reshape(thresholds.shape)
         found += (below <= wanted[:, None]).sum(1).astype(np.uint64) << np.uint64(shift)
     low, high = _numbers(found).reshape(-1, 2).T
-    return np.where(counts > 0, low + (high - low) / 2, np.nan)
+    with np.errstate(over="ignore"):
+        middle = (low + high) / 2
+    return np.where(counts > 0, np.where(np.isfinite(middle), middle, low / 2 + high / 2), np.nan)
 
 
 def _places(numbers: np.ndarray) -> np.ndarray:

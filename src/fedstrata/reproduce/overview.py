@@ -42,8 +42,8 @@ class Judged:
             "runs": len(own.runs),
             "wanted": len(table.wanted()),
             "done": own.done,
-            "minutes": {device: round(t.minutes(table.wanted()), 1) for device, t in self.times.items()},
-            "minutes_left": {device: round(t.minutes(own.missing()), 1) for device, t in self.times.items()},
+            "minutes": {device: round(t.minutes(table.wanted()), 3) for device, t in self.times.items()},
+            "minutes_left": {device: round(t.minutes(own.missing()), 3) for device, t in self.times.items()},
             "measured": [device for device, t in self.times.items() if t.measured],
             "verdict": self.verdict.word,
         }
