@@ -24,6 +24,7 @@ from fedstrata.privacy.labels.kept import kept_beside
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, clustered, encoding_of, hides_label_counts, noise_of, tells_counts
 from fedstrata.remote.chain import SealedChain, unsealable
+from fedstrata.remote.checks import longest_reply
 from fedstrata.remote.clock import Observed
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.engine import AtSites, Masks
@@ -39,6 +40,7 @@ from fedstrata.runs.folder import Run
 from fedstrata.runs.training import begin, resume
 
 Log = Callable[..., None]
+DEADLINE = 3600.0  # seconds for an exchange where nobody says how many: a silent site must not stop a run
 MASKED = "labels_masked"  # the event that keeps what the server learned of labels
 
 
@@ -151,6 +153,7 @@ class SiteClients:
         relay = self._relay(plan, log)
         self.chained = relay is not None
         site_registry.note = log
+        site_registry.transport.longest = longest_reply(plan)
         site_registry.write(self.folder)
         for name, error in site_registry.begin(site_registry.names, site_registry.deadline).items():
             if not self.resumed:
@@ -257,7 +260,7 @@ def run_at_sites(
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
     possible_at_sites(described)
-    deadline = deadline or described.system.deadline or None
+    deadline = deadline or described.system.deadline or DEADLINE
     before = recorded(path) if resumed else None
     names = sorted(transport.names()) if before is None else list(before[1])
     if len(names) < sites:
