@@ -111,13 +111,13 @@ def test_with_keys_only_what_a_site_signed_is_read(site, tmp_path):
     assert through(FLEET, "10.0.0.2", keys=keys, **sign()) == "app"
     assert through("/health", "10.0.0.2", keys=keys) == "app"
     for wrong in ({}, sign(stranger), sign(at=ago), sign() | {"flwr_signature": sign(stranger)["flwr_signature"]}):
-        assert through(FLEET, "10.0.0.2", keys=keys, **wrong) == "http.response.start 401"
-        assert through(FLEET, "127.0.0.1", keys=keys, **wrong) == "http.response.start 401"
+        assert through(FLEET, "10.0.0.2", keys=keys, **wrong) == "http.response.start 404"
+        assert through(FLEET, "127.0.0.1", keys=keys, **wrong) == "http.response.start 404"
     for odd in ("", "!", "a" * 5000, "\u00e9"):
-        assert through(FLEET, "10.0.0.2", keys=keys, **(sign() | {"flwr_public_key": odd})).endswith("401")
-        assert through(FLEET, "10.0.0.2", keys=keys, **(sign() | {"flwr_timestamp": odd})).endswith("401")
+        assert through(FLEET, "10.0.0.2", keys=keys, **(sign() | {"flwr_public_key": odd})).endswith("404")
+        assert through(FLEET, "10.0.0.2", keys=keys, **(sign() | {"flwr_timestamp": odd})).endswith("404")
     (tmp_path / "nodes.json").unlink()
-    assert through(FLEET, "10.0.0.2", keys=keys, **sign()) == "http.response.start 401", "nobody is known"
+    assert through(FLEET, "10.0.0.2", keys=keys, **sign()) == "http.response.start 404", "nobody is known"
 
 
 def test_flower_signs_as_the_gate_expects():

@@ -80,7 +80,7 @@ class Gate:
         if any(name in headers for name in BROWSERS) or not (self._named(headers) or self._of_site(scope)):
             return 403
         if fleet and self.keys is not None and not self.keys.signed(headers):
-            return 401
+            return 404  # upon 401 and 403 a SuperNode would leave without a word
         return None if not fleet else too_long(headers)
 
     def _named(self, headers: Mapping[str, str]) -> bool:

@@ -132,6 +132,8 @@ class RunData:
             If it is not a run folder.
         """
         path = Run.open(Path(path)).path
+        if not (path / "events.jsonl").is_file():
+            raise RequestError(f"{path} has nothing to show: its run was stopped before it began; --resume goes on")
         try:
             experiment = tomllib.loads((path / "experiment.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
