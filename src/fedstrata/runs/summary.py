@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,6 +10,8 @@ from math import isfinite
 from typing import Any
 
 from fedstrata import __version__
+from fedstrata.config.model_info import ModelInfo
+from fedstrata.config.naming import name_plan
 from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import SCORED, SPENT, describe_damage
@@ -19,6 +20,7 @@ from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
+from fedstrata.runs.health import smaller, worst_told
 from fedstrata.runs.metrics import Evaluation, evaluations, final_figures, spent_until, to_targets
 from fedstrata.runs.schedule_account import schedule_figures
 from fedstrata.runs.session import Session
@@ -40,6 +42,7 @@ def log_start(session: Session, log: Log) -> None:
         classes=list(federation.classes),
         parameters=plan.space.P,
         fingerprint=federation.fingerprint,
+        **_names(session),
         **_label_mix(session),
         wall=_versions(),
     )
@@ -51,7 +54,8 @@ def log_start(session: Session, log: Log) -> None:
     for kind, fields in session.private.notes:
         log(kind, **fields)
     if session.client_info.setup_bytes:
-        log("setup", told=sorted(plan.needs), bytes_up=session.client_info.setup_bytes)
+        told = [*sorted(plan.needs), *(["features"] if session.client_info.features else [])]
+        log("setup", told=told, bytes_up=session.client_info.setup_bytes)
     asked = per_round(plan.clients_per_round, len(federation))
     if asked > len(session.client_info.holders):
         log(
@@ -64,14 +68,15 @@ def log_start(session: Session, log: Log) -> None:
 
 def write_result(session: Session, folder: Run, state: State, seconds: float) -> None:
     """Write the summary, the last model and the best."""
-    events, train = folder.events(), session.experiment.train
+    events, train, asked = folder.events(), session.experiment.train, session.experiment.dump()
     damage = describe_damage(events)
     scored = whole_evaluations(events)
     if damage and (not scored or scored[-1]["round"] != state.round):
         raise RequestError(f"{folder.path} cannot have a summary: {damage}, and the last round's was one of them")
     last, targets = scored[-1], [*train.targets, *([] if train.stop.target is None else [train.stop.target])]
     summary = {
-        "method": session.experiment.method.name,
+        "method": name_plan(asked),
+        **({"name": asked["name"]} if "name" in asked else {}),
         "seed": session.experiment.train.seed,
         "rounds": state.round,
         "accuracy": last["accuracy"],
@@ -93,7 +98,8 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "stopped": state.stopped or "all rounds played",
         "remarks": [
             *([damage] if damage else []),
-            *_remarks(events),
+            *_remarks(events, train.lr),
+            *worst_told(events),
             *_without_best(session, state),
             *session.stopping.remarks(state.stopped, state.round, state.traffic, state.clock),
         ],
@@ -105,17 +111,36 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
     if train.stop.target is not None:
         summary |= {f"{name}_target": spent for name, spent in spent_until(scored, train.stop.target).items()}
-    classes: Sequence[Any] = session.federation.classes
-    if session.experiment.privacy.labels != "none":  # whoever has the model should not have the names with it
-        classes = [f"placeholder {i}" for i in range(len(classes))]
-    about = {"classes": tuple(classes), "method": session.experiment.method.name}
     models = {"model": _named(session, model_to_evaluate(session.plan, state))}
     if state.best.round:
         models["best"] = _named(session, state.best.model(session.plan.space.P))
-    folder.write_result(models, about, summary)
+    folder.write_result(models, describe_model(session), summary)
 
 
-def whole_evaluations(events: Sequence[dict[str, Any]]) -> list[Evaluation]:
+def describe_model(session: Session) -> ModelInfo:
+    """Say what whoever uses the model must know of it."""
+    experiment, federation = session.experiment, session.federation
+    data, sample = experiment.data.model_dump(), federation.trial()
+    classes = session.private.federation.classes  # in the order of placeholders, where labels are masked
+    directory = None
+    if session.remote is not None and session.hides_names:
+        directory = session.remote.label_directory()
+        classes = tuple(f"placeholder {i}" for i in range(len(classes)))
+    return ModelInfo(
+        model={key: value for key, value in experiment.dump()["model"].items() if key not in ("init", "head")},
+        head=session.plan.local.head,
+        preprocessing=federation.preprocessing,
+        sample={"shape": list(sample.shape[1:]), "dtype": str(sample.dtype).removeprefix("torch.")},
+        classes=classes,
+        method=experiment.method.name,
+        data={"name": experiment.data.name, "fingerprint": federation.fingerprint},
+        versions={"fedstrata": __version__, "torch": version("torch")},
+        columns={key: data[key] for key in ("label", "client") if isinstance(data.get(key), str)},
+        label_directory=directory,
+    )
+
+
+def whole_evaluations(events: list[dict[str, Any]]) -> list[Evaluation]:
     """Return the evaluations that tell everything; one whose line was damaged in the name of a figure does not."""
     needed = (*SCORED, *SPENT)
     return [event for event in evaluations(events) if all(name in event for name in needed)]
@@ -140,6 +165,12 @@ def _without_best(session: Session, state: State) -> list[str]:
     return [] if state.best.round else [f"no best model was kept: no evaluation has a {metric}"]
 
 
+def _names(session: Session) -> dict[str, Any]:
+    """Tell what clients are called, where they have names and are not too many."""
+    names = session.federation.names
+    return {} if names is None or len(names) > CLIENTS_LISTED else {"names": list(names)}
+
+
 def _label_mix(session: Session) -> dict[str, Any]:
     """Tell each label's share of all samples, where that is known here and no secret."""
     ground_truth = session.client_info.ground_truth if session.remote is None else None
@@ -152,7 +183,8 @@ def _statement(session: Session, rounds: int) -> dict[str, Any]:
     epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
     told, clusters, here = session.client_info.told, session.private.clusters, session.remote is None
     moving = session.federation.moves is not None
-    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here, moving)
+    known = told, clusters, guarantee, epsilon, here, moving, session.federation.features_told
+    return statement(session.experiment, session.plan, *known)
 
 
 def _versions() -> dict[str, str]:
@@ -166,16 +198,18 @@ def _finite(number: float) -> float | None:
     return number if isfinite(number) else None
 
 
-def _remarks(events: list[dict[str, Any]]) -> list[str]:
+def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
-    remarks = []
+    remarks = [f"{e['what']}: {e.get('why')}" for e in events if e.get("what") in ("model", "model.init")]
     without = {event.get("round") for event in events if event["event"] == "no_update"}
     rounds = [event for event in events if event["event"] == "round" and event.get("loss_train") is None]
     if lost := sum(event["round"] in without for event in rounds):
         remarks.append(f"in {lost} of the rounds no update arrived, and the model stayed as it was")
     broken = [len(e.get("clients", ())) for e in events if e["event"] == "dropped" and e.get("why") == "not finite"]
     if broken:
-        remarks.append(f"{sum(broken)} reports were dropped because training was not finite; try a smaller train.lr")
+        remarks.append(
+            f"{sum(broken)} reports were dropped because training was not finite; try train.lr={smaller(lr):g}"
+        )
     scheduled = [event for event in events if event["event"] == "schedule"]
     if left_out := sum(event.get("lost", 0) for event in scheduled):
         entries = sum(event.get("entries", 0) for event in scheduled)
