@@ -47,4 +47,4 @@ def describe_damage(events: Iterable[Mapping[str, Any]]) -> str | None:
 
 def _is_round(event: Event) -> bool:
     numbers = all(isinstance(event.get(name), int | float | None) for name in ("accuracy", *SCORED, *SPENT))
-    return isinstance(event.get("round"), int) and numbers
+    return isinstance(event.get("round"), int) and event["round"] >= 0 and numbers

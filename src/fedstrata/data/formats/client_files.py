@@ -83,12 +83,12 @@ def _read_pfllib(files: Sequence[Path]) -> FilePart:
 def _joined(held: Mapping[str, tuple[Any, Any]], where: Path) -> FilePart:
     """Put clients' samples together, with the name of its client at each."""
     parts = {client: (_numbers(x, client, where), np.asarray(y)) for client, (x, y) in held.items()}
-    parts = {client: (x, y) for client, (x, y) in parts.items() if len(y)}
+    parts = {client: (x, y) for client, (x, y) in parts.items() if y.ndim == 0 or len(y)}
     if not parts:
         raise RequestError(f"{where} holds no samples")
     for client, (x, y) in parts.items():
-        if len(x) != len(y) or y.ndim != 1:
-            raise RequestError(f"{where}: client {client} has {len(x)} samples, and labels of shape {y.shape}")
+        if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
+            raise RequestError(f"{where}: client {client} has samples {x.shape}, and labels of shape {y.shape}")
     if len(shapes := {x.shape[1:] for x, _ in parts.values()}) > 1:
         raise RequestError(f"{where}: clients hold samples of different shapes: {sorted(shapes)}")
     clients = np.repeat(list(parts), [len(y) for _, y in parts.values()])
