@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.config.naming import name_run
+from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import read_event
 from fedstrata.core.plain_text import plain_text
 from fedstrata.core.toml import read_toml
@@ -103,11 +104,12 @@ def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
         )
         if (folder / "summary.json").exists():
             told = Run(folder).summary
-            done = {"rounds": int(told["rounds"]), "accuracy": _figure(told["accuracy"])}
-            return replace(row, state="finished", why=plain_text(str(told.get("stopped", ""))), **done)
+            why, accuracy = plain_text(str(told.get("stopped", ""))), _figure(told["accuracy"])
+            return replace(row, state="finished", why=why, rounds=int(told["rounds"]), accuracy=accuracy)
         rounds, accuracy = _progress(folder / "events.jsonl")
     except Exception as error:  # one run folder, whatever is in it, must not hide the others
-        return Row(path, "damaged", plain_text(f"{type(error).__name__}: {error}"), changed=changed)
+        kind = "" if isinstance(error, RequestError) else f"{type(error).__name__}: "
+        return Row(path, "damaged", plain_text(f"{kind}{error}"), changed=changed)
     if accuracy is None and before is not None and before.rounds <= rounds:
         accuracy = before.accuracy  # of a round that was read earlier
     return replace(row, rounds=rounds, accuracy=accuracy)

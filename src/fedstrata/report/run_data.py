@@ -184,9 +184,8 @@ class RunData:
     def _take(self, line: bytes) -> None:
         try:
             event = read_event(line)
-            if (
-                event is None or not _is_sane(event) or event.get("round", 0) > self._lines
-            ):  # a round is a line at least
+            known = self._lines  # a round is a line at least
+            if event is None or not _is_sane(event) or event.get("round", 0) > known or not _has_lists(event):
                 raise ValueError
             self._apply(event["event"], event)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError):
@@ -205,7 +204,7 @@ class RunData:
             if not isinstance(event.get("classes", []), list) or not 0 <= int(event.get("clients", 0)) <= CLIENTS:
                 raise ValueError
             self.start = event
-            self.mix = np.array(event["mix"], dtype=np.float64) if "mix" in event else None
+            self.mix = np.array(list(event["mix"]), dtype=np.float64) if "mix" in event else None
             if newer(event.get("version", "0")):
                 said = f"this run was written by fedstrata {event['version']}, which is newer than this one"
                 self._warn(f"{said} ({__version__}); what it does not know is not shown")
@@ -279,7 +278,7 @@ class RunData:
         """Which labels have less than half of an even share; all False where shares are not told."""
         if self.mix is None:
             return np.zeros(len(self.classes), dtype=bool)
-        rare: np.ndarray = self.mix < 0.5 / len(self.mix)
+        rare: np.ndarray = self.mix < 0.5 / max(len(self.mix), 1)
         return rare
 
     def asked(self, *keys: str) -> Any:
@@ -372,6 +371,8 @@ class RunData:
         client_updates, first = self.client_updates, int(self.rounds[0]) if len(self) else 1
         times = np.zeros((self.clients, int(self.rounds[-1]) - first + 1 if len(self) else 0), dtype=np.int32)
         there = client_updates.arrived & (client_updates.client < len(times))
+        there &= (client_updates.round >= first) & (client_updates.round - first < times.shape[1])
+        there &= client_updates.client >= 0
         np.add.at(times, (client_updates.client[there], client_updates.round[there] - first), 1)
         return times
 
@@ -391,6 +392,10 @@ def fits(name: str, value: Any) -> bool:
         return True
     kind = {"stopped": str, "remarks": list, "privacy": dict}.get(name)
     return isinstance(value, kind) if kind else _is_sane(value) and (name not in SHOWN or _is_number(value))
+
+
+def _has_lists(event: dict[str, Any]) -> bool:
+    return all(isinstance(event.get(name) or [], list) for name in TABLES)
 
 
 def _is_number(value: Any) -> bool:

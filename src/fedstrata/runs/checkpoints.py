@@ -149,8 +149,10 @@ class Checkpoints:
         """Refuse files that are no checkpoint of ours, whatever they are; a part's own state has its own words."""
         try:
             yield
-        except tree.StateError:
-            raise
+        except tree.StateError as error:
+            if error.path.count(".") > 1:  # a part's own: whoever knows the parts names it
+                raise
+            raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
         except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError, SafetensorError) as error:
             raise RequestError(f"{self.path} holds a damaged checkpoint: {type(error).__name__}: {error}") from None
 

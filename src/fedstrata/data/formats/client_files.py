@@ -82,7 +82,10 @@ def _read_pfllib(files: Sequence[Path]) -> FilePart:
 
 def _joined(held: Mapping[str, tuple[Any, Any]], where: Path) -> FilePart:
     """Put clients' samples together, with the name of its client at each."""
-    parts = {client: (_numbers(x, client, where), np.asarray(y)) for client, (x, y) in held.items()}
+    try:
+        parts = {client: (_numbers(x, client, where), np.asarray(y)) for client, (x, y) in held.items()}
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"{where} holds samples or labels that are no arrays: {error}") from None
     parts = {client: (x, y) for client, (x, y) in parts.items() if y.ndim == 0 or len(y)}
     if not parts:
         raise RequestError(f"{where} holds no samples")
