@@ -308,7 +308,7 @@ def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypa
     assert watch.figures() == []  # it rests: drawing never takes most of the time
     clock.rest()
     assert "after 10001 of" in told(watch.figures())["figures"]["outcome"]
-    assert len(taken) == 10_002
+    assert len(taken) == 10_003
 
 
 def test_what_nobody_watches_any_more_is_let_go(root, monkeypatch):
