@@ -395,7 +395,11 @@ def fits(name: str, value: Any) -> bool:
 
 
 def _has_lists(event: dict[str, Any]) -> bool:
-    return all(isinstance(event.get(name) or [], list) for name in TABLES)
+    return all(isinstance(event.get(name, []), list) and all(map(_is_entry, event.get(name, []))) for name in TABLES)
+
+
+def _is_entry(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
 
 
 def _is_number(value: Any) -> bool:

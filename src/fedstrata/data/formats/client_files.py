@@ -64,7 +64,7 @@ def _read_leaf(files: Sequence[Path]) -> FilePart:
                 if str(user) in held:
                     raise RequestError(f"{path}: user {user} occurs twice")
                 held[str(user)] = own["x"], own["y"]
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise RequestError(f"{path} is not a file of LEAF, or is damaged: {said}") from None
     return _joined(held, files[0].parent)

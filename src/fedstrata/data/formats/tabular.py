@@ -92,7 +92,7 @@ def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
     there = found[found != ""].tolist()
     numbers = sum(map(is_number, there))
     if numbers > 0 and numbers * 2 >= len(there):
-        row = next(i for i, word in enumerate(found.tolist()) if word and not is_number(word))
+        row = next((i for i, word in enumerate(found.tolist()) if word and not is_number(word)), 0)
         raise RequestError(f'{path}: column {name} holds numbers, but "{found[row]}" at row {row}; correct or drop it')
     values = sorted(set(there))
     if len(values) > MOST_VALUES:
