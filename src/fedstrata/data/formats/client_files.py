@@ -91,7 +91,8 @@ def _joined(held: Mapping[str, tuple[Any, Any]], where: Path) -> FilePart:
         raise RequestError(f"{where} holds no samples")
     for client, (x, y) in parts.items():
         if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
-            raise RequestError(f"{where}: client {client} has samples {x.shape}, and labels of shape {y.shape}")
+            count = len(x) if x.ndim else 0
+            raise RequestError(f"{where}: client {client} has {count} samples, and labels of shape {y.shape}")
     if len(shapes := {x.shape[1:] for x, _ in parts.values()}) > 1:
         raise RequestError(f"{where}: clients hold samples of different shapes: {sorted(shapes)}")
     clients = np.repeat(list(parts), [len(y) for _, y in parts.values()])
