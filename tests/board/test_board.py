@@ -28,8 +28,8 @@ from fedstrata.board.feed import Board
 from fedstrata.board.index import RunIndex
 from fedstrata.board.views import MOST, BoardView, RunReader
 from fedstrata.cli import board as command
+from fedstrata.core import event_lines
 from fedstrata.core.errors import RequestError
-from fedstrata.report import run_data
 from fedstrata.report.run_data import RunData
 
 TOKEN = "a token of enough letters"
@@ -135,7 +135,7 @@ def test_a_run_that_is_damaged_says_what_is_wrong_and_hides_no_other(root):
     index = RunIndex(root)
     index.look()
     assert index.rows["begun"].state == index.rows["done"].state == "damaged"
-    assert index.rows["begun"].why.startswith("TOMLDecodeError")
+    assert index.rows["begun"].why.startswith("experiment.toml is not valid TOML")
     assert index.rows["compare-1/fedavg/seed-0"].state == "stopped"
 
 
@@ -175,7 +175,7 @@ def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
     assert (first.path / "events.jsonl").stat().st_size > shelves.TAILS[0]
     parsed, read = [], []
     whole, opened = json.loads, Path.open
-    monkeypatch.setattr(shelves.json, "loads", lambda text: parsed.append(len(text)) or whole(text))
+    monkeypatch.setattr(event_lines.json, "loads", lambda text: parsed.append(len(text)) or whole(text))
 
     def noted(path: Path, *how: str, **more):
         read.extend([path] * (path.name == "events.jsonl" and how == ("rb",)))
@@ -296,19 +296,19 @@ def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypa
     run = written.begun(tmp_path / "runs/long", clients=20, rounds=10_000)
     written.play_long(run, 10_000, clients=20)
     taken = []
-    monkeypatch.setattr(run_data, "json", SimpleNamespace(loads=lambda line: taken.append(1) or json.loads(line)))
+    monkeypatch.setattr(event_lines, "json", SimpleNamespace(loads=lambda line: taken.append(1) or json.loads(line)))
     board = Board(tmp_path / "runs", pause=0)
     watch, other = board.watch(["long"]), board.watch(["long"])
     watch.rows()
     (sent,) = watch.figures()
-    assert len(taken) == 10_001
+    assert len(taken) == 10_002  # every line, and the last one for the list
     assert len(sent[1]) < 600_000  # as much as a run of a few hundred rounds
     assert told(other.figures())["figures"]["order"]  # shares what was read and drawn
     written.play(run, 10_001, 10_001, clients=20)
     assert watch.figures() == []  # it rests: drawing never takes most of the time
     clock.rest()
     assert "after 10001 of" in told(watch.figures())["figures"]["outcome"]
-    assert len(taken) == 10_002
+    assert len(taken) == 10_003
 
 
 def test_what_nobody_watches_any_more_is_let_go(root, monkeypatch):

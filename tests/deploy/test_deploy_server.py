@@ -1,8 +1,7 @@
-"""The server of `fedstrata deploy`: who is up, who may connect, and what other machines reach."""
+"""The server of `fedstrata deploy`: who is up, and who may connect."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +11,6 @@ from deployed import a_server, played
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import flower, keys, server, state, status
-from fedstrata.deploy.auth_proxy import GATE, Gate
 from fedstrata.remote.flower import node_names as acquaintances
 
 
@@ -150,42 +148,3 @@ def test_next_steps_say_what_to_type(made):
     assert "fedstrata deploy client --server h:8123 --site NAME --keys" in said
     assert "fedstrata deploy run EXPERIMENT.toml --sites 3 --server 127.0.0.1:8123" in said
     assert "--insecure" in server.next_steps(a_server())
-
-
-def through(path: str, caller: str | None, called: str = "10.0.0.1", kind: str = "http") -> str:
-    """Send a request to the gate; give who answered, and how."""
-    sent = []
-
-    async def app(scope, receive, send):
-        sent.append({"type": "app"})
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": kind, "path": path, "client": None if caller is None else (caller, 5), "server": (called, 8000)}
-    asyncio.run(Gate(app)(scope, None, send))
-    first = sent[0]
-    return "app" if first["type"] == "app" else f"{first['type']} {first.get('status', '')}".strip()
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"]
-)
-def test_other_machines_reach_only_what_node_keys_guard(path):
-    assert through("/v1/fleet/pull-messages", "10.0.0.2") == "app"
-    assert through("/health", "10.0.0.2") == "app"
-    assert through(path, "10.0.0.2") == "http.response.start 404"
-    assert through(f"/v1/fleet/..{path}", "10.0.0.2") == "app", "such a path is no route of Flower's"
-    assert through(path, None) == "http.response.start 404", "an unknown caller is another machine"
-    assert through(path, "127.0.0.1") == "app"
-    assert through(path, "::1") == "app"
-    assert through(path, "::ffff:127.0.0.1") == "app"
-    assert through(path, "10.0.0.1") == "app", "the server itself, under its own address"
-    assert through(path, "::ffff:10.0.0.2") == "http.response.start 404"
-
-
-def test_the_gate_shows_that_it_is_there_and_takes_no_web_sockets():
-    assert through(GATE, "10.0.0.2") == "http.response.start 204"
-    assert through(GATE, "127.0.0.1") == "http.response.start 204"
-    assert through("/v1/fleet/x", "127.0.0.1", kind="websocket") == "websocket.close"
-    assert through("", None, kind="lifespan") == "app"

@@ -43,8 +43,8 @@ def test_messages_are_cut_and_joined():
     frames = [frame for parcel in sent for frame in parcel.frames()]
     assert len(frames) == 1 + 1 + 1 + 2 + 3
     assert max(map(len, frames)) == PIECE + HEAD.size
-    assert list(parcels(frames, FROM_SITE, 3 * PIECE)) == sent
-    assert list(parcels(frames[:-1], FROM_SITE, 3 * PIECE)) == sent[:-1]
+    assert list(parcels(frames, FROM_SITE, lambda _: 3 * PIECE)) == sent
+    assert list(parcels(frames[:-1], FROM_SITE, lambda _: 3 * PIECE)) == sent[:-1]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_messages_are_cut_and_joined():
 )
 def test_frames_that_do_not_fit_are_refused(frames, why):
     with pytest.raises(RefusedError, match=why):
-        list(parcels(frames, FROM_SITE, 1000))
+        list(parcels(frames, FROM_SITE, lambda _: 1000))
 
 
 def test_an_invitation_is_checked():
@@ -96,7 +96,7 @@ def test_three_sites_answer_over_the_stream_and_go_when_it_ends():
 
 def test_long_messages_go_over_the_stream():
     data = random.Random(0).randbytes(25 * MB)
-    with streaming({name: lambda request: request[::-1] for name in ECHO}) as (opened, _):
+    with streaming({name: lambda request: request[::-1] for name in ECHO}, longest=len(data)) as (opened, _):
         assert opened.exchange(everybody(data), PATIENCE) == everybody(data[::-1])
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedstrata.config.naming import name_run
+from fedstrata.core.errors import RequestError
+from fedstrata.core.event_lines import read_event
+from fedstrata.core.plain_text import plain_text
+from fedstrata.core.toml import read_toml
 from fedstrata.runs.folder import Run
 
 DEPTH = 6  # folders below the root in which runs are looked for; a comparison's lie in COMPARISON/METHOD/seed-N
@@ -75,10 +77,10 @@ class RunIndex:
 def _runs(root: Path, below: str, depth: int) -> Iterator[str]:
     """Return the folders that hold a run; links are not followed, and inside a run there is none."""
     folder = root / below
-    if (folder / "experiment.toml").is_file() and (folder / "events.jsonl").is_file():
-        yield below or "."
-        return
     try:
+        if (folder / "experiment.toml").is_file() and (folder / "events.jsonl").is_file():
+            yield below or "."
+            return
         inside = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)] if depth else []
     except OSError:  # it went away, or may not be read
         return
@@ -90,23 +92,24 @@ def _runs(root: Path, below: str, depth: int) -> Iterator[str]:
 def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
     changed = events[0] / 1e9 if events else 0.0
     try:
-        asked = tomllib.loads((folder / "experiment.toml").read_text())
+        asked = read_toml((folder / "experiment.toml").read_text(), "experiment.toml")
         row = Row(
             path,
             _state(folder),
             method=name_run(asked),
             data=str(_at(asked, "data", "name") or ""),
-            seed=_at(asked, "train", "seed"),
-            planned=_at(asked, "train", "rounds"),
+            seed=_whole(_at(asked, "train", "seed")),
+            planned=_whole(_at(asked, "train", "rounds")),
             changed=changed,
         )
         if (folder / "summary.json").exists():
-            told = json.loads((folder / "summary.json").read_text())
-            done = {"rounds": int(told["rounds"]), "accuracy": told["accuracy"]}
-            return replace(row, state="finished", why=str(told.get("stopped", "")), **done)
+            told = Run(folder).summary
+            why, accuracy = plain_text(str(told.get("stopped", ""))), _figure(told["accuracy"])
+            return replace(row, state="finished", why=why, rounds=int(told["rounds"]), accuracy=accuracy)
         rounds, accuracy = _progress(folder / "events.jsonl")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        return Row(path, "damaged", f"{type(error).__name__}: {error}", changed=changed)
+    except Exception as error:  # one run folder, whatever is in it, must not hide the others
+        kind = "" if isinstance(error, RequestError) else f"{type(error).__name__}: "
+        return Row(path, "damaged", plain_text(f"{kind}{error}"), changed=changed)
     if accuracy is None and before is not None and before.rounds <= rounds:
         accuracy = before.accuracy  # of a round that was read earlier
     return replace(row, rounds=rounds, accuracy=accuracy)
@@ -128,12 +131,11 @@ def _progress(events: Path) -> tuple[int, float | None]:
             file.seek(max(size - tail, 0))
             lines = file.read(tail).split(b"\n")[0 if tail >= size else 1 : -1]
         for line in reversed(lines):
-            try:
-                event = json.loads(line) if line.startswith(b'{"event": "round"') else {}
-            except ValueError:
-                continue  # the figures of the run say so
-            rounds = rounds or event.get("round", 0)
-            if isinstance(accuracy := event.get("accuracy"), float | int):
+            event = read_event(line) if line.startswith(b'{"event": "round"') else None
+            if event is None:
+                continue  # of damaged ones, the figures of the run say so
+            rounds = rounds or event["round"]
+            if (accuracy := _figure(event.get("accuracy"))) is not None:
                 return rounds, accuracy
         if tail >= size:
             break
@@ -147,6 +149,15 @@ def stamp(path: Path) -> Stamp:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _figure(value: Any) -> float | None:
+    """Return a number that JSON has; a browser reads no other."""
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
 def _at(table: Mapping[str, Any], *keys: str) -> Any:

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fedstrata.board.app import pages
 from fedstrata.board.auth import loopback
 from fedstrata.board.feed import Board
 from fedstrata.core.errors import RequestError
+from fedstrata.core.web_limits import CONNECTIONS, impatient
 
 
 def serve(root: Path, host: str, port: int, token: str | None, say: Callable[[str], None]) -> None:
@@ -31,7 +33,10 @@ def serve(root: Path, host: str, port: int, token: str | None, say: Callable[[st
     at = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     address = f"http://{at}:{door.getsockname()[1]}/"
     app = pages(Board(root), token, near, lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
+    asked = impatient(AutoHTTPProtocol)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", server_header=False, http=asked, limit_concurrency=CONNECTIONS)
+    )
     say(f"board of {root}: {address}{f'?token={token}' if token else ''}")
     try:
         server.run([door])

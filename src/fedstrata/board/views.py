@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedstrata.board.index import RunIndex, Stamp, stamp
 from fedstrata.core.errors import RequestError
+from fedstrata.core.plain_text import plain_text
 from fedstrata.report.document import figure_of
 from fedstrata.report.figures.style import DASHES, LINES
 from fedstrata.report.gather import GatheredRuns, unlike
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import draw, make_title
+from fedstrata.report.page import draw, leave_out_damaged, make_title
 from fedstrata.report.run_data import RunData
 
 MOST = len(LINES) * len(DASHES)  # runs that are drawn together: more lines cannot be told apart
@@ -46,8 +47,8 @@ class RunReader:
                 self.run_data = RunData.read(self.folder, self.name, group or self.name)
             elif self.run_data is not None:
                 self.run_data.refresh()
-        except (OSError, RequestError) as error:
-            self.problem = f"{self.name}: {error}"
+        except Exception as error:  # one run, whatever it wrote, must not hide the others
+            self.problem = plain_text(f"{self.name}: {error}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,15 @@ class Drawing:
     outcome: str = ""
     warnings: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()
+
+
+def _drawn(gathered: GatheredRuns) -> Drawing:
+    figures = []
+    for shown in draw(gathered):
+        about = {"section": shown.section, "title": shown.title, "said": shown.said}
+        figure = {**about, **figure_of(shown)}
+        figures.append((shown.name, json.dumps(figure, separators=(",", ":"), allow_nan=False)))
+    return Drawing(make_title(gathered), outcome(gathered), (), tuple(figures))
 
 
 class BoardView:
@@ -89,15 +99,14 @@ class BoardView:
     def _draw(self) -> Drawing:
         runs_data = [self._own[name].run_data for name in self._names if name in self._own]
         gathered = GatheredRuns([run_data for run_data in runs_data if run_data is not None])
-        warnings = tuple(self._warnings(gathered.runs_data))
+        warnings = list(self._warnings(gathered.runs_data))
         if not gathered.runs_data:
-            return Drawing(warnings=warnings)
-        figures = []
-        for shown in draw(gathered):
-            about = {"section": shown.section, "title": shown.title, "said": shown.said}
-            figure = {**about, **figure_of(shown)}
-            figures.append((shown.name, json.dumps(figure, separators=(",", ":"), allow_nan=False)))
-        return Drawing(make_title(gathered), outcome(gathered), warnings, tuple(figures))
+            return Drawing(warnings=tuple(warnings))
+        try:
+            drawing = leave_out_damaged(gathered, _drawn)
+        except RequestError as error:  # none is left
+            return Drawing(warnings=(*warnings, str(error)))
+        return replace(drawing, warnings=(*warnings, *gathered.warnings))
 
     def _warnings(self, runs_data: Sequence[RunData]) -> Iterator[str]:
         for name in self._names[:MOST]:

@@ -148,7 +148,10 @@ def run(
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue the run in this folder.")] = None,
     wait: Annotated[float, typer.Option(metavar="SECONDS", min=0.0, help="How long to wait for the sites.")] = 600.0,
     deadline: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="How long sites have for each exchange; 0: no limit.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="How long sites have for each exchange; 0: system.deadline, or an hour."
+        ),
     ] = 0.0,
     stream: Annotated[
         bool | None,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.part import Part
+from fedstrata.core.toml import read_toml
 
 
 def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
@@ -24,11 +24,7 @@ def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{source} cannot be read: {error}") from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        where = str(error).replace("at end of document", f"at line {len(text.splitlines())}, the end of the document")
-        raise RequestError(f"{source} is not valid TOML: {where}") from None
+    return read_toml(text, source)
 
 
 def plain(value: Any) -> Any:
@@ -70,8 +66,8 @@ def assignment(text: str, option: str = "--set") -> tuple[str, Any]:
 def read_value(text: str) -> Any:
     """Read a value as TOML, or as plain text where that fails."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return read_toml(f"value = {text}", "a value")["value"]
+    except RequestError:
         return text.strip()
 
 

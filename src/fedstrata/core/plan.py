@@ -142,7 +142,7 @@ class Plan:
         try:
             yield
         except StateError as error:
-            _, stage, *rest = error.path.split(".")
+            _, stage, *rest = [*error.path.split("."), ""]
             owners: dict[str, Part] = {"driver": self.driver, "selector": self.selector, "combiner": self.combiner}
             owner = owners.get(stage) or self.server_steps.get(rest[0] if rest else "")
             if owner is None:

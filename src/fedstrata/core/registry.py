@@ -217,11 +217,21 @@ def explain_error(error: ValidationError, value: Any, key: str) -> RequestError:
     path, found = _locate(errors[0]["loc"], value)
     allowed = [_allowed(e) for e in errors if _locate(e["loc"], value)[0] == path]
     where = ".".join(filter(None, [key, *path]))
-    if errors[0]["type"] == "missing":
+    if errors[0]["type"] == "missing" and isinstance(found, list):
+        places = [int(e["loc"][-1]) for e in errors if e["type"] == "missing"]
+        allowed = [f"a list of {1 + max(places)}"]
+    elif errors[0]["type"] == "missing":
         return RequestError(f"{where} is required")
-    return RequestError(
-        f"{where} = {json.dumps(found, default=str)} is not valid; allowed: {' or '.join(dict.fromkeys(allowed))}"
-    )
+    return RequestError(f"{where} = {shorten(found)} is not valid; allowed: {' or '.join(dict.fromkeys(allowed))}")
+
+
+def shorten(value: Any, most: int = 200) -> str:
+    """Write a value out as JSON, as far as one line of an error takes it."""
+    try:
+        said = json.dumps(value, default=str)
+    except (ValueError, RecursionError):
+        said = f"a {type(value).__name__} that cannot be written out"
+    return said if len(said) <= most else f"{said[:most]} ..."
 
 
 def _locate(loc: tuple[int | str, ...], value: Any) -> tuple[list[str], Any]:
@@ -229,7 +239,8 @@ def _locate(loc: tuple[int | str, ...], value: Any) -> tuple[list[str], Any]:
     path: list[str] = []
     for step in loc:
         inside = isinstance(value, Mapping) and step in value
-        if not inside and not (isinstance(value, list | tuple) and isinstance(step, int)):
+        place = isinstance(value, list | tuple) and isinstance(step, int) and step < len(value)  # or it is missing
+        if not inside and not place:
             if isinstance(value, Mapping) and not path:
                 path.append(str(step))
             break
@@ -249,6 +260,8 @@ def _allowed(error: Any) -> str:
     if error["type"] in bounds:
         name, sign = bounds[error["type"]]
         return f"a number {sign} {context[name]}"
+    if error["type"] == "too_long":
+        return f"a list of at most {context['max_length']}"
     if error["type"] == "literal_error":
         return str(context["expected"]).replace("'", '"')
     words = {

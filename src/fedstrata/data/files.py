@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import gzip
 import io
 import lzma
 import tarfile
@@ -11,11 +10,12 @@ import tempfile
 import weakref
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data import store
+from fedstrata.data.unpacking import check_zip, most_bytes, refuse, unpack_gzip, unpack_xz
 
 # An encrypted zip is a RuntimeError, an unknown compression a NotImplementedError, which is one too.
 DAMAGE = (EOFError, OSError, RuntimeError, tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
@@ -32,16 +32,18 @@ class Files:
         self.path = path
         self._zip = self._tar = None
         self._members: dict[str, tarfile.TarInfo] = {}
+        self._most = most_bytes(0 if path.is_dir() else path.stat().st_size)  # bytes of what is unpacked
         try:
             if path.is_dir():
                 self.names = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
             elif zipfile.is_zipfile(path):
                 self._zip = zipfile.ZipFile(path)
+                check_zip(self._zip, path, self._most)
                 self.names = sorted(n for n in self._zip.namelist() if not n.endswith("/"))
             elif path.suffix == ".deb" or tarfile.is_tarfile(path):
                 self._tar = _debian(path) if path.suffix == ".deb" else tarfile.open(path)  # noqa: SIM115  kept open
                 weakref.finalize(self, self._tar.close)
-                self._members = {m.name: m for m in self._tar.getmembers() if m.isfile()}
+                self._members = {m.name: m for m in _members(self._tar, path, self._most) if m.isfile()}
                 self.names = sorted(self._members)
             elif path.suffix in (".zip", ".whl", ".tar", ".tgz") or path.name.endswith((".tar.gz", ".tar.xz")):
                 raise EOFError("the archive cannot be opened")
@@ -73,10 +75,11 @@ class Files:
                 data = member.read()
             else:
                 data = (self.path / name).read_bytes()
+            most = self._most if self._zip or self._tar else most_bytes(len(data))
             if name.endswith(".gz"):
-                return gzip.decompress(data)
-            return lzma.decompress(data) if name.endswith(".xz") else data
-        except (*DAMAGE, ValueError) as error:
+                return unpack_gzip(data, name, most)
+            return unpack_xz(data, name, most) if name.endswith(".xz") else data
+        except (*DAMAGE, ValueError, MemoryError, OverflowError) as error:
             raise DamagedError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
 
     def inside(self, name: str) -> Files:
@@ -86,9 +89,10 @@ class Files:
             inner.say = self.say
             return inner
         inner = Files.__new__(Files)
-        inner.path, inner._tar, inner.say = self.path / name, None, self.say
+        inner.path, inner._tar, inner.say, inner._most = self.path / name, None, self.say, self._most
         try:
             inner._zip = zipfile.ZipFile(io.BytesIO(self.read(name)))
+            check_zip(inner._zip, inner.path, self._most)
         except DAMAGE as error:
             raise DamagedError(f"{self.path}: {name} is damaged or incomplete: {error}") from None
         inner.names = sorted(n for n in inner._zip.namelist() if not n.endswith("/"))
@@ -125,6 +129,14 @@ class Files:
             ) from None
         tar.close()
         return tarfile.open(fileobj=plain, mode="r:")
+
+
+def _members(tar: tarfile.TarFile, path: Path, most: int) -> Iterator[tarfile.TarInfo]:
+    """Go through a tar; one that is longer than it may be is not read to its end."""
+    while (member := tar.next()) is not None:
+        if tar.offset > most:  # where the next one begins
+            raise refuse(path, most)
+        yield member
 
 
 def _debian(path: Path) -> tarfile.TarFile:

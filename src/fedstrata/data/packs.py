@@ -10,6 +10,7 @@ import numpy as np
 from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data.files import DAMAGE, Files
 from fedstrata.data.formats.images import read_image
+from fedstrata.data.unpacking import check_npz, most_bytes
 
 
 class Pack(dict[str, np.ndarray]):
@@ -30,9 +31,10 @@ def read_npz(files: Files, pattern: str) -> Pack | None:
         return None
     data = io.BytesIO(files.read(name))
     try:
+        check_npz(data, f"{files.path}: {name}", most_bytes(data.getbuffer().nbytes))
         with np.load(data, allow_pickle=False) as archive:
             return Pack(f"{files.path}: {name}", {key: archive[key] for key in archive.files})
-    except (ValueError, TypeError, AttributeError, *DAMAGE) as error:  # a lone array is no archive
+    except (ValueError, TypeError, AttributeError, MemoryError, OverflowError, *DAMAGE) as error:  # or a lone array
         raise DamagedError(f"{files.path}: {name} is damaged or no .npz archive: {error}") from None
 
 

@@ -9,7 +9,6 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,12 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.errors import RequestError
-from fedstrata.data.files import Files
+from fedstrata.data.files import DAMAGE, Files
 from fedstrata.data.formats.images import SUFFIXES, Picture, pictures, read_images
+from fedstrata.data.formats.tabular import open_parquet
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, read_features
+from fedstrata.data.unpacking import check_npz, most_bytes
 
 KINDS = ".csv, .tsv, .parquet, .npz, .npy, an image, or a folder of images"
 
@@ -100,7 +101,7 @@ def _from_file(path: Path, shape: Sequence[int], label: str | None) -> Found:
             return _with_labels(_read_parquet(path), label)
         if kind in (".npz", ".npy"):
             return _read_arrays(path)
-    except (OSError, ValueError, EOFError) as error:
+    except (ValueError, TypeError, AttributeError, MemoryError, OverflowError, csv.Error, *DAMAGE) as error:
         raise RequestError(f"{path} cannot be read: {error}") from None
     raise RequestError(f"{path} is not of a known kind; allowed: {KINDS}")
 
@@ -122,19 +123,13 @@ def _read_columns(path: Path) -> dict[str, list[str]]:
 
 
 def _read_parquet(path: Path) -> dict[str, Any]:
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError:
-        raise RequestError(f"{path}: Parquet needs pyarrow; get it with: pip install 'fedstrata[parquet]'") from None
-    try:
-        table = parquet.read_table(path)
-    except Exception as error:  # whatever pyarrow raises for a file that is none
-        raise ValueError(str(error)) from None
+    table = open_parquet(path)
     return {name: np.asarray(table.column(name).to_numpy()) for name in table.column_names}
 
 
 def _read_arrays(path: Path) -> Found:
     """Read samples; of a file with a test set, the test set."""
+    check_npz(path, path, most_bytes(path.stat().st_size))
     held = np.load(path, allow_pickle=False)
     if isinstance(held, np.ndarray):
         return _as_images(held), None, None

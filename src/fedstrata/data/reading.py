@@ -110,7 +110,7 @@ def read_labels(labels: Any) -> np.ndarray:
         return np.array([str(v) for v in y])
     try:
         numbers = y.astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise RequestError(f"labels must be text or whole numbers, not {type(y[0]).__name__}") from None
     if (broken := ~np.isfinite(numbers) | (numbers != np.round(numbers))).any():
         raise RequestError(

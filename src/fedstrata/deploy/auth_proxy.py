@@ -3,23 +3,37 @@
 Flower serves three interfaces on one port. Fleet, for the sites, asks for a registered node key. Control (start a run,
 which is any program, on the server and at all sites; register a key; stop a run) and Runtime (take over a run's task)
 ask for nothing. So whoever could open the port would own the federation, with TLS and node keys on. The gate answers
-404 to every path but Fleet's, unless the caller is on this machine.
+404 to every path but Fleet's, unless the caller is on this machine and no browser. It decides by headers alone: of who
+is not signed as a site that may connect, no body is read, and of nobody one that is longer than any of ours.
 
 `python -m fedstrata.deploy.auth_proxy OPTIONS` is `flower-superlink OPTIONS` behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import asyncio
+import asyncio.constants
+import re
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 from typing import Any
 
+from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy.flower import run_command
+from fedstrata.deploy.node_signature import KnownKeys
 
 FLEET = "/v1/fleet/"
 HEALTH = "/health"
 GATE = "/fedstrata-gate"  # answered by the gate itself: that is how one knows that it is there
+NODES = "nodes.json"  # beside the database: which site has which node id and key
+BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most
+SILENCE = 30.0  # seconds between two pieces of a body
+BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,34 +41,92 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+def own_names(*more: str) -> frozenset[str]:
+    """Return the names by which callers on this machine may know it."""
+    return frozenset(name.lower() for name in ("localhost", socket.gethostname(), socket.getfqdn(), *more))
+
+
+@dataclass
 class Gate:
     """Stands before a web application (ASGI)."""
 
-    def __init__(self, app: App):
-        self._app = app
+    app: App
+    keys: KnownKeys | None = None  # of the sites that may connect; None: insecure
+    names: frozenset[str] = field(default_factory=own_names)  # of this machine, as its own callers know it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and passes(scope)):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            status = 204 if scope["path"] == GATE else 404
-            await send({"type": "http.response.start", "status": status, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-        else:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
+        elif (status := self.refusal(scope)) is None:
+            await self.app(scope, _awake(receive), send)
+        else:  # and what else the caller sends is not read
+            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": b""})
+
+    def refusal(self, scope: Scope) -> int | None:
+        """Return the status with which a request is answered here; None: it may go on.
+
+        Everything is decided by its headers. A page in a browser on this machine could call us, too, also under a name
+        of its own that leads here: what comes from browsers is refused, and who comes from here must know our names.
+        """
+        path, fleet, headers = scope["path"], scope["path"].startswith(FLEET), _headers(scope)
+        if path == GATE:
+            return 204
+        if path != HEALTH and not fleet and not from_here(scope):
+            return 404
+        if any(name in headers for name in BROWSERS) or not (self._named(headers) or self._of_site(scope)):
+            return 403
+        if fleet and self.keys is not None and not self.keys.signed(headers):
+            return 404  # upon 401 and 403 a SuperNode would leave without a word
+        return None if not fleet else too_long(headers)
+
+    def _named(self, headers: Mapping[str, str]) -> bool:
+        """Say whether the caller calls us by an address, which no other name can stand for, or by one of our names."""
+        found = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(:\d*)?", headers.get("host", ""))
+        return found is not None and (_address((found[1].strip("[]"),)) is not None or found[1].lower() in self.names)
+
+    def _of_site(self, scope: Scope) -> bool:
+        """Say whether a request is one that a name cannot make dangerous: signed, or from another machine."""
+        return scope["path"] == HEALTH or (
+            scope["path"].startswith(FLEET) and (self.keys is not None or not from_here(scope))
+        )
 
 
-def passes(scope: Scope) -> bool:
-    """Say whether a request may go on."""
-    path = scope["path"]
-    return path != GATE and (path == HEALTH or path.startswith(FLEET) or from_here(scope))
+def too_long(headers: Mapping[str, str]) -> int | None:
+    """Return the status for a body that is longer than any of ours, or does not say how long it is."""
+    if "transfer-encoding" in headers:
+        return 411
+    length = headers.get("content-length", "0")
+    return None if length.isascii() and length.isdigit() and int(length[:20]) <= BODY else 413
 
 
 def from_here(scope: Scope) -> bool:
     """Say whether the caller is on this machine: on loopback, or under the very address it called."""
     caller, called = (_address(scope.get(end)) for end in ("client", "server"))
     return caller is not None and (caller.is_loopback or caller == called)
+
+
+def _awake(receive: Receive) -> Receive:
+    """Give callers up who fall silent in the middle of a body."""
+    whole = False
+
+    async def take() -> MutableMapping[str, Any]:
+        nonlocal whole
+        try:
+            message = await (receive() if whole else asyncio.wait_for(receive(), SILENCE))
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return take
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope.get("headers", ())}
 
 
 def _address(end: Any) -> Any:
@@ -67,13 +139,18 @@ def _address(end: Any) -> Any:
 
 def main() -> None:
     """Run Flower's own command with the gate before what it serves."""
-    uvicorn = import_module("uvicorn")
-    serve = uvicorn.run
+    uvicorn, auto = import_module("uvicorn"), import_module("uvicorn.protocols.http.auto")
+    serve, words = uvicorn.run, sys.argv[1:]
+    secure = "--enable-supernode-auth" in words
+    keys = KnownKeys(Path(words[words.index("--database") + 1]).with_name(NODES)) if secure else None
+    names = own_names(words[words.index("--host") + 1])
+    asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
 
-    def protect_engine(app: App, **options: Any) -> None:
-        serve(Gate(app), **(options | {"proxy_headers": False}))  # nobody may say where he comes from
+    def guarded(app: App, **options: Any) -> None:
+        limits = {"http": impatient(auto.AutoHTTPProtocol), "limit_concurrency": CONNECTIONS}
+        serve(Gate(app, keys, names), **(options | limits | {"proxy_headers": False}))  # nobody says where he is from
 
-    uvicorn.run = protect_engine  # type: ignore[attr-defined]
+    uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")
 
 

@@ -16,10 +16,9 @@ from typing import Any
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
-from fedstrata.deploy.auth_proxy import GATE, HEALTH
+from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES
 from fedstrata.deploy.processes import Household, running
 
-NODES = "nodes.json"  # which site has which node id and key
 READY = 90.0  # seconds in which a server must be up
 Say = Callable[[str], None]
 

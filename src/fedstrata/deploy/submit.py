@@ -6,7 +6,6 @@ differs goes into the run configuration: paths on the server's machine, and how 
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -23,6 +22,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import folder_name, name_run
 from fedstrata.config.open_stages import fill
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.event_lines import DAMAGED, read_event
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
 from fedstrata.deploy.server import FederationServer, tail
@@ -146,7 +146,7 @@ def again(server: FederationServer, path: Path, sites: int | None, **how: Any) -
     count = sites or len(site_names(run))
     if not count:
         raise RequestError("--sites is required: how many sites to wait for")
-    checkpoint = run.checkpoints.manifest()
+    checkpoint = run.checkpoints.manifest(events=int)
     return Submission(server, experiment, path.absolute(), count, **how, resume=True, checkpoint=checkpoint)
 
 
@@ -235,7 +235,7 @@ class EventLines:
         except OSError:
             return
         for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
-            event = json.loads(line)
+            event = read_event(line) or {"event": DAMAGED}
             if self._old and event["event"] != "resumed":
                 return
             self._old = False

@@ -29,9 +29,11 @@ from fedstrata.methods.drivers.sync import GlobalBatches
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import hide_figures, protect_report
+from fedstrata.remote.transport import LONGEST, SMALL
 
 HUGE = 1e4  # times the length of the model: no training moves it that far
 MOST = 1e15  # of anything that a report counts
+METRICS = 1 << 16  # bytes of the open numbers of one report, beside those of labels: they all go into the events
 
 
 def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
@@ -47,6 +49,18 @@ def expected(plan: Plan, kind: str) -> dict[str, tuple[int, ...]] | None:
     for name, part in plan.local.chain.items():
         shapes |= {f"{name}/{slot}": tuple(s.shape) for slot, s in part.declare_aggregated(space).items()}
     return dict(sorted(shapes.items()))
+
+
+def longest_reply(plan: Plan) -> int:
+    """Return the bytes that no honest reply of a run exceeds: what a site can have to send grows with the model.
+
+    32 bytes a number are four in double precision: an update or its masked words, and where a chain hands a model on,
+    the model with an optimizer's memory. A part's tensors count as often; everything else is small.
+    """
+    space = plan.space
+    declared = [s for part in plan.local.chain.values() for s in part.declare_aggregated(space).values()]
+    numbers = space.P + space.Q + sum(int(torch.Size(slot.shape).numel()) for slot in declared)
+    return min(SMALL + 32 * numbers, LONGEST)
 
 
 def _gradient(plan: Plan) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -145,7 +159,12 @@ def _check_metrics(report: Report, task: Task, plan: Plan, finite: bool) -> None
     for name in {name for part in plan.server_side for name in part.metrics_read(task.kind)} - {REFUSED}:
         if not _number(report.metrics.get(name)):
             raise RefusedError(f"its report does not say what {name} is")
+    asked = cast(tuple[int, ...], task.config.get("labels", ()))
+    if value_bytes(report.metrics) + sum(map(len, report.metrics)) > METRICS + 8 * len(asked):
+        raise RefusedError("its report has more metrics than a report can have")
     for name, value in report.metrics.items():
+        if not name.isprintable() or (isinstance(value, str) and not value.isprintable()):
+            raise RefusedError("its report has a metric that is no plain text")
         numbers = value if isinstance(value, tuple) else () if isinstance(value, str) else (value,)
         if not all(_number(number) and (isfinite(number) or not finite) for number in numbers):
             raise RefusedError(f"its report says {name:.40} = {value!r:.40}")

@@ -24,6 +24,7 @@ from fedstrata.data.reading import Label, order_labels
 from fedstrata.privacy.labels.masking import hold_table
 
 MOST = 10**9  # samples of a site, and numbers of a sample
+CLASSES, NAME = 100_000, 200  # labels of a site, and characters of one: they are written into every run's events
 UNKNOWN = 2  # classes that stand for all, as long as nobody knows how many there are
 
 
@@ -73,6 +74,11 @@ class Introduction:
         possible = all(0 <= number <= MOST for number in counted) and all(map(isfinite, scales))
         if not possible or facts.classes == () or facts.speed <= 0:
             raise RequestError(f"site {site} describes its data with impossible numbers")
+        names = [facts.dtype, facts.fingerprint, *(label for label in facts.classes or () if isinstance(label, str))]
+        if not all(len(name) <= NAME and name.isprintable() for name in names) or len(facts.classes or ()) > CLASSES:
+            raise RequestError(
+                f"site {site} has labels that are no plain text of at most {NAME} characters, or more than {CLASSES:,}"
+            )
         if facts.counts is not None and len(facts.counts) != len(facts.classes or ()):
             raise RequestError(f"site {site} counts its labels wrongly")
         if not isinstance(getattr(torch, facts.dtype, None), torch.dtype) or min(facts.shape, default=1) < 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedstrata.client.site_client import StatelessError
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.plain_text import WORDS, plain_text
 from fedstrata.privacy.frames import RefusedError, join, split
 
 DONE, FAILED = b"done", b"failed"
@@ -48,14 +49,14 @@ def build_reply(*fields: bytes) -> bytes:
 def build_refusal(error: Exception | str) -> bytes:
     """Write why there is none."""
     how = next((name for name, kind in FAILURES.items() if isinstance(error, kind)), FAILED)
-    return join([how, str(error).encode()])
+    return join([how, plain_text(str(error)).encode()])
 
 
 def read_reply(data: bytes, fields: int) -> tuple[bytes, ...]:
     """Read a reply of so many fields."""
     how, *told = split(data) or (b"",)
     if how in FAILURES and len(told) == 1:
-        raise FAILURES[how](told[0].decode(errors="replace"))
+        raise FAILURES[how](plain_text(told[0][: 4 * WORDS].decode(errors="replace")))
     if how != DONE or len(told) != fields:
         raise RefusedError("a reply has other fields than were asked for")
     return tuple(told)

@@ -34,6 +34,7 @@ from fedstrata.privacy.setup import (
     tells_counts,
 )
 from fedstrata.remote.chain import SealedChain, unsealable
+from fedstrata.remote.checks import longest_reply
 from fedstrata.remote.clock import Observed
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.engine import AtSites, Masks
@@ -51,6 +52,7 @@ from fedstrata.runs.training import begin, resume
 from fedstrata.server.bounds import bound_reports
 
 Log = Callable[..., None]
+DEADLINE = 3600.0  # seconds for an exchange where nobody says how many: a silent site must not stop a run
 MASKED = "labels_masked"  # the event that keeps what the server learned of labels
 LENGTH = 10.0  # to which sites shorten their update under masks, unless the experiment says another
 SAMPLES = 2.0  # times the median, that no site counts for more of
@@ -167,6 +169,7 @@ class SiteClients:
         relay = self._relay(plan, log)
         self.chained = relay is not None
         site_registry.note = log
+        site_registry.transport.longest = longest_reply(plan)
         site_registry.write(self.folder)
         for name, error in site_registry.begin(site_registry.names, site_registry.deadline).items():
             if not self.resumed:
@@ -282,7 +285,7 @@ def run_at_sites(
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
     possible_at_sites(described)
     described = doubting_sites(described)
-    deadline = deadline or described.system.deadline or None
+    deadline = deadline or described.system.deadline or DEADLINE
     before = recorded(path) if resumed else None
     names = sorted(transport.names()) if before is None else list(before[1])
     if len(names) < sites:

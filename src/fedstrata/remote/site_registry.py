@@ -189,8 +189,11 @@ def recorded(folder: Path) -> tuple[str, dict[str, Introduction]] | None:
     """Return who took part in a run, as its folder has it; None where it never began."""
     if not (folder / FILE).exists():
         return None
-    table = json.loads((folder / FILE).read_text())
-    return table["run"], {name: Introduction.read(values, name) for name, values in table["sites"].items()}
+    try:
+        table = json.loads((folder / FILE).read_text())
+        return str(table["run"]), {name: Introduction.read(values, name) for name, values in table["sites"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestError(f"{folder / FILE} is damaged, so nobody knows who takes part: {error!r}") from None
 
 
 def _clock(seconds: float | None) -> Callable[[], float | None]:

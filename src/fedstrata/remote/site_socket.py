@@ -23,6 +23,7 @@ from fedstrata.remote.transport import LONGEST, Answer, Failure, attempted
 
 ASKED, TOLD = struct.Struct("<Q"), struct.Struct("<BQ")
 LONGEST_PATH = 103  # bytes that every system has room for
+ASKING = 60.0  # seconds in which a caller says what he wants, and takes its answer
 LONGEST_WAIT = 2_000_000.0  # seconds (23 days): the most that a socket can be told to wait
 
 
@@ -102,6 +103,7 @@ class _Caller(BaseRequestHandler):
 
     def handle(self) -> None:
         """Answer one request; who goes away before the reply is not followed."""
+        self.request.settimeout(ASKING)
         with suppress(OSError, EOFError):
             (size,) = ASKED.unpack(_read(self.request, ASKED.size))
             if size > LONGEST:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.plain_text import plain_text
 
-LONGEST = 1 << 31  # bytes of a request or reply
-WORDS = 4_000  # characters of a reason
+LONGEST = 1 << 31  # bytes of a request, and of a reply where nobody says less
+SMALL = 1 << 24  # bytes of a reply before a run's model is known: descriptions, keys and sums over labels
 
 Reply = TypeVar("Reply")
 Answer = Callable[[bytes], bytes]  # a request in, a reply out: all that a site does
@@ -18,18 +19,23 @@ Answer = Callable[[bytes], bytes]  # a request in, a reply out: all that a site 
 
 @dataclass(frozen=True)
 class Failure:
-    """A site's answer where it could not do what it was asked for."""
+    """A site's answer where it could not do what it was asked for; the reason is plain text, whoever wrote it."""
 
     reason: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", plain_text(self.reason))
+
     @classmethod
     def of(cls, error: FedstrataError) -> Failure:
-        """Say why, at no great length."""
-        return cls(str(error)[:WORDS])
+        """Say why."""
+        return cls(str(error))
 
 
 class Transport(Protocol):
     """The way to the sites."""
+
+    longest: int  # bytes of a reply from here on; what is longer is a failure of its site, and is not held in memory
 
     def names(self) -> list[str]:
         """Return the sites that are there now, sorted by name."""

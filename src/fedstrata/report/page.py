@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from typing import Any, TypeVar
 
 from fedstrata import __version__
+from fedstrata.core.errors import RequestError
+from fedstrata.core.plain_text import plain_text
 from fedstrata.report import figures, tables
 from fedstrata.report.condition_table import by_condition
 from fedstrata.report.document import document, frame, heading
@@ -21,11 +24,40 @@ from fedstrata.runs.compare.grid import conditions_of
 
 IN_FULL = 4  # most runs all of whose own figures are drawn: the file stays under 6 MB
 BRIEFLY = 12  # most runs of which at least the method's own figures and the faults, which are small, are
+Page = TypeVar("Page")
 ORDER = [name for _, name, *_ in figures.OWN]
 
 
 def page(gathered: GatheredRuns) -> str:
     """Write the page."""
+    return leave_out_damaged(gathered, _page)
+
+
+def leave_out_damaged(gathered: GatheredRuns, show: Callable[[GatheredRuns], Page]) -> Page:
+    """Show runs; one that cannot be shown, because what it wrote is damaged, is left out, with a warning."""
+    try:
+        return show(gathered)
+    except Exception:
+        bad = {run_data.name: why for run_data in gathered.runs_data if (why := _why_not(run_data, show))}
+        if not bad:
+            raise
+    said = [f"{name} cannot be shown, because what it wrote is damaged: {why}" for name, why in bad.items()]
+    gathered.runs_data = [run_data for run_data in gathered.runs_data if run_data.name not in bad]
+    gathered.warnings = [*gathered.warnings, *said]
+    if not gathered.runs_data:
+        raise RequestError("; ".join(said))
+    return show(gathered)
+
+
+def _why_not(run_data: RunData, show: Callable[[GatheredRuns], Any]) -> str | None:
+    try:
+        show(GatheredRuns([run_data]))
+    except Exception as error:  # whatever damaged figures can do to those who draw them
+        return plain_text(f"{type(error).__name__}: {error}", 200)
+    return None
+
+
+def _page(gathered: GatheredRuns) -> str:
     full, shown, title = gathered.firsts[:IN_FULL], draw(gathered), make_title(gathered)
     conditions = {run_data.condition for run_data in gathered.runs_data}
     sections = [(key, name) for key, name in SECTIONS.items() if _has(key, shown, gathered)]

@@ -6,11 +6,10 @@ was killed leaves half a line; a newer version writes events that this one does 
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +18,18 @@ import numpy as np
 from fedstrata import __version__
 from fedstrata.config.naming import name_run
 from fedstrata.core.errors import RequestError
+from fedstrata.core.event_lines import read_event
 from fedstrata.core.events import FAULTS, Fault, describe_choice, describe_fault
+from fedstrata.core.toml import read_toml
 from fedstrata.runs.folder import Run
 
 TABLES = ("recall", "labels", "client_accuracy", "client_deciles")  # a round has a list of each
 TRAINS = ("train", "gradient")  # kinds of steps that teach the model
+SHOWN = (  # figures of a summary
+    *("accuracy", "balanced_accuracy", "worst10", "best_accuracy", "accuracy_last10", "accuracy_last10_std"),
+    *("bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time"),
+)
+CLIENTS, DEEPEST = 10_000_000, 12  # of a run that is shown; of tables in its events
 SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
 
 
@@ -136,9 +142,11 @@ class RunData:
             If it is not a run folder.
         """
         path = Run.open(Path(path)).path
+        if not (path / "events.jsonl").is_file():
+            raise RequestError(f"{path} has nothing to show: its run was stopped before it began; --resume goes on")
         try:
-            experiment = tomllib.loads((path / "experiment.toml").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            experiment = read_toml((path / "experiment.toml").read_text(encoding="utf-8"), "it")
+        except (OSError, ValueError, RequestError) as error:
             raise RequestError(f"{path}/experiment.toml cannot be read: {error}") from None
         called = name or name_run(experiment) or path.name
         run_data = cls(path, called, group or called, experiment)
@@ -178,9 +186,12 @@ class RunData:
 
     def _take(self, line: bytes) -> None:
         try:
-            event = json.loads(line)
+            event = read_event(line)
+            known = self._lines  # a round is a line at least
+            if event is None or not _is_sane(event) or event.get("round", 0) > known or not _has_lists(event):
+                raise ValueError
             self._apply(event["event"], event)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError):
             self._warn(f"line {self._lines} of events.jsonl cannot be understood; it is left out")
 
     def _warn(self, said: str) -> None:
@@ -193,8 +204,10 @@ class RunData:
             event |= {name: np.array(event[name], dtype=np.float32) for name in TABLES if event.get(name)}
             self._rounds.append(event)
         elif kind == "start":
+            if not isinstance(event.get("classes", []), list) or not 0 <= int(event.get("clients", 0)) <= CLIENTS:
+                raise ValueError
             self.start = event
-            self.mix = np.array(event["mix"], dtype=np.float64) if "mix" in event else None
+            self.mix = np.array(list(event["mix"]), dtype=np.float64) if "mix" in event else None
             if newer(event.get("version", "0")):
                 said = f"this run was written by fedstrata {event['version']}, which is newer than this one"
                 self._warn(f"{said} ({__version__}); what it does not know is not shown")
@@ -224,7 +237,9 @@ class RunData:
         except RequestError as error:
             self._warn(str(error))
             return {}
-        return summary if isinstance(summary, dict) else {}
+        if odd := [name for name, value in summary.items() if not fits(name, value)]:
+            self._warn(f"summary.json says {', '.join(odd)[:200]} as it cannot be; that is left out")
+        return {name: value for name, value in summary.items() if name not in odd}
 
     @property
     def row(self) -> str:
@@ -268,7 +283,7 @@ class RunData:
         """Which labels have less than half of an even share; all False where shares are not told."""
         if self.mix is None:
             return np.zeros(len(self.classes), dtype=bool)
-        rare: np.ndarray = self.mix < 0.5 / len(self.mix)
+        rare: np.ndarray = self.mix < 0.5 / max(len(self.mix), 1)
         return rare
 
     def asked(self, *keys: str) -> Any:
@@ -361,6 +376,8 @@ class RunData:
         client_updates, first = self.client_updates, int(self.rounds[0]) if len(self) else 1
         times = np.zeros((self.clients, int(self.rounds[-1]) - first + 1 if len(self) else 0), dtype=np.int32)
         there = client_updates.arrived & (client_updates.client < len(times))
+        there &= (client_updates.round >= first) & (client_updates.round - first < times.shape[1])
+        there &= client_updates.client >= 0
         np.add.at(times, (client_updates.client[there], client_updates.round[there] - first), 1)
         return times
 
@@ -372,6 +389,36 @@ class RunData:
             if len(told := event.get(name, ())):
                 table[at, : len(told)] = told
         return table
+
+
+def fits(name: str, value: Any) -> bool:
+    """Say whether a value can stand in a summary under this name; what else is there is not shown."""
+    if value is None:
+        return True
+    kind = {"stopped": str, "remarks": list, "privacy": dict}.get(name)
+    return isinstance(value, kind) if kind else _is_sane(value) and (name not in SHOWN or _is_number(value))
+
+
+def _has_lists(event: dict[str, Any]) -> bool:
+    return all(isinstance(event.get(name, []), list) and all(map(_is_entry, event.get(name, []))) for name in TABLES)
+
+
+def _is_entry(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_sane(value: Any, depth: int = 0) -> bool:
+    """Say whether all whole numbers inside are such as arrays can hold, and nothing lies deeper than we write."""
+    if isinstance(value, int):
+        return abs(value) < 1 << 62
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < DEEPEST and all(
+        _is_sane(one, depth + 1) for one in inside if isinstance(one, int | dict | list) and not isinstance(one, bool)
+    )
 
 
 def newer(version: object) -> bool:
@@ -403,4 +450,4 @@ def _client_updates(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tupl
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else np.nan
+    return float(value) if isinstance(value, int | float) else np.nan  # `_is_sane` has seen to it that it fits

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -114,10 +114,13 @@ class Checkpoints:
 
     def read(self, manifest: Mapping[str, Any], like: Any) -> tuple[Any, ClientStates]:
         """Read a checkpoint into a state shaped like `like`."""
-        arrays: tree.Arrays = {**load(self._get(manifest["server"]))}
-        arrays |= {name: self._lay_down(Stored(), entry) for name, entry in manifest.get("stored", {}).items()}
-        state = tree.restore(manifest["state"], arrays, like)
-        self._clients = {c: ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
+        with self._reading():
+            arrays: tree.Arrays = {**load(self._get(manifest["server"]))}
+            arrays |= {name: self._lay_down(Stored(), entry) for name, entry in manifest.get("stored", {}).items()}
+            state = tree.restore(manifest["state"], arrays, like)
+            if type(state) is not type(like):
+                raise TypeError(f"its state is a {type(state).__name__}")
+            self._clients = {int(c): ((tag[0], tag[1]), file) for c, tag, file in manifest["clients"]}
         return state, self.client_states()
 
     def client_states(self) -> ClientStates:
@@ -126,19 +129,32 @@ class Checkpoints:
 
     def client(self, entry: Mapping[str, str]) -> Tensors:
         """Read one client's state."""
-        return load(self._get(entry))
+        with self._reading():
+            return load(self._get(entry))
 
-    def manifest(self) -> dict[str, Any] | None:
-        """Read what the newest checkpoint says about itself."""
+    def manifest(self, **about: Any) -> dict[str, Any] | None:
+        """Read what the newest checkpoint says about itself; `about` are the types of what was said beside it."""
         current = self.path / "CURRENT"
         if not current.exists():
             return None
-        try:
-            entry = json.loads(current.read_text())
-            manifest: dict[str, Any] = json.loads(self._get(entry))
+        with self._reading():
+            manifest: dict[str, Any] = json.loads(self._get(json.loads(current.read_text())))
+            expected = {"round": int, "server": dict, "clients": list, **about}
+            if wrong := [name for name, kind in expected.items() if not isinstance(manifest[name], kind)]:
+                raise ValueError(f"its {wrong[0]} cannot be read")
             return manifest
-        except (KeyError, TypeError, ValueError, SafetensorError) as error:
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Refuse files that are no checkpoint of ours, whatever they are; a part's own state has its own words."""
+        try:
+            yield
+        except tree.StateError as error:
+            if error.path.count(".") > 1:  # a part's own: whoever knows the parts names it
+                raise
             raise RequestError(f"{self.path} holds a damaged checkpoint: {error}") from None
+        except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError, SafetensorError) as error:
+            raise RequestError(f"{self.path} holds a damaged checkpoint: {type(error).__name__}: {error}") from None
 
     def _put_stored(self, name: str, one: Stored) -> dict[str, str]:
         """Write a tensor, unless an earlier checkpoint did."""

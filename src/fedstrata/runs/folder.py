@@ -28,6 +28,7 @@ from torch import Tensor
 from fedstrata.config.model_info import ABOUT, ModelInfo
 from fedstrata.core import html
 from fedstrata.core.errors import RequestError
+from fedstrata.core.event_lines import read_events
 from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.core.messages import Tensors
@@ -129,7 +130,8 @@ class Run(Predictor):
         """
         if path.is_file():
             raise RequestError(f"{path} is a file; a run needs a folder of its own")
-        if path.is_dir() and any(path.iterdir()) and not (path / "experiment.toml").exists():
+        begun = {LOCK, "experiment.toml.part"}  # what is left of one that was killed before there was anything
+        if path.is_dir() and {p.name for p in path.iterdir()} - begun and not (path / "experiment.toml").exists():
             raise RequestError(f"{path} holds other files; a run needs a folder of its own")
         if (path / "experiment.toml").exists():
             raise RequestError(
@@ -143,7 +145,7 @@ class Run(Predictor):
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """Open an existing run.
+        """Open an existing run; one that was killed before its first event has an experiment, and nothing else.
 
         Parameters
         ----------
@@ -159,7 +161,9 @@ class Run(Predictor):
         RequestError
             If it is not a run folder.
         """
-        missing = [name for name in ("experiment.toml", "events.jsonl") if not (path / name).is_file()]
+        begun = any((path / name).exists() for name in ("checkpoint/CURRENT", "summary.json"))
+        needed = ["experiment.toml", *(["events.jsonl"] if begun else [])]
+        missing = [name for name in needed if not (path / name).is_file()]
         if missing:
             raise RequestError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
         return cls(path)
@@ -249,7 +253,8 @@ class Run(Predictor):
         -------
         list of dict
             "start", "clients" and "engine" come first; then a "round" after every round, with its metrics, its traffic
-            so far and its "steps". Whatever did not go as asked is an event of its own, such as "dropped".
+            so far and its "steps". Whatever did not go as asked is an event of its own, such as "dropped"; so is a line
+            that cannot be read, "damaged".
 
         Examples
         --------
@@ -258,8 +263,8 @@ class Run(Predictor):
         >>> [event["event"] for event in run.events()]
         ['start', 'clients', 'engine', 'round']
         """
-        text = (self.path / "events.jsonl").read_text()
-        events = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # a kill may cut the last one
+        path = self.path / "events.jsonl"
+        events = read_events(path.read_bytes()) if path.exists() else []
         if wall:
             return events
         return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
@@ -272,7 +277,7 @@ class Run(Predictor):
         int
             Their size in bytes.
         """
-        with (self.path / "events.jsonl").open("rb") as file:
+        with writing_to(self.path), (self.path / "events.jsonl").open("rb") as file:
             os.fsync(file.fileno())
             return os.fstat(file.fileno()).st_size
 
@@ -289,7 +294,7 @@ class Run(Predictor):
         RequestError
             If there are fewer.
         """
-        with (self.path / "events.jsonl").open("r+b") as file:
+        with writing_to(self.path), (self.path / "events.jsonl").open("ab") as file:
             if os.fstat(file.fileno()).st_size < size:
                 raise RequestError(
                     f"{self.path}/events.jsonl is shorter than its checkpoint says; the run cannot go on"
@@ -338,8 +343,10 @@ class Run(Predictor):
         """The outcome; empty while the run is not finished."""
         path = self.path / "summary.json"
         try:
-            summary: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        except ValueError as error:
+            summary = json.loads(path.read_text()) if path.exists() else {}
+            if not isinstance(summary, dict):
+                raise ValueError("it holds no table")
+        except (OSError, ValueError, RecursionError) as error:
             raise RequestError(f"{path} is damaged: {error}; remove it, and --resume writes it again") from None
         return summary
 

@@ -15,6 +15,8 @@ from fedstrata import __version__
 from fedstrata.config.model_info import ModelInfo
 from fedstrata.config.naming import name_plan
 from fedstrata.core.engine import Log
+from fedstrata.core.errors import RequestError
+from fedstrata.core.event_lines import SCORED, SPENT, describe_damage
 from fedstrata.core.events import describe_choice
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
@@ -22,7 +24,7 @@ from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
 from fedstrata.runs.health import smaller, worst_told
-from fedstrata.runs.metrics import evaluations, final_figures, spent_until, to_targets
+from fedstrata.runs.metrics import Evaluation, evaluations, final_figures, spent_until, to_targets
 from fedstrata.runs.schedule_account import schedule_figures
 from fedstrata.runs.session import Session
 from fedstrata.server.loop import model_to_evaluate
@@ -74,7 +76,10 @@ def log_start(session: Session, log: Log) -> None:
 def write_result(session: Session, folder: Run, state: State, seconds: float) -> None:
     """Write the summary, the last model and the best."""
     events, train, asked = folder.events(), session.experiment.train, session.experiment.dump()
-    scored = evaluations(events)
+    damage = describe_damage(events)
+    scored = whole_evaluations(events)
+    if damage and (not scored or scored[-1]["round"] != state.round):
+        raise RequestError(f"{folder.path} cannot have a summary: {damage}, and the last round's was one of them")
     last, targets = scored[-1], [*train.targets, *([] if train.stop.target is None else [train.stop.target])]
     summary = {
         "method": name_plan(asked),
@@ -99,6 +104,7 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "precision": session.experiment.engine.precision,
         "stopped": state.stopped or "all rounds played",
         "remarks": [
+            *([damage] if damage else []),
             *_remarks(events, train.lr),
             *worst_told(events),
             *_without_best(session, state),
@@ -141,6 +147,12 @@ def describe_model(session: Session) -> ModelInfo:
         columns={key: data[key] for key in ("label", "client") if isinstance(data.get(key), str)},
         label_directory=directory,
     )
+
+
+def whole_evaluations(events: list[dict[str, Any]]) -> list[Evaluation]:
+    """Return the evaluations that tell everything; one whose line was damaged in the name of a figure does not."""
+    needed = (*SCORED, *SPENT)
+    return [event for event in evaluations(events) if all(name in event for name in needed)]
 
 
 def _named(session: Session, model: FlatModel) -> Tensors:
@@ -197,12 +209,12 @@ def _finite(number: float) -> float | None:
 
 def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
-    remarks = [f"{e['what']}: {e['why']}" for e in events if e.get("what") in ("model", "model.init")]
-    without = {event["round"] for event in events if event["event"] == "no_update"}
-    rounds = [event for event in events if event["event"] == "round" and event["loss_train"] is None]
+    remarks = [f"{e['what']}: {e.get('why')}" for e in events if e.get("what") in ("model", "model.init")]
+    without = {event.get("round") for event in events if event["event"] == "no_update"}
+    rounds = [event for event in events if event["event"] == "round" and event.get("loss_train") is None]
     if lost := sum(event["round"] in without for event in rounds):
         remarks.append(f"in {lost} of the rounds no update arrived, and the model stayed as it was")
-    broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
+    broken = [len(e.get("clients", ())) for e in events if e["event"] == "dropped" and e.get("why") == "not finite"]
     if broken:
         remarks.append(
             f"{sum(broken)} reports were dropped because training was not finite; try train.lr={smaller(lr):g}"
@@ -210,9 +222,9 @@ def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     remarks += _doubts(events)
     scheduled = [event for event in events if event["event"] == "schedule"]
     if left_out := sum(event.get("lost", 0) for event in scheduled):
-        entries = sum(event["entries"] for event in scheduled)
-        why = "; ".join(dict.fromkeys(event["why"] for event in events if event["event"] == "batch_left_out"))
-        share = f"{left_out:,} of {entries:,} scheduled samples ({left_out / entries:.1%})"
+        entries = sum(event.get("entries", 0) for event in scheduled)
+        why = "; ".join(dict.fromkeys(str(event.get("why")) for event in events if event["event"] == "batch_left_out"))
+        share = f"{left_out:,} of {entries:,} scheduled samples ({left_out / max(entries, left_out):.1%})"
         remarks.append(f"{share} were not trained on: {why}")
     return remarks
 

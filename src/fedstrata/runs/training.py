@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fedstrata.config.completion import GIVEN
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import RequestError
+from fedstrata.core.event_lines import describe_damage
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
 from fedstrata.runs.execution import run_session
@@ -218,10 +220,13 @@ def resume(
     for key in overrides or {}:
         if key not in CHANGEABLE:
             raise RequestError(f"{key} cannot be changed in a run that has begun; allowed: {', '.join(CHANGEABLE)}")
-    with Run.open(Path(path)).locked() as folder, showing(progress, watch) as watched:
+    run = Run.open(Path(path))
+    if not overrides and run.summary and not os.access(run.path, os.W_OK):
+        return run  # nothing is left to do where nothing can be done
+    with run.locked() as folder, showing(progress, watch) as watched:
         asked = Experiment.of(folder.path / "experiment.toml")
         experiment = Experiment.of(asked, **(overrides or {}))
-        manifest = folder.checkpoints.manifest()
+        manifest = folder.checkpoints.manifest(events=int, seconds=int | float, experiment=dict, identity=dict)
         if manifest is not None and (edits := differences(_begun(manifest["experiment"]), _begun(experiment.dump()))):
             raise RequestError(
                 f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
@@ -250,6 +255,8 @@ def resume(
         folder.forget_result()
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
+        if damage := describe_damage(folder.events()):
+            folder.log("warning", what="events.jsonl", why=damage)
         return run_session(session, folder, state, watched, manifest["seconds"], client_states)
 
 

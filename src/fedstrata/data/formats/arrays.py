@@ -10,6 +10,7 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import DAMAGE
 from fedstrata.data.formats.images import Picture
+from fedstrata.data.unpacking import check_npz, most_bytes
 
 NAMES = {  # other names that people give their arrays
     **{f"{a}_train": a for a in ("x", "y", "client", "groups")},
@@ -35,9 +36,10 @@ class FilePart:
 def read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
     """Read arrays, and apart from them the test set if there is one."""
     try:
+        check_npz(path, path, most_bytes(path.stat().st_size))
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:  # numpy leaves broken ones open
             arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, EOFError, *DAMAGE) as error:
+    except (ValueError, EOFError, AttributeError, MemoryError, OverflowError, *DAMAGE) as error:
         said = "it holds Python objects instead of plain arrays" if "pickle" in str(error) else str(error)
         raise RequestError(f"{path} cannot be read: {said}") from None
     arrays = {NAMES.get(key.lower(), key): array for key, array in arrays.items()}

@@ -18,6 +18,7 @@ import numpy as np
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import DAMAGE
 from fedstrata.data.formats.arrays import FilePart
+from fedstrata.data.unpacking import check_npz, most_bytes
 
 # What a pickled dict of arrays is made of, under the names that numpy gave it over time; all else may be any program.
 HARMLESS = {
@@ -27,6 +28,8 @@ HARMLESS = {
     ("numpy", "dtype"),
     ("_codecs", "encode"),
 }
+
+UNREADABLE = (pickle.UnpicklingError, AttributeError, ImportError, LookupError)  # what bytes can do to a reader
 
 
 def read_client_files(path: Path) -> tuple[FilePart, FilePart | None] | None:
@@ -46,7 +49,7 @@ def _by_number(path: Path) -> tuple[int, str]:
 def _is_leaf(path: Path) -> bool:
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, Mapping) and {"users", "user_data"} <= set(content)
 
@@ -61,7 +64,7 @@ def _read_leaf(files: Sequence[Path]) -> FilePart:
                 if str(user) in held:
                     raise RequestError(f"{path}: user {user} occurs twice")
                 held[str(user)] = own["x"], own["y"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
             said = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise RequestError(f"{path} is not a file of LEAF, or is damaged: {said}") from None
     return _joined(held, files[0].parent)
@@ -79,13 +82,17 @@ def _read_pfllib(files: Sequence[Path]) -> FilePart:
 
 def _joined(held: Mapping[str, tuple[Any, Any]], where: Path) -> FilePart:
     """Put clients' samples together, with the name of its client at each."""
-    parts = {client: (_numbers(x, client, where), np.asarray(y)) for client, (x, y) in held.items()}
-    parts = {client: (x, y) for client, (x, y) in parts.items() if len(y)}
+    try:
+        parts = {client: (_numbers(x, client, where), np.asarray(y)) for client, (x, y) in held.items()}
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"{where} holds samples or labels that are no arrays: {error}") from None
+    parts = {client: (x, y) for client, (x, y) in parts.items() if y.ndim == 0 or len(y)}
     if not parts:
         raise RequestError(f"{where} holds no samples")
     for client, (x, y) in parts.items():
-        if len(x) != len(y) or y.ndim != 1:
-            raise RequestError(f"{where}: client {client} has {len(x)} samples, and labels of shape {y.shape}")
+        if y.ndim != 1 or x.ndim == 0 or len(x) != len(y):
+            count = len(x) if x.ndim else 0
+            raise RequestError(f"{where}: client {client} has {count} samples, and labels of shape {y.shape}")
     if len(shapes := {x.shape[1:] for x, _ in parts.values()}) > 1:
         raise RequestError(f"{where}: clients hold samples of different shapes: {sorted(shapes)}")
     clients = np.repeat(list(parts), [len(y) for _, y in parts.values()])
@@ -116,11 +123,12 @@ class _Harmless(pickle.Unpickler):
 def _dict_in(path: Path) -> Mapping[str, Any]:
     """Read the dict that PFLlib pickles into an npz file."""
     try:
+        check_npz(path, path, most_bytes(path.stat().st_size))
         with zipfile.ZipFile(path) as archive, archive.open("data.npy") as file:
             return _unpickled(file)
     except KeyError:
         raise RequestError(f"{path} has no array `data`, as the files of PFLlib have") from None
-    except (ValueError, pickle.UnpicklingError, AttributeError, ImportError, IndexError, *DAMAGE) as error:
+    except (ValueError, TypeError, MemoryError, *UNREADABLE, *DAMAGE) as error:
         raise RequestError(f"{path} cannot be read as a file of PFLlib: {error}") from None
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import Files
-from fedstrata.data.formats.images import Picture, pictures, read_images
+from fedstrata.data.formats.images import Picture, open_image, pictures, read_images
 
 GREY = {"1", "L", "LA"}
 
@@ -36,11 +34,12 @@ def read_folder(*parts: list[Picture], size: int | None = None) -> list[np.ndarr
 def _channels(found: list[Picture]) -> int:
     """Return 1 if all images are grey, otherwise 3. Files are read whole, but no image is decoded."""
     for picture in found:
+        data = picture.files.read(picture.name)
         try:
-            with Image.open(io.BytesIO(picture.files.read(picture.name))) as image:
+            with open_image(data) as image:
                 if image.mode not in GREY:
                     return 3
-        except (OSError, UnidentifiedImageError) as error:
+        except RequestError as error:
             raise RequestError(f"{picture.name} cannot be read as an image: {error}") from None
     return 1
 

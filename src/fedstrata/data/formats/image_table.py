@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data.formats.arrays import FilePart
 from fedstrata.data.formats.image_folder import GREY
-from fedstrata.data.formats.images import read_image
+from fedstrata.data.formats.images import open_image, read_image
 from fedstrata.data.formats.tabular import open_parquet
 
 
@@ -69,9 +67,9 @@ def _decoded(images: Sequence[bytes], size: int | None, path: Path) -> np.ndarra
     channels, decoded = 1, []
     try:
         for data in images:
-            with Image.open(io.BytesIO(data)) as image:
+            with open_image(data) as image:
                 channels = max(channels, 1 if image.mode in GREY else 3)
-    except (OSError, UnidentifiedImageError) as error:
+    except RequestError as error:
         raise RequestError(f"{path}: an image cannot be read: {error}") from None
     for row, data in enumerate(images):
         try:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +20,12 @@ from PIL import Image, UnidentifiedImageError
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data import store
-from fedstrata.data.files import Files
+from fedstrata.data.files import DAMAGE, Files
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.unpacking import PIXELS
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 MODES = {1: "L", 3: "RGB"}
 IN_MEMORY = 1 << 30  # bytes; a larger array lies in a file without a name until it is stored
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -52,20 +57,38 @@ def pictures(*places: Files) -> list[Picture]:
     ]
 
 
-def read_image(data: bytes, size: int | None, channels: int) -> np.ndarray:
-    """Decode an image into uint8 [channels, height, width]; 1 channel is grey, 3 are red, green and blue."""
+@contextmanager
+def open_image(data: bytes) -> Iterator[Image.Image]:
+    """Open an image whose pixels are not read yet; errors that reading it raises inside are put into words.
+
+    Its header says how many pixels it has, and nobody else knows: a few kilobytes can stand for gigabytes. Formats are
+    those that we list: Pillow knows some that start other programs.
+    """
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.mode.startswith(("I", "F")):
-                raise RequestError(f"images of 8 bits a channel are expected, this has mode {image.mode}")
-            # Transparency in a palette must not be dropped before the colours are known.
-            pixels = (image.convert("RGBA") if image.mode == "P" else image).convert(MODES[channels])
-            if size is not None and pixels.size != (size, size):
-                pixels = pixels.resize((size, size), Image.Resampling.BICUBIC)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we have a bound of our own
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        with image:
+            if image.width * image.height > PIXELS:
+                raise RequestError(f"the image has {image.width} x {image.height} pixels; allowed: {PIXELS:,} in all")
+            yield image
     except UnidentifiedImageError:
         raise RequestError("this is not an image, or of a format that is not known") from None
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except (*DAMAGE, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
         raise RequestError(f"the image is damaged: {error}") from None
+    except (Image.DecompressionBombError, MemoryError, OverflowError) as error:
+        raise RequestError(f"the image is too large: {error}") from None
+
+
+def read_image(data: bytes, size: int | None, channels: int) -> np.ndarray:
+    """Decode an image into uint8 [channels, height, width]; 1 channel is grey, 3 are red, green and blue."""
+    with open_image(data) as image:
+        if image.mode.startswith(("I", "F")):
+            raise RequestError(f"images of 8 bits a channel are expected, this has mode {image.mode}")
+        # Transparency in a palette must not be dropped before the colours are known.
+        pixels = (image.convert("RGBA") if image.mode == "P" else image).convert(MODES[channels])
+        if size is not None and pixels.size != (size, size):
+            pixels = pixels.resize((size, size), Image.Resampling.BICUBIC)
     array = np.asarray(pixels)
     return np.ascontiguousarray(array.reshape(*array.shape[:2], channels).transpose(2, 0, 1))
 

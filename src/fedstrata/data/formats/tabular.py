@@ -16,6 +16,7 @@ import numpy as np
 from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data.files import Files
 from fedstrata.data.preprocessing import MISSING, Column, is_number
+from fedstrata.data.unpacking import most_bytes, refuse
 
 MOST_VALUES = 100  # of a categorical column: more are names or numbers, not categories
 LARGEST = float(np.finfo(np.float32).max)
@@ -91,7 +92,7 @@ def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
     there = found[found != ""].tolist()
     numbers = sum(map(is_number, there))
     if numbers > 0 and numbers * 2 >= len(there):
-        row = next(i for i, word in enumerate(found.tolist()) if word and not is_number(word))
+        row = next((i for i, word in enumerate(found.tolist()) if word and not is_number(word)), 0)
         raise RequestError(f'{path}: column {name} holds numbers, but "{found[row]}" at row {row}; correct or drop it')
     values = sorted(set(there))
     if len(values) > MOST_VALUES:
@@ -194,7 +195,12 @@ def open_parquet(path: Path) -> Any:
     except ImportError:
         raise RequestError(f"{path}: Parquet needs pyarrow; get it with: pip install 'fedstrata[parquet]'") from None
     try:
+        about, most = parquet.read_metadata(path), most_bytes(path.stat().st_size)
+        if 8 * about.num_rows * about.num_columns > most:  # a column of one value takes no room in the file
+            raise refuse(path, most)
         return parquet.read_table(path)
+    except DamagedError:
+        raise
     except Exception as error:  # whatever pyarrow raises for a file that is none
         raise RequestError(f"{path} cannot be read as Parquet: {error}") from None
 

@@ -77,5 +77,11 @@ class Terms:
     @classmethod
     def read(cls, text: bytes) -> Terms:
         """Undo `written`."""
-        terms: Terms = validate(cls, json.loads(text), "terms")
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise RequestError("terms cannot be read: they are no table")
+        terms: Terms = validate(cls, said, "terms")
         return terms

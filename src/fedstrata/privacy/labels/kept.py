@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.event_lines import read_events
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.masking import MaskedLabels
 
@@ -58,10 +59,10 @@ class OwnMap:
 def kept_beside(init: str) -> dict[str, Any]:
     """Read what a run whose model is to go on keeps of labels."""
     try:
-        lines = (Path(init).parent / "events.jsonl").read_text().splitlines()
+        events = read_events((Path(init).parent / "events.jsonl").read_bytes())
     except OSError:
-        lines = []
-    event = next((event for event in map(json.loads, lines) if event["event"] == EVENT), None)
+        events = []
+    event = next((event for event in events if event["event"] == EVENT), None)
     if event is None or "sealed" not in event:
         raise RequestError(
             f'model.init = "{init}" does not fit privacy.labels: which row of its head is which label, only the '

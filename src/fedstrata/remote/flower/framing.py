@@ -7,7 +7,7 @@ further frames: the rest of the body
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -57,8 +57,11 @@ class Parcel(NamedTuple):
             yield bytes(body[at : at + PIECE])
 
 
-def parcels(frames: Iterable[bytes], kinds: Collection[Kind], longest: int) -> Iterator[Parcel]:
-    """Put messages together as their frames come. One that breaks off with the stream is dropped."""
+def parcels(frames: Iterable[bytes], kinds: Collection[Kind], longest: Callable[[Kind], int]) -> Iterator[Parcel]:
+    """Put messages together as their frames come. One that breaks off with the stream is dropped.
+
+    `longest` gives the bytes that a message of a kind may have now; what says that it is longer is never taken in.
+    """
     arriving = iter(frames)
     for first in arriving:
         if len(first) < HEAD.size:
@@ -66,8 +69,8 @@ def parcels(frames: Iterable[bytes], kinds: Collection[Kind], longest: int) -> I
         kind, number, size = HEAD.unpack_from(first)
         if kind not in kinds:
             raise RefusedError(f"a message of kind {kind} is out of place")
-        if size > longest:
-            raise RefusedError(f"a message of {size} bytes is too long; allowed: {longest}")
+        if size > (most := longest(Kind(kind))):
+            raise RefusedError(f"a message of {size} bytes is too long; allowed: {most}")
         pieces, had = [first[HEAD.size :]], len(first) - HEAD.size
         while had < size:
             piece = next(arriving, None)

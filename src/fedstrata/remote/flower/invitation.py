@@ -39,7 +39,7 @@ class Invitation:
         """Read it; every field is checked."""
         try:
             told = json.loads(data.removeprefix(STREAM)) if len(data) <= LONGEST else None
-        except ValueError:
+        except (ValueError, RecursionError):
             told = None
         if not isinstance(told, dict) or set(told) != {*FORMS, "grace"}:
             raise RefusedError("an invitation to a stream has other fields than it should")

@@ -22,7 +22,7 @@ from httpx import HTTPError
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.invitation import FORMS
 from fedstrata.remote.flower.records import unwrap, wrap
-from fedstrata.remote.transport import LONGEST, WORDS, Failure
+from fedstrata.remote.transport import SMALL, Failure
 
 SOONEST, LATEST = 0.1, 1.0  # seconds between two looks for replies
 NAMING = 120.0  # seconds in which a node can say its name, before it is asked again
@@ -37,12 +37,12 @@ class Messages:
     def __init__(
         self,
         grid: Grid,
-        longest: int = LONGEST,
+        longest: int = SMALL,
         say: Callable[[str], None] = lambda _: None,
         met: Callable[[int, str], None] = lambda *_: None,
         registered: Mapping[int, str] | None = None,  # node -> the site whose key it has; None: there are no keys
     ):
-        self._grid, self._longest, self._say, self._met = grid, longest, say, met
+        self._grid, self.longest, self._say, self._met = grid, longest, say, met
         self._registered = registered
         self._sites: dict[int, str] = {}  # node -> its site
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
@@ -103,7 +103,7 @@ class Messages:
         """Return the reply to a message, or None while there is none."""
         reply = self._pull(node, sent)
         try:
-            return unwrap(reply.content, self._longest) if isinstance(reply, Message) else reply
+            return unwrap(reply.content, self.longest) if isinstance(reply, Message) else reply
         except FedstrataError as error:
             return Failure(str(error))
 
@@ -121,7 +121,7 @@ class Messages:
         if reply is None:
             return None
         if reply.has_error():
-            return Failure(str(reply.error.reason or "no reason given")[:WORDS])
+            return Failure(str(reply.error.reason or "no reason given"))
         return reply if reply.metadata.src_node_id == node else Failure("its reply comes from another node")
 
     # ---- who is who

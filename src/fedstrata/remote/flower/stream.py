@@ -24,13 +24,19 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.plain_text import WORDS
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.remote.flower.certificate import make_certificate
 from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import FORMS, Invitation
-from fedstrata.remote.transport import LONGEST, WORDS, Failure, Transport
+from fedstrata.remote.transport import SMALL, Failure, Transport
 
 MOST = 512  # connections at once; each has a thread
+STRANGERS = (  # who connects must come to the point: half-open connections are closed, and are never more than so many
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 30_000),  # without a call, which a site's stream is
+    ("grpc.max_allowed_incoming_connections", MOST),
+)
 RETURNS = 20  # times that a site may come back with one token
 PATIENCE = 90.0  # seconds in which an invitation is followed, or another one is sent
 LOOK = 5.0  # seconds between two looks for sites to invite
@@ -73,10 +79,10 @@ class StreamServer:
         run: str,
         listen: str | None = None,
         grace: float = 10.0,
-        longest: int = LONGEST,
+        longest: int = SMALL,
         say: Say = lambda _: None,
     ):
-        self._messages, self._run, self._grace, self._longest, self._say = messages, run, grace, longest, say
+        self._messages, self._run, self._grace, self.longest, self._say = messages, run, grace, longest, say
         self._lines: dict[str, Line] = {}
         self._asked: dict[str, Parcel] = {}  # requests of the present exchange that are not answered yet
         self._number = 0  # of the present exchange
@@ -89,7 +95,7 @@ class StreamServer:
         host, _, _ = address.rpartition(":")
         key, certificate, self._authority = make_certificate(host.strip("[]"))
         self._pool = ThreadPoolExecutor(MOST, "stream")
-        options = (*ALIVE, ("grpc.so_reuseport", 0))  # without: two runs could share a port
+        options = (*ALIVE, *STRANGERS, ("grpc.so_reuseport", 0))  # without the last, two runs could share a port
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=MOST)
         service, _, method = METHOD.strip("/").partition("/")
         handlers = {method: grpc.stream_stream_rpc_method_handler(self._join)}
@@ -237,16 +243,21 @@ class StreamServer:
         self._inbox.put((0, "", b""))
 
     def _hear(self, site: str, line: Line, frames: Iterator[bytes], context: Any) -> None:
-        """Take in what a site says, until it goes."""
+        """Take in what a site says, until it goes; one that only listens from here on cannot answer, and is gone."""
         try:
             with suppress(grpc.RpcError):  # how the library says that the site is gone; `_left` hears of it as well
-                for parcel in parcels(frames, FROM_SITE, self._longest):
+                for parcel in parcels(frames, FROM_SITE, self._most):
                     self._received(site, parcel)
+            if not self._over.is_set():
+                context.cancel()
         except RefusedError as error:
             line.shut = True
             self._say(f"site {site} broke the stream's rules and is out: {error}")
             self._inbox.put((self._number, site, Failure(f"it broke the stream's rules: {error}")))
             context.cancel()
+
+    def _most(self, kind: Kind) -> int:
+        return 4 * WORDS if kind is Kind.FAILURE else self.longest
 
     def _received(self, site: str, parcel: Parcel) -> None:
         with self._lock:
@@ -256,7 +267,7 @@ class StreamServer:
         if parcel.number < number or not awaited:
             return  # too late, or a second time
         failed = parcel.kind is Kind.FAILURE
-        reply = Failure(parcel.body[: 4 * WORDS].decode(errors="replace")[:WORDS]) if failed else parcel.body
+        reply = Failure(parcel.body.decode(errors="replace")) if failed else parcel.body
         self._inbox.put((number, site, reply))
 
     # ---- invitations
@@ -320,7 +331,7 @@ def open_stream(
     sites: Collection[str] | None = None,
     patience: float = 120.0,
     grace: float = 10.0,
-    longest: int = LONGEST,
+    longest: int = SMALL,
     say: Say = lambda _: None,
 ) -> StreamServer:
     """Invite sites (all that are there) to a stream, wait until they are on it, and give it.

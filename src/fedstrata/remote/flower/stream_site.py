@@ -87,7 +87,7 @@ class StreamSite:
             call = join(_frames(outbox), metadata=tuple((f"fedstrata-{name}", value) for name, value in about.items()))
             heard, ended, why = False, False, "the server closed it"
             try:
-                for parcel in parcels(call, FROM_SERVER, self._longest):
+                for parcel in parcels(call, FROM_SERVER, lambda _: self._longest):
                     heard = True
                     if parcel.kind is Kind.END:
                         ended = True

@@ -1,0 +1,83 @@
+"""Does anything bring a reader down? Every reader of files and messages, over damaged and hostile input.
+
+A reader survives a case if it gives something back or refuses with an error of ours, in a few seconds and little
+memory. Any other exception is lost: it would be a traceback at a user, or a server that stops.
+
+`python -m campaigns fuzz` plays 200,000 cases; each is drawn from (seed, reader, number), so that a lost one can be
+played again: `--reader NAME --first NUMBER --cases 1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from campaigns._readers import Reader, readers
+from campaigns._table import Row, show, store
+from fedstrata.core.errors import FedstrataError
+
+CASES = 200_000
+SLOW = 10.0  # seconds that a case may take
+MEMORY = 4 << 30  # bytes that all of it may take
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play, tell, and store."""
+    parser = argparse.ArgumentParser(prog="python -m campaigns fuzz", description=__doc__)
+    parser.add_argument("--cases", type=int, default=CASES, help="over all readers")
+    parser.add_argument("--reader", help="only this one")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    asked = parser.parse_args(arguments)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _used(), hard))
+    with TemporaryDirectory() as folder:
+        rows = play(Path(folder), asked.cases, asked.reader, asked.first, say=lambda text: print(text, flush=True))
+    show(rows)
+    if asked.reader is None and not asked.first:
+        store("fuzz", f"python -m campaigns fuzz --cases {asked.cases}", rows)
+    return int(any(row.lost for row in rows))
+
+
+def play(
+    folder: Path, cases: int, only: str | None = None, first: int = 0, say: Callable[[str], None] = lambda _: None
+) -> list[Row]:
+    """Play so many cases, dealt out by what one costs."""
+    chosen = [reader for reader in readers(folder) if only in (None, reader.name)]
+    shares, rows = sum(reader.share for reader in chosen), []
+    for reader in chosen:
+        row, began = Row(reader.name), time.monotonic()
+        for number in range(first, first + max(round(cases * reader.share / shares), 1)):
+            row.note(attempt(reader, number))
+        rows.append(row)
+        say(f"{row.name}: {row.tried} tried, {row.lost} lost, {time.monotonic() - began:.0f} s")
+    return rows
+
+
+def attempt(reader: Reader, number: int) -> str | None:
+    """Play one case; give what went wrong."""
+    rng = Random(f"fuzz {reader.name} {number}")
+    data, began = reader.draw(rng), time.monotonic()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reader.read(data)
+    except FedstrataError:
+        pass
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = str(error)[:100].encode("ascii", "backslashreplace").decode()
+        return f"--first {number}: {type(error).__name__}: {said} ({Path(where.filename).name}:{where.lineno})"
+    took = time.monotonic() - began
+    return None if took < SLOW else f"--first {number}: took {took:.0f} s"
+
+
+def _used() -> int:
+    """Return the address space in use."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

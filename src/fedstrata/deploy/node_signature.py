@@ -1,0 +1,67 @@
+"""Whether a request is signed by a site that may connect: known from its headers, before any of its body is read.
+
+Flower's SuperNodes sign the time with their node key. Flower itself looks at that only when it has read the body, so
+whoever reaches the port could make it read anything.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+    load_ssh_public_key,
+)
+
+KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"  # Flower 1.41, 1.42
+OLD, EARLY = 305.0, 5.0  # seconds that a signature may be behind or before our clock, as Flower has it
+
+
+class KnownKeys:
+    """The node keys that a server noted in a file; it is read again when it has changed."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._keys: frozenset[bytes] = frozenset()
+
+    def signed(self, headers: Mapping[str, str]) -> bool:
+        """Say whether a known key signed the request just now."""
+        try:
+            written = b64decode(headers[KEY], validate=True)
+            signature, time = b64decode(headers[SIGNATURE], validate=True), headers[TIME]
+            age = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
+            if written not in self._known() or not -EARLY < age < OLD:
+                return False
+            key = load_pem_public_key(written)
+            assert isinstance(key, ec.EllipticCurvePublicKey)
+            key.verify(signature, time.encode(), ec.ECDSA(SHA256()))
+        except (KeyError, ValueError, TypeError, binascii.Error, InvalidSignature):
+            return False
+        return True
+
+    def _known(self) -> frozenset[bytes]:
+        try:
+            found = self._path.stat()
+            if (now := (found.st_mtime_ns, found.st_size)) != self._seen:
+                told = json.loads(self._path.read_text())
+                self._keys = frozenset(_standard(entry["key"]) for entry in told.values())
+                self._seen = now
+        except (OSError, ValueError):  # nobody is known yet
+            return frozenset()
+        return self._keys
+
+
+def _standard(text: str) -> bytes:
+    """Return a public key as nodes write it into their headers; its file has it in the form of OpenSSH."""
+    return load_ssh_public_key(text.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
