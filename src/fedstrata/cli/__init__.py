@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from fedstrata import __version__
 from fedstrata.cli import board, compare, data, deploy, inspect, report, reproduce, run
 from fedstrata.cli import list as listing
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.origin import find_own_parts_in
 
 app = typer.Typer(
     name="fedstrata",
@@ -43,7 +45,7 @@ def version(
 
 def main() -> None:
     """Run the command line; errors become a message and an exit code."""
-    sys.path.insert(0, "")  # parts of one's own may lie in the folder one works in
+    find_own_parts_in(os.getcwd())
     try:
         app()
     except FedstrataError as error:

@@ -13,7 +13,17 @@ from pydantic import BaseModel, ConfigDict, PlainValidator
 from fedstrata.config import tables
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
-from fedstrata.core.options import AtLeastOne, BelowOne, Count, Fraction, Natural, NonNegative, Positive, Share
+from fedstrata.core.options import (
+    AtLeastOne,
+    BelowOne,
+    Count,
+    Fraction,
+    LocalPath,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+)
 from fedstrata.methods.recipes import STAGES
 
 GIVEN = "given"  # data or model handed over from Python
@@ -72,7 +82,7 @@ class ModelChoice(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "mlp"
-    init: str | None = None  # a model.safetensors to start from
+    init: LocalPath | None = None  # a model.safetensors to start from
     head: str | None = None  # name of the last layer, where it cannot be found
     projection: Natural = 0  # width of a projection of two layers that is put before the last one, as in MOON
     head_bias: bool = True  # whether the last layer has a bias; FedRS' authors have none
@@ -165,7 +175,7 @@ class Availability(Section):
     kind: Literal["always", "independent", "labels", "trace"] = "always"
     rate: Fraction = 1.0
     period: Count = 20
-    trace: str | None = None
+    trace: LocalPath | None = None
 
 
 class SystemChoice(Section):
@@ -206,7 +216,7 @@ class EnclaveChoice(Section):
     measurement: str | None = None
     minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)
     vmpl: Natural = 0
-    certificates: str = "."
+    certificates: LocalPath = "."
     noise: Fraction = 0.0
 
 

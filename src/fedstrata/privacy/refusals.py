@@ -14,8 +14,9 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 
 
-def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> None:
-    """Raise for the first thing that does not fit."""
+def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo, clients: int | None = None) -> None:
+    """Raise for the first thing that does not fit; `clients` is how many there are, where the federation has not all."""
+    clients = len(federation) if clients is None else clients
     privacy = experiment.privacy
     if privacy.encoding.fraction > privacy.encoding.bits - 2:
         raise RequestError(
@@ -51,9 +52,9 @@ def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> No
             'privacy.clustering = "masked" finds clusters of shares; use method.selector.features = "l1"'
         )
     if privacy.aggregate == "masked":
-        _masked(experiment, plan, len(federation))
+        _masked(experiment, plan, clients)
     if privacy.dp is not None:
-        _noised(experiment, plan, len(federation))
+        _noised(experiment, plan, clients)
 
 
 def _labels(experiment: Experiment, plan: Plan, federation: FederationInfo) -> None:

@@ -20,6 +20,7 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.reading import Label, order_labels
+from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.masking import hold_table
 
 MOST = 10**9  # samples of a site, and numbers of a sample
@@ -213,6 +214,6 @@ class RemoteFederation:
 def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:
     """Return a site's own data with the class indices of the run."""
     index = {label: i for i, label in enumerate(classes)}
-    if strange := [label for label in federation.classes if label not in index]:
-        raise RequestError(f"this site has labels that the run does not know: {strange[:5]}")
+    if strange := sum(label not in index for label in federation.classes):
+        raise RefusedError(f"this site has {strange} labels that the run does not know")  # and names none of them
     return federation.relabel(np.array([index[label] for label in federation.classes]), classes)

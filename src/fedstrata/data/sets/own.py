@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedstrata.core.errors import RequestError, unknown_name
-from fedstrata.core.options import BelowOne, Count
+from fedstrata.core.options import BelowOne, Count, LocalPath
 from fedstrata.core.rng import Streams
 from fedstrata.data import store
 from fedstrata.data.files import DAMAGE
@@ -55,7 +55,7 @@ class Own(DataSet):
 
     licence: ClassVar[str] = "yours"
 
-    path: str = ""  # of the file or folder, or the name that was given to `fedstrata data import`
+    path: LocalPath = ""  # of the file or folder, or the name that was given to `fedstrata data import`
     label: str | None = None  # column of a table that holds the class; "label" if not given
     client: str | None = None  # column of a table that names the client
     size: Count | None = None  # pixels to scale images to; without it all must have the same size

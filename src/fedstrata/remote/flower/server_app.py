@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -16,6 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.origin import find_own_parts_in
 from fedstrata.remote.flower.app_config import RunConfig, out_of
 from fedstrata.remote.flower.failure import forget_failure, write_failure
 from fedstrata.remote.flower.messages import Messages
@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
 def _run(grid: Grid, asked: RunConfig, run: str) -> None:
     if asked.folder:
         os.chdir(asked.folder)
-        sys.path.insert(0, "")
+        find_own_parts_in(asked.folder)
     from fedstrata.remote.credentials import Credentials  # noqa: PLC0415
     from fedstrata.remote.session import run_at_sites  # noqa: PLC0415 - torch; first things first
 
