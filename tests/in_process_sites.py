@@ -52,13 +52,13 @@ class Here:
 class Restartable(Host):
     """A host that says how it was made, so that it can be made anew."""
 
-    def __init__(self, name, load, credentials=None, folder=None, gate=None):
-        super().__init__(name, load, credentials, folder, gate)
-        self.load, self.credentials, self.folder, self.gate = load, credentials, folder, gate
+    def __init__(self, name, load, credentials=None, folder=None, policy=None):
+        super().__init__(name, load, credentials, folder, policy)
+        self.load, self.credentials, self.folder, self.policy = load, credentials, folder, policy
 
     def restarted(self, load=None):
         """Return the site as it is after its process ended and began again, with other data where they are given."""
-        return Restartable(self.name, load or self.load, self.credentials, self.folder, self.gate)
+        return Restartable(self.name, load or self.load, self.credentials, self.folder, self.policy)
 
 
 @cache
@@ -73,9 +73,9 @@ def hosts(
     sites=SITES,
     memory=None,
     having=lambda federation: federation,
-    gate=lambda name: None,
+    policy=lambda name: None,
 ):
-    """Make sites; `memory` is a folder for their state, `having` changes what they have, `gate` what they allow."""
+    """Make sites; `memory` is a folder for their state, `having` changes what they have, `policy` what they allow."""
     experiment = Experiment.of(None, **overrides)
     data, seed = experiment.dump()["data"], experiment.train.seed
     data.pop("clients")
@@ -86,7 +86,7 @@ def hosts(
             lambda i=i: having(share(told, seed, (i, len(sites)))),
             credentials(name),
             None if memory is None else memory / name,
-            gate(name),
+            policy(name),
         )
         for i, name in enumerate(sites)
     }

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import board, compare, data, deploy, inspect, report, reproduce, run
+from fedstrata.cli import board, compare, data, deploy, inspect, owner, report, reproduce, run
 from fedstrata.cli import list as listing
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.origin import find_own_parts_in
@@ -29,6 +29,8 @@ app.command("list")(listing.listing)
 app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
+deploy.app.command("approve")(owner.approve)
+deploy.app.command("audit")(owner.audit)
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(reproduce.app, name="reproduce")
 

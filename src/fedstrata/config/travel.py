@@ -46,7 +46,9 @@ def to_sites(experiment: Experiment) -> dict[str, Any]:
         kind, table = registry.find(part.stage, part.name, part.key), tables.look_up(told, part.key)
         for option in origin.path_options(kind) & set(part.options):
             if origin.names_file(kind, option, part.options[option]):
-                raise RequestError(f"{part.key}.{option} is a path on this machine; sites have other files: leave it out")
+                raise RequestError(
+                    f"{part.key}.{option} is a path on this machine; sites have other files: leave it out"
+                )
             table.pop(option, None)
     return told
 

@@ -15,7 +15,7 @@ from fedstrata.privacy import FEWEST
 
 
 def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo, clients: int | None = None) -> None:
-    """Raise for the first thing that does not fit; `clients` is how many there are, where the federation has not all."""
+    """Raise for the first thing that does not fit; `clients` are all there are, where the federation has not all."""
     clients = len(federation) if clients is None else clients
     privacy = experiment.privacy
     if privacy.encoding.fraction > privacy.encoding.bits - 2:

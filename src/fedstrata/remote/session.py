@@ -274,10 +274,7 @@ def run_at_sites(
 
     run = before[0] if before else secrets.token_hex(16)
     question = {"run": run, "experiment": to_sites(described)}
-    if before is None:
-        facts = proposed(transport, sites, question, deadline, patience, note)
-    else:
-        facts = before[1]
+    facts = proposed(transport, sites, question, deadline, patience, note) if before is None else before[1]
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
     site_registry = SiteRegistry(transport, run, facts, question, deadline, patience)

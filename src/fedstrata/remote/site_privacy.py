@@ -43,10 +43,12 @@ from fedstrata.remote.protocol import PolicyError, read_values, to_json
 
 
 class SitePrivacy:
-    """Keeps a site's secrets; `load` gives its data, and `credentials` who is who."""
+    """Keeps a site's secrets; `load` gives its data, `credentials` say who is who, the gate what is allowed."""
 
-    def __init__(self, name: str, load: Callable[[], Federation], credentials: Credentials | None, gate: Gate):
-        self.name, self._load, self._credentials, self._gate = name, load, credentials, gate
+    def __init__(
+        self, name: str, load: Callable[[], Federation], credentials: Credentials | None, gate: Gate | None = None
+    ):
+        self.name, self._load, self._credentials, self._gate = name, load, credentials, gate or Gate()
         # Memories for all runs: sums of different runs could be subtracted as well.
         self._served, self._tested = Served(), Served()
         self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()

@@ -52,6 +52,7 @@ from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
 from fedstrata.remote.policy.gate import Gate
+from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import (
     IN,
     AbsentError,
@@ -96,8 +97,8 @@ class SiteSession:
 class Host:
     """Answers for one site.
 
-    `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state;
-    the gate knows what the site's owner allows.
+    `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state
+    (`memory/`), what left it and what its owner approved; `policy` is what its owner allows.
     """
 
     def __init__(
@@ -106,9 +107,9 @@ class Host:
         load: Callable[[], Federation],
         credentials: Credentials | None = None,
         folder: Path | None = None,
-        gate: Gate | None = None,
+        policy: SitePolicy | None = None,
     ):
-        self.name, self._load, self._folder, self._gate = name, load, folder, gate or Gate()
+        self.name, self._load, self._folder, self._gate = name, load, folder, Gate(policy, folder)
         self._guard = SitePrivacy(name, load, credentials, self._gate)
         self._about: dict[str, Any] = {}  # the request, in words for the audit log
         self._session: SiteSession | None = None
@@ -209,9 +210,7 @@ class Host:
         self._session = SiteSession(
             run,
             here.id,
-            Site(
-                here, trainer, Versions() if self._folder is None else StateOnDisk(self._folder, run, present)
-            ),
+            Site(here, trainer, Versions() if self._folder is None else StateOnDisk(self._folder, run, present)),
             federation,
             network,
             ParameterSpace.of(module, plan.local.head),
@@ -225,6 +224,9 @@ class Host:
         )
         untested = len(self._load().test_split[0]) - len(federation.test_split[0])
         return (to_json({"data": present, "untested": untested}),)
+
+    def _versions(self, run: str, data: str) -> Versions:
+        return Versions() if self._folder is None else StateOnDisk(self._folder / "memory", run, data)
 
     def _planned(self, experiment: Experiment, federation: Federation, sites: int) -> Plan:
         """Build the plan of a run; what privacy does not fit is refused here too, whatever the server says."""
@@ -292,7 +294,7 @@ class Host:
                 report = self._hidden(report, session)
             leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable)
             report = protect_report(report, noise)
-            if noise is not None and noise.local:
+            if noise is not None and noise.local and noise.noise:
                 self._about["noise"] = noise.noise
         if session.key_directory is None:
             return what, pack_report(

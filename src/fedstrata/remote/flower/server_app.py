@@ -67,6 +67,7 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
             credentials=credentials,
             patience=asked.wait,
             no_stream=why,
+            say=partial(tell, Path(asked.news)) if asked.news else say,
         )
     finally:
         transport.close()
@@ -114,6 +115,13 @@ def wait_for(transport: Transport, sites: int, seconds: float) -> list[str]:
             raise RequestError(f"{sites} sites are wanted, and after {seconds:g} seconds these are there: {there}")
         sleep(OFTEN)
     return names
+
+
+def tell(news: Path, text: str) -> None:
+    """Tell also whoever follows the run, before it has a folder."""
+    say(text)
+    with news.open("a") as file:
+        file.write(text + "\n")
 
 
 def say(text: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -58,13 +58,17 @@ class Approvals:
         files = self._folder.glob("*.json") if self._folder.is_dir() else ()
         return sorted((self._read(file) for file in files), key=lambda proposal: (proposal.at, proposal.id))
 
-    def decide(self, id: str, word: Word) -> Proposal:
-        """Write down what the owner says; the beginning of an id is enough."""
+    def find(self, id: str) -> Proposal:
+        """Return a proposal; the beginning of its id is enough."""
         fits = [proposal for proposal in self.all() if id and proposal.id.startswith(id)]
         if len(fits) != 1:
             known = ", ".join(proposal.id for proposal in self.all()) or "none"
             raise RequestError(f'there is {"no" if not fits else "more than one"} run "{id}" here; known are: {known}')
-        decided = Proposal(**{**asdict(fits[0]), "word": word})
+        return fits[0]
+
+    def decide(self, id: str, word: Word) -> Proposal:
+        """Write down what the owner says."""
+        decided = replace(self.find(id), word=word)
         self._write(decided)
         return decided
 

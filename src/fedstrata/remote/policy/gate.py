@@ -86,7 +86,9 @@ class Gate:
             raise PolicyError(f"it has made {limits.updates_per_day} updates in the last 24 hours, all that it allows")
         rounds = {(known, at) for _, known, at in self._updates}
         if limits.rounds_per_day is not None and len(rounds | {(run, round)}) > limits.rounds_per_day:
-            raise PolicyError(f"it took part in {limits.rounds_per_day} rounds in the last 24 hours, all that it allows")
+            raise PolicyError(
+                f"it took part in {limits.rounds_per_day} rounds in the last 24 hours, all that it allows"
+            )
 
     def check_budget(self, noise: UpdateNoise | None) -> None:
         """Refuse a report that would spend more of the site's privacy than its owner gives."""
@@ -98,7 +100,9 @@ class Gate:
         total = self._spent + _share(noise.noise)
         spent = Accountant(2 / sqrt(total), delta, local=True).epsilon(1)
         if spent > most:
-            raise PolicyError(f"its privacy budget is spent: another report makes epsilon {spent:.3g}; allowed: {most:g}")
+            raise PolicyError(
+                f"its privacy budget is spent: another report makes epsilon {spent:.3g}; allowed: {most:g}"
+            )
 
     def counts_epsilon(self, asked: float | None) -> float | None:
         """Return with which noise label counts are told; None: with none. Always the same, or draws would average."""
@@ -108,7 +112,9 @@ class Gate:
         if least.counts == "exact":
             return asked
         if asked is not None and asked < least.counts_epsilon:
-            raise PolicyError(f"its policy tells label counts with privacy.histogram_epsilon = {least.counts_epsilon:g}")
+            raise PolicyError(
+                f"its policy tells label counts with privacy.histogram_epsilon = {least.counts_epsilon:g}"
+            )
         return least.counts_epsilon
 
     # ---- replies

@@ -24,7 +24,11 @@ class Hours:
         """Read it; a ValueError says what is allowed."""
         match = FORM.fullmatch(text.strip().lower())
         first, last, *clock = match.groups() if match is not None else (None, None)
-        begin, end = (int(clock[0]) * 60 + int(clock[1]), int(clock[2]) * 60 + int(clock[3])) if clock[:1] != [None] else (0, DAY)
+        begin, end = (
+            (int(clock[0]) * 60 + int(clock[1]), int(clock[2]) * 60 + int(clock[3]))
+            if clock[:1] != [None]
+            else (0, DAY)
+        )
         known = all(day is None or day in DAYS for day in (first, last))
         if match is None or not text.strip() or not known or begin == end or begin >= DAY or end > DAY:
             raise ValueError('days, a time or both, such as "mon-fri 20:00-06:00", "22:00-06:00" or "sat-sun"')

@@ -38,7 +38,9 @@ def _part(text: str) -> None:
         return
     stage, _, name = text.partition(".")
     if stage not in registry.STAGES or name not in registry.names(stage):
-        raise ValueError('registered parts such as "selectors.oort", or import paths such as "my_package.module:Newest"')
+        raise ValueError(
+            'registered parts such as "selectors.oort", or import paths such as "my_package.module:Newest"'
+        )
 
 
 def _registered(stage: str) -> Callable[[str], None]:
@@ -82,7 +84,7 @@ class SitePolicy(Section):
     servers: list[Annotated[str, _checked(_server)]] | None = None
     methods: list[Annotated[str, _checked(_registered("methods"))]] | None = None  # and the parts they are made of
     models: list[Annotated[str, _checked(_registered("models"))]] | None = None
-    parts: list[Annotated[str, _checked(_part)]] = []  # further ones
+    parts: tuple[Annotated[str, _checked(_part)], ...] = ()  # further ones
     approval: Literal["none", "ask"] = "none"  # whether a run waits for the site's owner
     hours: list[Annotated[str, _checked(Hours.read)]] | None = None
     privacy: LeastPrivacy = LeastPrivacy()
@@ -149,9 +151,11 @@ def read_policy(path: Path | None, allow: Collection[str] = ()) -> SitePolicy:
     """Read a policy file; `allow` are further parts that its owner allows, by import path."""
     table = {} if path is None else tables.read(path)
     if strange := [part for part in allow if ":" not in part]:
-        raise RequestError(f'--allow-part "{strange[0]}" is not valid; allowed: an import path, "my_package.module:Name"')
+        raise RequestError(
+            f'--allow-part "{strange[0]}" is not valid; allowed: an import path, "my_package.module:Name"'
+        )
     try:
         policy: SitePolicy = registry.validate(SitePolicy, table, "")
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from None
-    return policy.model_copy(update={"parts": [*policy.parts, *allow]})
+    return policy.model_copy(update={"parts": (*policy.parts, *allow)})
