@@ -169,7 +169,7 @@ def test_options_that_take_text_are_told_apart_from_paths():
     }
     assert set(options_that_take_text()) - paths == words
     assert path_keys() == ["model.init", "system.availability.trace", "privacy.enclave.certificates"]
-    named = {"data.name", "model.name", "method.name", "engine.kind", "data.fingerprint", "model.head"}
+    named = {"data.name", "model.name", "method.name", "engine.kind", "data.fingerprint", "model.head", "name"}
     parts = {f"method.{stage}" for stage in Experiment.of().method.model_dump()} | {
         "train.optimizer",
         "train.lr_schedule",
@@ -216,7 +216,7 @@ def test_what_travels_builds_the_same_run_and_names_no_file(tmp_path):
     assert to_sites(there) == told
 
 
-@pytest.mark.parametrize("table", ["data", "system", "compare", "paper", "nonsense"])
+@pytest.mark.parametrize("table", ["data", "system", "compare", "paper", "name", "nonsense"])
 def test_a_server_decides_nothing_else(bonn, table):
     reply = begun(bonn, {**to_sites(Experiment.of(None, **SMALL)), table: {}})
     assert f"{table} is not what a server decides".encode() in reply

@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import board, compare, data, deploy, inspect, owner, report, reproduce, run
+from fedstrata.cli import (
+    board,
+    compare,
+    data,
+    deploy,
+    evaluate,
+    export,
+    inspect,
+    owner,
+    predict,
+    report,
+    reproduce,
+    run,
+)
 from fedstrata.cli import list as listing
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.origin import find_own_parts_in
@@ -26,6 +39,9 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.listing)
+app.command("predict")(predict.predict)
+app.command("evaluate")(evaluate.evaluate)
+app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
