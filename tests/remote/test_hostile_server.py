@@ -20,6 +20,7 @@ from fedstrata.config.travel import from_server, parts_of, path_keys, to_sites
 from fedstrata.core import origin, registry
 from fedstrata.core.options import LocalPath
 from fedstrata.core.server_parts import Selector
+from fedstrata.data.devices import read_trace
 from fedstrata.privacy.frames import split
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import build_request, to_json
@@ -157,11 +158,8 @@ def test_no_option_of_a_part_opens_a_file_at_a_site(bonn, secret, watched, stage
 
 def test_options_that_take_text_are_told_apart_from_paths():
     """Whoever adds an option that takes text says whether it names a file (`LocalPath`), or adds it here."""
-    words = {
-        ("partitions", "concentrated-domain", "domain"),
-        ("datasets", "own", "label"),
-        ("datasets", "own", "client"),
-    }
+    words = {("partitions", "concentrated-domain", "domain")}
+    words |= {("datasets", "own", option) for option in ("label", "client", "drop")}
     paths = {
         (stage, name, option)
         for stage, name, option in options_that_take_text()
@@ -246,8 +244,6 @@ def told_of(host) -> dict[str, Any]:
 
 
 def test_a_trace_that_is_none_is_not_quoted(tmp_path):
-    from fedstrata.data.devices import read_trace
-
     for text in (SECRET, f"0,1,2\n{SECRET}", "0,1\n"):
         (tmp_path / "trace.csv").write_text(text)
         with pytest.raises(RequestError) as error:

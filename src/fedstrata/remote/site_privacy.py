@@ -40,7 +40,7 @@ from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
-from fedstrata.remote.policy.gate import Gate
+from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import PolicyError, read_values, to_json
 
 
@@ -48,9 +48,9 @@ class SitePrivacy:
     """Keeps a site's secrets; `load` gives its data, `credentials` say who is who, the gate what is allowed."""
 
     def __init__(
-        self, name: str, load: Callable[[], Federation], credentials: Credentials | None, gate: Gate | None = None
+        self, name: str, load: Callable[[], Federation], credentials: Credentials | None, gate: PolicyGate | None = None
     ):
-        self.name, self._load, self._credentials, self._gate = name, load, credentials, gate or Gate()
+        self.name, self._load, self._credentials, self._gate = name, load, credentials, gate or PolicyGate()
         # Memories for all runs: sums of different runs could be subtracted as well.
         self._served, self._tested = Served(), Served()
         self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()

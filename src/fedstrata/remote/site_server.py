@@ -51,7 +51,7 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
-from fedstrata.remote.policy.gate import Gate
+from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import (
     IN,
@@ -109,7 +109,7 @@ class Host:
         folder: Path | None = None,
         policy: SitePolicy | None = None,
     ):
-        self.name, self._load, self._folder, self._gate = name, load, folder, Gate(policy, folder)
+        self.name, self._load, self._folder, self._gate = name, load, folder, PolicyGate(policy, folder)
         self._guard = SitePrivacy(name, load, credentials, self._gate)
         self._about: dict[str, Any] = {}  # the request, in words for the audit log
         self._session: SiteSession | None = None

@@ -96,7 +96,7 @@ class AuditLog:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditResult:
     """What a look at a whole log found."""
 
     lines: int
@@ -104,7 +104,7 @@ class Verdict:
     wrong: str | None  # in words; None: nothing
 
 
-def verify(path: Path, known: str | None = None) -> tuple[list[dict[str, Any]], Verdict]:
+def verify(path: Path, known: str | None = None) -> tuple[list[dict[str, Any]], AuditResult]:
     """Read a log and check every line; `known` is a hash that must be in it."""
     lines, newest, seen = list[dict[str, Any]](), FIRST, known in (None, FIRST)
     try:
@@ -118,12 +118,12 @@ def verify(path: Path, known: str | None = None) -> tuple[list[dict[str, Any]], 
         except (ValueError, KeyError, TypeError):
             right = False
         if not right:
-            return lines, Verdict(i - 1, newest, f"line {i} is not the one that was written after line {i - 1}")
+            return lines, AuditResult(i - 1, newest, f"line {i} is not the one that was written after line {i - 1}")
         newest = line["hash"]
         seen = seen or newest == known
         lines.append(line)
     wrong = None if seen else f"{known} is not in it: lines at its end are missing"
-    return lines, Verdict(len(lines), newest, wrong)
+    return lines, AuditResult(len(lines), newest, wrong)
 
 
 def _hash(line: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ DAY = timedelta(days=1).total_seconds()
 MOST = 64  # runs that a site knows of at once
 
 
-class Gate:
+class PolicyGate:
     """Holds requests against a site's policy; in `folder` it keeps the audit log and the owner's approvals."""
 
     def __init__(self, policy: SitePolicy | None = None, folder: Path | None = None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping
 
 import torch
@@ -25,6 +24,8 @@ def keep_to(asked: Resources) -> None:
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     if asked.memory_gb is not None:  # heap and private mappings: what is computed with, not what is reserved
+        import resource  # noqa: PLC0415 - Windows has none
+
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = int(asked.memory_gb * GIB)
         resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
