@@ -41,9 +41,8 @@ class AuditLog:
 
     def append(self, kind: str, reply: bytes, sync: bool = False, **about: Any) -> None:
         """Note a reply; with `sync` it is safe on disk before this returns."""
-        self._number += 1
         line = {
-            "number": self._number,
+            "number": self._number + 1,
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "kind": kind,
             **about,
@@ -51,14 +50,25 @@ class AuditLog:
             "sha256": sha256(reply).hexdigest(),
             "previous": self._newest,
         }
-        line["hash"] = self._newest = _hash(line)
+        line["hash"] = _hash(line)
         if self._path is None:
             self._lines.append(line)
-            return
-        os.write(self._file, json.dumps(line).encode() + b"\n")
-        if sync or time.monotonic() - self._synced > OFTEN:
-            os.fsync(self._file)
-            self._synced = time.monotonic()
+        else:
+            self._write(json.dumps(line).encode() + b"\n", sync)
+        self._number, self._newest = line["number"], line["hash"]
+
+    def _write(self, line: bytes, sync: bool) -> None:
+        """Add a line, whole or not at all."""
+        size = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) < len(line):
+                raise OSError("the disk is full")
+            if sync or time.monotonic() - self._synced > OFTEN:
+                os.fsync(self._file)
+                self._synced = time.monotonic()
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
 
     def newest_first(self) -> Iterator[Mapping[str, Any]]:
         """Give lines from the end; only as much of the file is read as somebody asks for."""
@@ -82,7 +92,7 @@ class AuditLog:
             told = json.loads(line)
             datetime.fromisoformat(told["at"])
             return dict(told)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise RequestError(f"{self._path} is damaged; `fedstrata deploy audit` says where") from None
 
     def _mend(self) -> None:
@@ -115,7 +125,7 @@ def verify(path: Path, known: str | None = None) -> tuple[list[dict[str, Any]], 
         try:
             line = json.loads(data)
             right = line["number"] == i and line["previous"] == newest and line["hash"] == _hash(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             right = False
         if not right:
             return lines, AuditResult(i - 1, newest, f"line {i} is not the one that was written after line {i - 1}")
