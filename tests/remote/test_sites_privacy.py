@@ -215,7 +215,7 @@ def test_a_site_that_fails_while_labels_are_masked_is_left_out(tmp_path, keys):
     assert [(e["site"], e["why"]) for e in events(run, "site_refused")] == [("bonn", "broken")]
     assert events(run, "labels_masked")[0]["sites"] == ["aachen", "cologne", "dresden"]
     tamper.labels = 0
-    with pytest.raises(RequestError, match="3 sites agreed on labels, and 4 are wanted"):
+    with pytest.raises(RequestError, match="4 sites are wanted, and 3 are left"):
         away(keys, with_keys(keys, SMALL | wish, tamper, FOUR), wish, tmp_path / "four", sites=4)
 
 

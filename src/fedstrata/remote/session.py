@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,9 +31,9 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
-from fedstrata.remote.protocol import build_request, to_json, within
+from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
-from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, proposed, recorded, replies
+from fedstrata.remote.site_registry import SiteRegistry, ask_facts, heard, proposed, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
@@ -103,9 +103,17 @@ class SiteClients:
             return RemoteFederation.of({name: site_registry.facts[name] for name in known.sites}, known)
         if "needs" not in site_registry.question:
             return federation
-        return RemoteFederation.of(
-            introduced(site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline)
+        facts, wrong = ask_facts(
+            site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline
         )
+        for name, error in wrong.items():
+            if not isinstance(error, PolicyError):
+                raise RequestError(f"site {name}: {error}")
+            self._noted("site_refused", round=0, step=0, site=name, why=str(error))
+        if not facts:
+            raise RequestError(_too_few(0, 1, self.notes))
+        site_registry.facts = facts
+        return RemoteFederation.of(facts)
 
     def set_up(self, setup: Setup) -> None:
         """Let sites do their part of what comes before the first round."""
@@ -288,11 +296,16 @@ def run_at_sites(
     at = SiteClients(site_registry, described, path, credentials, before is not None, no_stream, notes=notes)
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
     if len(site_registry.names) < sites:
-        there = ", ".join(site_registry.names)
-        raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
+        raise RequestError(_too_few(len(site_registry.names), sites, notes))
     if resumed:
         return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
     return begin(described, cast(Federation, federation), None, path, watch, at)
+
+
+def _too_few(there: int, wanted: int, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Say that too few sites are left, and why."""
+    why = [f"site {about['site']}: {about['why']}" for kind, about in notes if kind == "site_refused"]
+    return "; ".join([f"{wanted} sites are wanted, and {there} are left", *why])
 
 
 def possible_at_sites(experiment: Experiment) -> None:

@@ -173,7 +173,9 @@ class Host:
 
     def _introduce(self, asked: bytes) -> tuple[bytes]:
         told = read_values(asked)
-        privacy = self._gate.admit(self._run_of(told), told.get("experiment")).privacy
+        experiment = self._gate.admit(self._run_of(told), told.get("experiment"))
+        privacy = experiment.privacy
+        self._check_size(experiment, self._load())
         federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
         counts = None
         if set(told.get("needs", [])) & COUNTED:
@@ -232,14 +234,22 @@ class Host:
         """Build the plan of a run; what privacy does not fit is refused here too, whatever the server says."""
         try:
             with origin.from_elsewhere(self._gate.policy.import_paths):
-                if self._gate.policy.limits.parameters is not None:  # before so much memory is taken
-                    shape, classes = tuple(federation.trial().shape[1:]), len(federation.classes)
-                    self._gate.policy.check_size(count_parameters(experiment.model, shape, classes))
+                self._check_size(experiment, federation)
                 plan = build_plan(experiment, federation)
             refuse(experiment, plan, federation, sites)
         except RequestError as error:
             raise SiteError(str(error)) from None
         return plan
+
+    def _check_size(self, experiment: Experiment, federation: Federation) -> None:
+        """Refuse a model that is too large, before it takes any memory."""
+        if self._gate.policy.limits.parameters is None:
+            return
+        shape, classes = tuple(federation.trial().shape[1:]), len(federation.classes)
+        try:
+            self._gate.policy.check_size(count_parameters(experiment.model, shape, classes))
+        except RequestError as error:
+            raise SiteError(str(error)) from None
 
     def _hops(self, told: Mapping[str, Any], plan: Plan) -> ChainSite:
         """Return this site's part in a chain whose models the server cannot read."""

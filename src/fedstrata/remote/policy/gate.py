@@ -6,13 +6,13 @@ where the rules say so, keeps count of what was given, and writes the audit log.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from math import sqrt
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.travel import from_server, to_sites
@@ -31,6 +31,14 @@ DAY = timedelta(days=1).total_seconds()
 MOST = 64  # runs that a site knows of at once
 
 
+class Admitted(NamedTuple):
+    """A run that a site takes part in, if its owner does not mind."""
+
+    told: Mapping[str, Any]  # as the server wrote it
+    experiment: Experiment
+    whole: Mapping[str, Any]  # the same with every option
+
+
 class PolicyGate:
     """Holds requests against a site's policy; in `folder` it keeps the audit log and the owner's approvals."""
 
@@ -43,8 +51,9 @@ class PolicyGate:
         self._audit = AuditLog(None if folder is None else folder / AUDIT)
         self._approvals = None if folder is None else Approvals(folder / RUNS)
         self._hours = [Hours.read(text) for text in self.policy.hours or ()]
-        self._admitted: dict[str, tuple[Mapping[str, Any], Experiment]] = {}  # what each run was said to be
-        self._updates: deque[tuple[float, str, int]] = deque()  # of the last day: when, of which run and round
+        self._admitted: dict[str, Admitted] = {}  # by run
+        self._updates: deque[tuple[float, tuple[str, int]]] = deque()  # of the last day: when, of which run and round
+        self._rounds: Counter[tuple[str, int]] = Counter()  # the same, counted
         self._spent = 0.0  # sum of (sensitivity / noise)^2 over all noised reports that ever left
         self._recall()
 
@@ -59,39 +68,45 @@ class PolicyGate:
         """Read what a run is, refuse what the rules do not allow, and wait for the owner where they say so."""
         if not isinstance(told, Mapping):
             raise RefusedError("an experiment is a table")
-        if run not in self._admitted or self._admitted[run][0] != told:
+        if run not in self._admitted or self._admitted[run].told != told:
             try:
                 experiment = from_server(told, self.policy.import_paths)
             except RequestError as error:
                 raise SiteError(f"it does not take this experiment: {error}") from None
             self.policy.check_experiment(experiment)
             self._admitted = dict(list(self._admitted.items())[1 - MOST :])
-            self._admitted[run] = told, experiment
+            self._admitted[run] = Admitted(told, experiment, to_sites(experiment))
         self.check_approved(run)
-        return self._admitted[run][1]
+        return self._admitted[run].experiment
 
     def check_approved(self, run: str) -> None:
         """Refuse a run that this site was not asked to take part in, or that its owner does not want (any more)."""
         if run not in self._admitted:
             raise AbsentError("the site was restarted, or was not told of this run")
         if self.policy.approval == "ask" and self._approvals is not None:
-            self._approvals.check(run, to_sites(self._admitted[run][1]))
+            self._approvals.check(run, self._admitted[run].whole)
 
     def check_update(self, run: str, round: int) -> None:
         """Refuse another client update where the day has had enough of them."""
         limits, since = self.policy.limits, self.clock() - DAY
         while self._updates and self._updates[0][0] < since:
-            self._updates.popleft()
+            _, old = self._updates.popleft()
+            self._rounds[old] -= 1
+            if not self._rounds[old]:
+                del self._rounds[old]
         if limits.updates_per_day is not None and len(self._updates) >= limits.updates_per_day:
             raise PolicyError(f"it has made {limits.updates_per_day} updates in the last 24 hours, all that it allows")
-        rounds = {(known, at) for _, known, at in self._updates}
-        if limits.rounds_per_day is not None and len(rounds | {(run, round)}) > limits.rounds_per_day:
+        rounds = len(self._rounds) + ((run, round) not in self._rounds)
+        if limits.rounds_per_day is not None and rounds > limits.rounds_per_day:
             raise PolicyError(
                 f"it took part in {limits.rounds_per_day} rounds in the last 24 hours, all that it allows"
             )
 
     def check_budget(self, noise: UpdateNoise | None) -> None:
-        """Refuse a report that would spend more of the site's privacy than its owner gives."""
+        """Refuse a report that would spend more of the site's privacy than its owner gives.
+
+        What was spent before stands in the audit log: lines of noised reports are safe on disk before these leave.
+        """
         most, delta = self.policy.privacy.epsilon, self.policy.privacy.delta
         if most is None:
             return
@@ -129,7 +144,8 @@ class PolicyGate:
         if "refused" in about:
             return
         if "round" in about:
-            self._updates.append((at, str(about.get("run")), int(about["round"])))
+            self._updates.append((at, of := (str(about.get("run")), int(about["round"]))))
+            self._rounds[of] += 1
         if (noise := about.get("noise")) is not None:
             self._spent += _share(float(noise))
 
