@@ -8,8 +8,9 @@ from functools import cache
 import torch
 
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.travel import to_sites
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.protocol import split
+from fedstrata.remote.protocol import build_request, split, to_json
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.source import source
@@ -53,13 +54,13 @@ class Here:
 class Restartable(Host):
     """A host that says how it was made, so that it can be made anew."""
 
-    def __init__(self, name, load, credentials=None, folder=None):
-        super().__init__(name, load, credentials, folder)
-        self.load, self.credentials, self.folder = load, credentials, folder
+    def __init__(self, name, load, credentials=None, folder=None, policy=None):
+        super().__init__(name, load, credentials, folder, policy)
+        self.load, self.credentials, self.folder, self.policy = load, credentials, folder, policy
 
     def restarted(self, load=None):
         """Return the site as it is after its process ended and began again, with other data where they are given."""
-        return Restartable(self.name, load or self.load, self.credentials, self.folder)
+        return Restartable(self.name, load or self.load, self.credentials, self.folder, self.policy)
 
 
 @cache
@@ -68,8 +69,15 @@ def share(data, seed, part):
     return source(json.loads(data), seed, part)
 
 
-def hosts(overrides, credentials=lambda name: None, sites=SITES, memory=None, having=lambda federation: federation):
-    """Make sites; `memory` is a folder for their state, `having` changes what they have."""
+def hosts(
+    overrides,
+    credentials=lambda name: None,
+    sites=SITES,
+    memory=None,
+    having=lambda federation: federation,
+    policy=lambda name: None,
+):
+    """Make sites; `memory` is a folder for their state, `having` changes what they have, `policy` what they allow."""
     experiment = Experiment.of(None, **overrides)
     data, seed = experiment.dump()["data"], experiment.train.seed
     data.pop("clients")
@@ -80,6 +88,7 @@ def hosts(overrides, credentials=lambda name: None, sites=SITES, memory=None, ha
             lambda i=i: having(share(told, seed, (i, len(sites)))),
             credentials(name),
             None if memory is None else memory / name,
+            policy(name),
         )
         for i, name in enumerate(sites)
     }
@@ -89,6 +98,12 @@ def at_sites(tmp_path, overrides, tamper=lambda name, kind, reply: reply, **how)
     overrides = SMALL | overrides
     transport = Here(hosts(overrides), tamper)
     return run_at_sites(transport, Experiment.of(None, **overrides), tmp_path / "sites", len(SITES), **how)
+
+
+def introduce(overrides=SMALL, **asked):
+    """Return the request that tells a site of a run, and asks what data it has."""
+    told = {"run": "r", "experiment": to_sites(Experiment.of(None, **overrides))}
+    return build_request("introduce", to_json(told | asked))
 
 
 def model(run):

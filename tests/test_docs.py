@@ -15,6 +15,7 @@ import pytest
 import fedstrata
 from fedstrata.config.experiment import Experiment, Section
 from fedstrata.core import registry
+from fedstrata.remote.policy.rules import SitePolicy, read_policy
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedstrata"
@@ -177,9 +178,23 @@ def test_the_readme_names_every_method_and_every_part_of_a_stage():
             assert not [name for name in registry.names(kind) if f"`{name}`" not in row], kind
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+POLICY = ROOT / "examples" / "site.toml"
+
+
+@pytest.mark.parametrize("path", sorted({*(ROOT / "examples").glob("*.toml")} - {POLICY}), ids=lambda path: path.name)
 def test_example_experiments_are_valid(path):
     Experiment.of(path)
+
+
+def test_every_key_of_a_site_s_policy_is_documented_and_in_the_example():
+    rules, text = read_policy(POLICY), POLICY.read_text()
+    assert rules.import_paths == frozenset()
+    page = (ROOT / "docs" / "policy.md").read_text()
+    rows = page[page.index("| key |") :].split("\n\n")[0].splitlines()[2:]
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    names = {name for key, _, name in keys(SitePolicy) if key not in ("privacy", "limits", "resources")}
+    assert documented == names
+    assert set(re.findall(r"^(?:# )?(\w+) = ", text, re.M)) == names
 
 
 # ---- one round, line by line

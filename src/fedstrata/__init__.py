@@ -51,6 +51,7 @@ __all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spel
     "Labelled",
     "LocalEngineOptions",
     "LocalPart",
+    "LocalPath",
     "Noise",
     "NonNegative",
     "Optimizer",

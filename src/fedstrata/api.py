@@ -16,7 +16,7 @@ from fedstrata.core.errors import FedstrataError, PartError, RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Report, Slot, Sums, Task, Tensors
-from fedstrata.core.options import BelowOne, Count, Fraction, NonNegative, Positive
+from fedstrata.core.options import BelowOne, Count, Fraction, LocalPath, NonNegative, Positive
 from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan
 from fedstrata.core.registry import make_part
@@ -103,6 +103,7 @@ __all__ = [
     "Labelled",
     "LocalEngineOptions",
     "LocalPart",
+    "LocalPath",
     "Noise",
     "NonNegative",
     "Optimizer",

@@ -13,6 +13,7 @@ import pytest
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import client, flower, state
+from fedstrata.remote.policy.rules import SitePolicy
 
 
 def options(command: list[str]) -> dict[str, str | None]:
@@ -115,13 +116,18 @@ def test_a_site_says_what_it_has_in_three_ways(tmp_path):
 
 
 def test_what_the_site_process_is_told(made):
-    here = client.FederationClient("a", "h:8000", made / "sites/a", {"name": "digits"}, 3, (1, 3))
+    policy = SitePolicy(approval="ask")
+    here = client.FederationClient(
+        "a", "h:8000", made / "sites/a", {"name": "digits"}, 3, partition=(1, 3), policy=policy
+    )
     assert here.config(Path("/s/site")) == {
         "site": "a",
         "socket": "/s/site",
         "server": "h:8000",
         "keys": str(made / "sites/a"),
-        "memory": str(state.of_site("a") / "memory"),
+        "state": str(state.of_site("a")),
+        "policy": policy.model_dump(mode="json"),
+        "folder": str(Path.cwd()),
         "data": {"data": {"name": "digits"}, "seed": 3},
         "partition": [1, 3],
     }

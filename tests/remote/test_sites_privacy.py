@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from in_process_sites import SITES, SMALL, at_sites, hosts, model, with_keys
+from in_process_sites import SITES, SMALL, at_sites, hosts, introduce, model, with_keys
 
 from fedstrata import RequestError, train
 from fedstrata.config.build import build_federation
@@ -19,7 +19,7 @@ from fedstrata.methods.schedules.lots import Lots
 from fedstrata.privacy.labels.kept import OwnMap
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.label_names import open_model
-from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
+from fedstrata.remote.protocol import build_refusal, build_reply, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.remote.site_registry import recorded
@@ -215,7 +215,7 @@ def test_a_site_that_fails_while_labels_are_masked_is_left_out(tmp_path, keys):
     assert [(e["site"], e["why"]) for e in events(run, "site_refused")] == [("bonn", "broken")]
     assert events(run, "labels_masked")[0]["sites"] == ["aachen", "cologne", "dresden"]
     tamper.labels = 0
-    with pytest.raises(RequestError, match="3 sites agreed on labels, and 4 are wanted"):
+    with pytest.raises(RequestError, match="4 sites are wanted, and 3 are left"):
         away(keys, with_keys(keys, SMALL | wish, tamper, FOUR), wish, tmp_path / "four", sites=4)
 
 
@@ -346,19 +346,17 @@ def test_label_counts_get_their_noise_at_the_site_and_always_the_same(tmp_path, 
     wish = FLIPS | {"privacy.histogram_epsilon": 0.5, "train.rounds": 1}
     run = at_sites(tmp_path, wish)
     assert events(run, "histograms_blurred")[0]["epsilon"] == 0.5
-    request = build_request("introduce", json.dumps({"needs": ["counts"], "epsilon": 0.5}).encode())
+    request = introduce(SMALL | wish, needs=["counts"])
 
     def counts(host, request):
         return json.loads(read_reply(host.answer(request), 1)[0])["counts"]
 
     first, again = with_keys(keys, SMALL).hosts["bonn"], with_keys(keys, SMALL).hosts["bonn"]
-    true = counts(first, build_request("introduce", b'{"needs": ["counts"]}'))
+    true = counts(first, introduce(needs=["counts"]))
     assert counts(first, request) == counts(first, request) == counts(again, request) != true
     assert counts(hosts(SMALL)["bonn"], request) != counts(first, request)  # another secret
-    turned = json.dumps({"needs": ["counts"], "epsilon": 0.5, "classes": list(range(12))[::-1]}).encode()
-    assert counts(first, build_request("introduce", turned))[::-1][:10] == counts(
-        first, request
-    )  # no second draw by asking anew
+    turned = introduce(SMALL | wish, needs=["counts"], classes=list(range(12))[::-1])
+    assert counts(first, turned)[::-1][:10] == counts(first, request)  # no second draw by asking anew
 
 
 def test_tests_are_counted_by_label_only_over_all_sites(tmp_path, keys):

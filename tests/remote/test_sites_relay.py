@@ -24,7 +24,7 @@ from fedstrata.privacy.envelopes import ENVELOPE, Letterbox, SpoiltError, job_of
 from fedstrata.privacy.frames import RefusedError, open_frame
 from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.protocol import build_request, split
+from fedstrata.remote.protocol import build_request, split, within
 from fedstrata.remote.session import run_at_sites
 
 SFL = SMALL | {"method.name": "sfl", "train.rounds": 2}
@@ -329,7 +329,8 @@ def tampered_with(tmp_path, keys, tamper):
             envelopes.append(envelope)
         if len(envelopes) != 2 or not envelope:
             return ...
-        return transport_hosts[name].answer(build_request("hop", task, *tamper(about, envelopes)))
+        host = transport_hosts[name]
+        return host.answer(within(host._session.run, build_request("hop", task, *tamper(about, envelopes))))
 
     transport = Watched(hosts(SFL, lambda name: Credentials.load(keys / "sites" / name)), answer)
     transport_hosts, credentials = transport.hosts, Credentials.load(keys / "server")

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import board, compare, data, deploy, evaluate, export, inspect, predict, report, reproduce, run
+from fedstrata.cli import (
+    board,
+    compare,
+    data,
+    deploy,
+    evaluate,
+    export,
+    inspect,
+    owner,
+    predict,
+    report,
+    reproduce,
+    run,
+)
 from fedstrata.cli import list as listing
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.origin import find_own_parts_in
 
 app = typer.Typer(
     name="fedstrata",
@@ -30,6 +45,8 @@ app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
+deploy.app.command("approve")(owner.approve)
+deploy.app.command("audit")(owner.audit)
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(reproduce.app, name="reproduce")
 
@@ -46,7 +63,7 @@ def version(
 
 def main() -> None:
     """Run the command line; errors become a message and an exit code."""
-    sys.path.insert(0, "")  # parts of one's own may lie in the folder one works in
+    find_own_parts_in(os.getcwd())
     try:
         app()
     except FedstrataError as error:

@@ -119,22 +119,34 @@ def client(
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="How long to try where the server does not take the site.")
     ] = 90.0,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="SITE.toml", help="What this site agrees to, whatever a server asks for; docs/policy.md."),
+    ] = None,
+    allow_part: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="A part of one's own that servers may name; may be given several times."
+        ),
+    ] = None,
     insecure: Insecure = False,
 ) -> None:
     """Start a site that serves its data to runs, and keep it until Ctrl-C."""
     from fedstrata.deploy import flower, state
     from fedstrata.deploy.client import FederationClient, attend, described, part
     from fedstrata.deploy.keys import of_site
+    from fedstrata.remote.policy.rules import read_policy
 
     flower.required()
     name, at = state.site_name(site), state.join_address(*state.address(server))
     _either(keys, insecure, f"DIR/sites/{name}")
+    rules = read_policy(policy, allow_part or [])
     experiment = described(data, overrides(sets))
     table, seed = experiment.dump()["data"], experiment.train.seed
     own = None if keys is None else of_site(keys, name)
     share = None if partition is None else part(partition)
     with _until_stopped(f"site {name} has ended"):
-        attend(FederationClient(name, at, own, table, seed, share, patience), _say)
+        attend(FederationClient(name, at, own, table, seed, share, patience, rules), _say)
 
 
 @app.command()

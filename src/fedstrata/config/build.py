@@ -335,6 +335,15 @@ def make_network_builder(
     return Seeded(partial(_draw_weights, architecture, shape, classes, seed, choice.projection, choice.head_bias))
 
 
+def count_parameters(choice: ModelChoice, shape: tuple[int, ...], classes: int) -> int:
+    """Return the size of a model by name without making it: nothing is allocated."""
+    with torch.device("meta"):
+        module = _named("models", choice, "model").build(shape, classes)
+        if choice.projection or not choice.head_bias:
+            module.head = change_head(module.get_submodule("head"), classes, choice.projection, choice.head_bias)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 class Seeded:
     """Builds a network with the same first weights every time: they are drawn once in a process, then copied."""
 

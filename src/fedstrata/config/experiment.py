@@ -14,7 +14,17 @@ from fedstrata.config import tables
 from fedstrata.config.completion import DEFAULTS, GIVEN, complete, complete_named
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
-from fedstrata.core.options import AtLeastOne, BelowOne, Count, Fraction, Natural, NonNegative, Positive, Share
+from fedstrata.core.options import (
+    AtLeastOne,
+    BelowOne,
+    Count,
+    Fraction,
+    LocalPath,
+    Natural,
+    NonNegative,
+    Positive,
+    Share,
+)
 from fedstrata.methods.recipes import STAGES
 
 ABOUT = ("compare", "paper")  # what a comparison of such experiments holds, what a paper prints: no run depends on it
@@ -79,7 +89,7 @@ class ModelChoice(Section):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str = "mlp"
-    init: str | None = None  # a model.safetensors to start from
+    init: LocalPath | None = None  # a model.safetensors to start from
     head: str | None = None  # name of the last layer, where it cannot be found
     projection: Natural = 0  # width of a projection of two layers that is put before the last one, as in MOON
     head_bias: bool = True  # whether the last layer has a bias; FedRS' authors have none
@@ -173,7 +183,7 @@ class Availability(Section):
     kind: Literal["always", "independent", "labels", "trace"] = "always"
     rate: Fraction = 1.0
     period: Count = 20
-    trace: str | None = None
+    trace: LocalPath | None = None
 
 
 class SystemChoice(Section):
@@ -214,7 +224,7 @@ class EnclaveChoice(Section):
     measurement: str | None = None
     minimum_tcb: tuple[Natural, Natural, Natural, Natural] = (0, 0, 0, 0)
     vmpl: Natural = 0
-    certificates: str = "."
+    certificates: LocalPath = "."
     noise: Fraction = 0.0
 
 

@@ -21,6 +21,7 @@ FAULTS = {  # kinds of events, and what people call them
     "insecure": "insecure",
     "resumed": "resumed",
     "waiting": "waiting for sites",
+    "approval": "waiting for owners of sites",
     "site_away": "site away",
     "site_back": "site back",
     "site_changed": "site has other data",

@@ -7,6 +7,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Interval
 from pydantic import AllowInfNan
 
+from fedstrata.core.origin import IS_PATH
+
 Positive = Annotated[float, AllowInfNan(False), Gt(0), "a number > 0"]
 NonNegative = Annotated[float, AllowInfNan(False), Ge(0), "a number >= 0"]
 Fraction = Annotated[float, AllowInfNan(False), Interval(ge=0, le=1), "a number from 0 to 1"]
@@ -16,6 +18,7 @@ BelowHalf = Annotated[float, AllowInfNan(False), Interval(gt=0, lt=0.5), "a numb
 Count = Annotated[int, Ge(1), "a whole number >= 1"]
 Natural = Annotated[int, Ge(0), "a whole number >= 0"]
 Share = Annotated[float, AllowInfNan(False), Interval(gt=0, lt=1), "a number between 0 and 1"]
+LocalPath = Annotated[str, IS_PATH]  # of a file or folder on this machine, which no other one may name
 Rounds = Natural | Share  # so many rounds, or a share of all of them
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
+from fedstrata.core import origin
 from fedstrata.core.errors import RequestError, unknown_name
 
 STAGES = {  # stage -> the package that lists its parts, and the class they derive from
@@ -66,11 +67,14 @@ def forget_parts() -> None:
 
 def find(stage: str, name: str, key: str) -> Any:
     """Return the class (or recipe) behind a name; `key` is where the user wrote it."""
+    table = names(stage)
     if ":" not in name:
-        table = names(stage)
         if name not in table:
             raise unknown_name(key, name, table)
         name = table[name]
+    else:
+        origin.check_import(name, table.values(), key)
+        origin.search_own_folder()
     part, base = _import(name, key), _import(STAGES[stage][1], key)
     fits = (
         issubclass(part, base) and dataclasses.is_dataclass(part) if isinstance(part, type) else isinstance(part, base)
@@ -90,11 +94,12 @@ def _import(path: str, key: str) -> Any:
 
 def build(stage: str, name: str, given: Mapping[str, Any], key: str) -> Any:
     """Make a part from its name and options, checked against the types of its fields."""
-    known = options(stage, name, f"{key}.kind")
+    part, known = find(stage, name, f"{key}.kind"), options(stage, name, f"{key}.kind")
     for option in given:
         if option not in known:
             raise unknown_option(f"{key}.{option}", option, known)
-    return validate(find(stage, name, f"{key}.kind"), given, key)
+    origin.check_options(part, given, key)
+    return validate(part, given, key)
 
 
 def make_part(kind: str, name: str, /, **options: Any) -> Any:

@@ -191,15 +191,21 @@ class Devices(System):
 
 def read_trace(path: str, clients: int | None = None) -> np.ndarray:
     """Read who is there when: lines `client,first,last`, rounds counted from 1; [3, lines]."""
+    rows, at = list[list[int]](), 0
     try:
         with Path(path).open(newline="") as file:
-            lines = [line for line in csv.reader(file) if line and not line[0].startswith("#")]
-        table = np.array(
-            [[int(cell) for cell in line] for line in lines if line[0].strip() != "client"], dtype=np.int64
-        )
-    except (OSError, ValueError) as error:
+            lines = csv.reader(file)
+            for line in lines:
+                at = lines.line_num
+                if line and not line[0].startswith("#") and line[0].strip() != "client":
+                    rows.append([int(cell) for cell in line])
+        if any(len(row) != 3 for row in rows):
+            rows = []
+        table = np.array(rows, dtype=np.int64)
+    except (OSError, ValueError, csv.Error, OverflowError) as error:  # whose words could quote the file
+        why = error.strerror if isinstance(error, OSError) else f"see line {at}"
         raise RequestError(
-            f'system.availability.trace = "{path}" cannot be read: {error}; lines must be client,first,last'
+            f'system.availability.trace = "{path}" cannot be read: {why}; lines must be client,first,last'
         ) from None
     if table.ndim != 2 or table.shape[1] != 3:
         raise RequestError(

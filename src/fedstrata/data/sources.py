@@ -147,7 +147,7 @@ class Package:
 def _client(name: str) -> list[str] | None:
     """Find a client; pip is the one of this Python, if it has one."""
     if name == "pip" and importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip"]
+        return [sys.executable, "-P", "-m", "pip"]
     path = shutil.which(name)
     return None if path is None else [path]
 

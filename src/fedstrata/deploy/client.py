@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
+from fedstrata.remote.policy.resources import environment
+from fedstrata.remote.policy.rules import SitePolicy
+from fedstrata.remote.protocol import PolicyError
 from fedstrata.remote.site_socket import LONGEST_PATH, look
 
 LOADING = 3600.0  # seconds that reading the data may take
@@ -35,7 +38,7 @@ REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower 
 CONNECTED = "SuperNode ID"
 
 SITE, NODE = "the site's process", "the connection to the server"
-PROCESS = [sys.executable, "-m", "fedstrata.remote.site_process"]  # the path of its configuration follows
+PROCESS = [sys.executable, "-P", "-m", "fedstrata.remote.site_process"]  # the path of its configuration follows
 
 INSECURE = """\
 !!! INSECURE: nothing is encrypted, and the server is not asked who it is. This is for trying out on one machine."""
@@ -52,6 +55,7 @@ class FederationClient:
     seed: int
     partition: tuple[int, int] | None = None
     patience: float = 90.0  # seconds in which the server must take it
+    policy: SitePolicy = field(default_factory=SitePolicy)  # what it agrees to
 
     def config(self, socket: Path) -> dict[str, Any]:
         """Return what the site's process is told."""
@@ -60,7 +64,9 @@ class FederationClient:
             "socket": str(socket),
             "server": self.server,
             "keys": None if self.keys is None else str(self.keys),
-            "memory": str(state.of_site(self.site) / "memory"),
+            "state": str(state.of_site(self.site)),
+            "policy": self.policy.model_dump(mode="json"),
+            "folder": str(Path.cwd()),
             "data": {"data": dict(self.data), "seed": self.seed},
             "partition": None if self.partition is None else list(self.partition),
         }
@@ -94,6 +100,7 @@ def part(text: str) -> tuple[int, int]:
 def attend(client: FederationClient, say: Say) -> None:
     """Start a site and keep it until one of its processes ends or somebody ends it."""
     flower.required()
+    check_server(client)
     folder = state.private(state.of_site(client.site))
     household = Household(folder, f"site {client.site}")
     private = Path(tempfile.mkdtemp(prefix="fedstrata-"))  # short, because paths of sockets must be; mode 700
@@ -114,6 +121,14 @@ def attend(client: FederationClient, say: Say) -> None:
         shutil.rmtree(private, ignore_errors=True)
 
 
+def check_server(client: FederationClient) -> None:
+    """Refuse to connect to a server that the site's own policy does not name."""
+    try:
+        client.policy.check_server(client.server)
+    except PolicyError as error:
+        raise RequestError(f"--server = {client.server}: {error}") from None
+
+
 class EndedError(FedstrataError):
     """A process of a site ended; the code is its own where that says something."""
 
@@ -126,7 +141,8 @@ def _start_site(client: FederationClient, household: Household, socket: Path, sa
     """Start the process that holds the data, and wait until it can be asked."""
     config = socket.with_name("config.json")
     config.write_text(json.dumps(client.config(socket)))
-    child = household.start(SITE, [*PROCESS, str(config)], None, flower.environment(household.folder))
+    around = {**flower.environment(household.folder), **environment(client.policy.resources)}
+    child = household.start(SITE, [*PROCESS, str(config)], None, around)
     deadline = time.monotonic() + LOADING
     while not _served(socket):
         if child.poll() is not None:

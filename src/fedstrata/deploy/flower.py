@@ -46,6 +46,7 @@ def environment(folder: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # a second, without it, added to every message
         "PYTHONUNBUFFERED": "1",  # logs are followed
+        "PYTHONSAFEPATH": "1",  # what lies in the folder they are started in is no module
     }
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ class Submission:
     resume: bool = False
     checkpoint: Mapping[str, Any] | None = None  # from which it goes on; None: from the beginning
 
+    @property
+    def news(self) -> Path:
+        """Where its server side tells what happens before there is a run folder."""
+        return self.server.folder / f"news-{sha256(str(self.path).encode()).hexdigest()[:12]}.txt"
+
     def config(self, experiment: Path) -> dict[str, Any]:
         """Return the run configuration."""
         server = self.server
@@ -101,6 +107,7 @@ class Submission:
             keys=server.keys or "",
             nodes=str(server.registered or ""),
             met=str(server.met),
+            news=str(self.news),
             folder=str(Path.cwd()),
         ).dump()
 
@@ -123,7 +130,11 @@ def submitted(submission: Submission) -> Iterator[str]:
         experiment.write_text(submission.experiment.to_toml())
         config.write_text(tomli_w.dumps(submission.config(experiment)))
         submission.server.begun(submission.path)
-        yield str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+        submission.news.unlink(missing_ok=True)
+        try:
+            yield str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+        finally:
+            submission.news.unlink(missing_ok=True)
 
 
 def new(server: FederationServer, experiment: Experiment, out: Path | None, sites: int, **how: Any) -> Submission:
@@ -163,7 +174,7 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
     """Show the events of a run as its folder gets them, until it is finished or has failed."""
     run, server = Run(submission.path), submission.server
     begun, news, asked, free = False, time.monotonic(), time.monotonic(), None
-    lines = EventLines(run, submission.checkpoint)
+    lines, told = EventLines(run, submission.checkpoint), 0
     while True:
         over = _over(run)  # first: then all lines are there
         for event in lines.new():
@@ -172,6 +183,9 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
                 begun = True
             watch(event)
             news = time.monotonic()
+        for line in _news(submission)[told:]:
+            say(line)
+            told, news = told + 1, time.monotonic()
         if over:
             if (error := read_failure(run.path)) is not None:
                 raise error
@@ -241,6 +255,13 @@ class EventLines:
             self._old = False
             self._at += len(line)
             yield event
+
+
+def _news(submission: Submission) -> list[str]:
+    try:
+        return [line.rstrip() for line in submission.news.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    except OSError:
+        return []
 
 
 def _begin(submission: Submission) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
 
 
-def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> None:
-    """Raise for the first thing that does not fit."""
+def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo, clients: int | None = None) -> None:
+    """Raise for the first thing that does not fit; `clients` are all there are, where the federation has not all."""
+    clients = len(federation) if clients is None else clients
     privacy = experiment.privacy
     if privacy.encoding.fraction > privacy.encoding.bits - 2:
         raise RequestError(
@@ -52,9 +53,9 @@ def refuse(experiment: Experiment, plan: Plan, federation: FederationInfo) -> No
         )
     _trusting(experiment)
     if privacy.aggregate == "masked":
-        _masked(experiment, plan, len(federation))
+        _masked(experiment, plan, clients)
     if privacy.dp is not None:
-        _noised(experiment, plan, len(federation))
+        _noised(experiment, plan, clients)
 
 
 def _trusting(experiment: Experiment) -> None:

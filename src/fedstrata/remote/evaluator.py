@@ -51,7 +51,7 @@ class SiteEvaluator:
         numbers = 2 * told + 1  # of an answer, with 8 bytes each, beside what is masked
         up = sum(8 * numbers + len(words) for _, words in answers.values())
         sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self.names) + up}
-        own: dict[int, float] = {}
+        own, silent, total = dict[int, float](), list[str](), np.zeros(2)
         for client, name in enumerate(self.names):
             if name not in answers:
                 continue
@@ -60,20 +60,29 @@ class SiteEvaluator:
             except FedstrataError as error:
                 view.note("site_not_scored", round=view.round + 1, site=name, why=str(error))
                 continue
-            right, tested, loss = right + hits, tested + had, loss + lost
+            if len(hits) < told:  # its own policy tells no figures by label
+                silent.append(name)
+                total += hits.sum(), had.sum()
+            else:
+                right, tested = right + hits, tested + had
+            loss += lost
             if had.sum():
                 own[client] = float(hits.sum() / had.sum())
-        if not tested.sum():
+        if silent:
+            why = f"the policy of {', '.join(silent)} tells none; those of the other sites count"
+            view.note("not_scored_by_label", round=view.round + 1, why=why)
+        total += right.sum(), tested.sum()
+        if not total[1]:
             return Scores(sent)
-        by_label: tuple[np.ndarray, np.ndarray] | None = (right, tested)
+        by_label: tuple[np.ndarray, np.ndarray] | None = (right, tested) if tested.any() else None
         if self.hides_label_counts:
             whole = bool(invitation) and len(answers) == len(self.names)
             by_label = self._aggregated([words for _, words in answers.values()], view) if whole else None
         recall = None if by_label is None else [float(r / n) if n else None for r, n in zip(*by_label, strict=True)]
         figures: dict[str, Any] = {
-            "accuracy": float(right.sum() / tested.sum()),
+            "accuracy": float(total[0] / total[1]),
             "balanced_accuracy": None if recall is None else mean_recall(recall),
-            "loss_test": loss / float(tested.sum()),
+            "loss_test": loss / float(total[1]),
             "recall": recall,
             **client_figures(own, self.satisfied_at),
             **sent,
@@ -119,7 +128,7 @@ class SiteEvaluator:
             loss = float(told["loss"])
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RefusedError("its figures cannot be read") from None
-        if right.shape != (classes,) or tested.shape != right.shape or not (right >= 0).all():
+        if right.shape not in ((classes,), (1,)) or tested.shape != right.shape or not (right >= 0).all():
             raise RefusedError("its figures are not those of this run's labels")
         if not (right <= tested).all() or not tested.sum() <= most or not np.isfinite(loss):
             raise RefusedError("its figures are impossible")

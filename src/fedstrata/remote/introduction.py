@@ -21,6 +21,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, order_labels
+from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.masking import hold_table
 
 MOST = 10**9  # samples of a site, and numbers of a sample
@@ -233,6 +234,6 @@ class RemoteFederation:
 def aligned(federation: Federation, classes: Sequence[Label]) -> Federation:
     """Return a site's own data with the class indices of the run."""
     index = {label: i for i, label in enumerate(classes)}
-    if strange := [label for label in federation.classes if label not in index]:
-        raise RequestError(f"this site has labels that the run does not know: {strange[:5]}")
+    if strange := sum(label not in index for label in federation.classes):
+        raise RefusedError(f"this site has {strange} labels that the run does not know")  # and names none of them
     return federation.relabel(np.array([index[label] for label in federation.classes]), classes)

@@ -22,7 +22,21 @@ class AbsentError(SiteError):
     """A site does not know the run: it was restarted, or began another one."""
 
 
-FAILURES: dict[bytes, type[FedstrataError]] = {b"absent": AbsentError, b"stateless": StatelessError, FAILED: SiteError}
+class PolicyError(SiteError):
+    """A site's own policy does not allow what it was asked for (`policy/rules.py`)."""
+
+
+class PendingError(SiteError):
+    """A site's owner has not said yet whether it takes part in the run."""
+
+
+FAILURES: dict[bytes, type[FedstrataError]] = {
+    b"absent": AbsentError,
+    b"stateless": StatelessError,
+    b"policy": PolicyError,
+    b"pending": PendingError,
+    FAILED: SiteError,
+}
 
 
 def build_request(kind: str, *fields: bytes) -> bytes:

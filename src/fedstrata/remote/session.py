@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,9 +12,11 @@ import numpy as np
 
 from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment, Trust
+from fedstrata.config.travel import to_sites
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.events import describe_fault
 from fedstrata.core.plan import Plan
 from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
@@ -40,9 +42,9 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
-from fedstrata.remote.protocol import build_request, to_json
+from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
-from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
+from fedstrata.remote.site_registry import SiteRegistry, ask_facts, heard, proposed, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
@@ -108,8 +110,8 @@ class SiteClients:
                     f'their {" and ".join(sorted(needs))}, by name; use privacy.labels = "prf"'
                 )
         if needs:
-            epsilon = privacy.histogram_epsilon
-            site_registry.question = {"needs": sorted(needs), "classes": federation.classes, "epsilon": epsilon}
+            told = {"needs": sorted(needs), "classes": federation.classes}
+            site_registry.question = {**site_registry.question, **told}
 
     def _told(self, plan: Plan, federation: RemoteFederation) -> RemoteFederation:
         """Ask sites for what the method needs of their labels."""
@@ -119,9 +121,17 @@ class SiteClients:
             return RemoteFederation.of({name: site_registry.facts[name] for name in known.sites}, known)
         if "needs" not in site_registry.question:
             return federation
-        return RemoteFederation.of(
-            introduced(site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline)
+        facts, wrong = ask_facts(
+            site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline
         )
+        for name, error in wrong.items():
+            if not isinstance(error, PolicyError):
+                raise RequestError(f"site {name}: {error}")
+            self._noted("site_refused", round=0, step=0, site=name, why=str(error))
+        if not facts:
+            raise RequestError(_too_few(0, 1, self.notes))
+        site_registry.facts = facts
+        return RemoteFederation.of(facts)
 
     def set_up(self, setup: Setup) -> None:
         """Let sites do their part of what comes before the first round."""
@@ -253,7 +263,7 @@ class SiteClients:
         """Return what tells a site of the run."""
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
-        return build_request("begin", to_json(about), to_json(self.experiment.dump()))
+        return build_request("begin", to_json(about), to_json(to_sites(self.experiment)))
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
         """Ask before the run, and give the replies that are ones; every site without one is an event."""
@@ -263,7 +273,8 @@ class SiteClients:
             client = site_registry.names.index(name)
             self._noted("site_refused", round=0, step=0, site=name, client=client, why=str(error))
 
-        return replies(requests, heard(site_registry.transport, requests, fields, site_registry.deadline), refuse)
+        ours = {name: within(site_registry.run, request) for name, request in requests.items()}
+        return replies(ours, heard(site_registry.transport, ours, fields, site_registry.deadline), refuse)
 
     def _noted(self, kind: str, **fields: Any) -> None:
         self.notes.append((kind, fields))
@@ -280,31 +291,47 @@ def run_at_sites(
     credentials: Credentials | None = None,
     patience: float = 600.0,
     no_stream: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
+    """Run an experiment at the sites that are there, or go on with one at the sites that it began with.
+
+    `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for.
+    """
     path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
     possible_at_sites(described)
     described = doubting_sites(described)
     deadline = deadline or described.system.deadline or DEADLINE
     before = recorded(path) if resumed else None
-    names = sorted(transport.names()) if before is None else list(before[1])
-    if len(names) < sites:
-        raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
-    question = {"named": described.privacy.labels == "none"}
-    run, facts = before or (secrets.token_hex(16), introduced(transport, names, question, deadline))
+    notes: list[tuple[str, dict[str, Any]]] = []
+
+    def note(kind: str, **fields: Any) -> None:
+        notes.append((kind, fields))
+        say(describe_fault({"event": kind, **fields}).why)
+
+    run = before[0] if before else secrets.token_hex(16)
+    question = {"run": run, "experiment": to_sites(described)}
+    facts = proposed(transport, sites, question, deadline, patience, note) if before is None else before[1]
+    if len(facts) < sites:
+        raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
     site_registry = SiteRegistry(transport, run, facts, question, deadline, patience)
-    at = SiteClients(site_registry, described, path, credentials, before is not None, no_stream)
+    at = SiteClients(site_registry, described, path, credentials, before is not None, no_stream, notes=notes)
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
     if len(site_registry.names) < sites:
-        there = ", ".join(site_registry.names)
-        raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
+        raise RequestError(_too_few(len(site_registry.names), sites, notes))
     if resumed:
         return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
     return begin(at.experiment, cast(Federation, federation), None, path, watch, at)
 
 
+def _too_few(there: int, wanted: int, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Say that too few sites are left, and why."""
+    why = [f"site {about['site']}: {about['why']}" for kind, about in notes if kind == "site_refused"]
+    return "; ".join([f"{wanted} sites are wanted, and {there} are left", *why])
+
+
 def possible_at_sites(experiment: Experiment) -> None:
     """Refuse what sites cannot do, or what would be passed over in silence."""
+    to_sites(experiment)
     privacy, data = experiment.privacy, experiment.data
     reasons = [
         (

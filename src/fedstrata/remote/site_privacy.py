@@ -40,14 +40,17 @@ from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
-from fedstrata.remote.protocol import read_values, to_json
+from fedstrata.remote.policy.gate import PolicyGate
+from fedstrata.remote.protocol import PolicyError, read_values, to_json
 
 
 class SitePrivacy:
-    """Keeps a site's secrets; `load` gives its data, and `credentials` who is who."""
+    """Keeps a site's secrets; `load` gives its data, `credentials` say who is who, the gate what is allowed."""
 
-    def __init__(self, name: str, load: Callable[[], Federation], credentials: Credentials | None):
-        self.name, self._load, self._credentials = name, load, credentials
+    def __init__(
+        self, name: str, load: Callable[[], Federation], credentials: Credentials | None, gate: PolicyGate | None = None
+    ):
+        self.name, self._load, self._credentials, self._gate = name, load, credentials, gate or PolicyGate()
         # Memories for all runs: sums of different runs could be subtracted as well.
         self._served, self._tested = Served(), Served()
         self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()
@@ -66,7 +69,7 @@ class SitePrivacy:
     def credentials(self) -> Credentials:
         """The site's keys, without which it takes part in no protocol."""
         if self._credentials is None:
-            raise RequestError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
+            raise RefusedError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
         return self._credentials
 
     def key_directory(self, told: Mapping[str, Any]) -> KeyDirectory:
@@ -74,6 +77,8 @@ class SitePrivacy:
         names, client = told["sites"], int(told["client"])
         if not 0 <= client < len(names) or names[client] != self.name:
             raise RefusedError(f"site {self.name} is told that it is another one")
+        if any(name not in self.credentials.sites for name in names):
+            raise RefusedError("a site of this run is not on the roll that the keys came with")
         return self.credentials.key_directory(names)
 
     def own(self, told: Mapping[str, Any]) -> Federation:
@@ -85,6 +90,7 @@ class SitePrivacy:
     def counts(self, federation: Federation, epsilon: float | None) -> np.ndarray:
         """Return label counts as they may be told."""
         counts: np.ndarray = federation.counts[0]
+        epsilon = self._gate.counts_epsilon(epsilon)
         if epsilon is None:
             return counts
         noisy, data = NoisyHistograms(epsilon), self._load().fingerprint
@@ -124,6 +130,8 @@ class SitePrivacy:
         told = read_values(about)
         if step.decode() == PrfClient.steps[0]:
             federation, key_directory = self._load(), self.key_directory(told)
+            if told["open"] and self._gate.counts_epsilon(None) is not None:
+                raise PolicyError("its policy tells label counts with noise only, and placeholders have none")
             try:
                 self._labels = PrfClient(
                     int(told["client"]),

@@ -11,9 +11,12 @@ from functools import cache
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.origin import find_own_parts_in
 from fedstrata.data.federation import Federation
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.joining import with_stream
+from fedstrata.remote.policy.resources import keep_to
+from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.site_socket import serve
 from fedstrata.remote.source import source
@@ -22,6 +25,9 @@ from fedstrata.remote.source import source
 def main(path: str) -> None:
     """Serve until ended."""
     config = json.loads(Path(path).read_text())
+    policy = SitePolicy.model_validate(config["policy"])
+    keep_to(policy.resources)
+    find_own_parts_in(config["folder"])
     part = None if config.get("partition") is None else (int(config["partition"][0]), int(config["partition"][1]))
     table = config["data"]
 
@@ -31,8 +37,9 @@ def main(path: str) -> None:
 
     load()  # what is wrong with it should be said now
     credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]))
-    memory = None if config.get("memory") is None else Path(config["memory"])
-    serve(with_stream(Host(config["site"], load, credentials, memory).answer), Path(config["socket"]))
+    folder = None if config.get("state") is None else Path(config["state"])
+    host = Host(config["site"], load, credentials, folder, policy)
+    serve(with_stream(host.answer, policy.check_server), Path(config["socket"]))
 
 
 if __name__ == "__main__":

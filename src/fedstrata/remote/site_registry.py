@@ -17,13 +17,23 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.data.reading import Label
 from fedstrata.remote.introduction import Introduction, common_classes
-from fedstrata.remote.protocol import AbsentError, SiteError, build_request, read_reply, read_values, to_json, within
+from fedstrata.remote.protocol import (
+    AbsentError,
+    PendingError,
+    PolicyError,
+    SiteError,
+    build_request,
+    read_reply,
+    read_values,
+    to_json,
+    within,
+)
 from fedstrata.remote.transport import Failure, Transport
 
 Note = Callable[..., None]
 Said = tuple[bytes, ...] | FedstrataError  # the fields of a reply, or why there are none
 Ask = Callable[[Mapping[int, bytes]], dict[int, bytes]]  # requests by client -> the replies that came
-OFTEN = 0.2  # seconds between two looks for sites
+OFTEN, SELDOM = 0.2, 10.0  # seconds between two looks for sites, or for the word of their owners
 FILE = "sites.json"  # in the run folder
 
 
@@ -129,19 +139,71 @@ class SiteRegistry:
 def introduced(
     transport: Transport, names: Sequence[str], question: Mapping[str, Any], deadline: float | None
 ) -> dict[str, Introduction]:
-    """Ask sites what they have, as far as the method needs to know."""
+    """Ask sites what they have, as far as the method needs to know; every one must say it."""
+    facts, wrong = ask_facts(transport, names, question, deadline)
+    for name, error in wrong.items():
+        raise RequestError(f"site {name}: {error}")
+    return facts
+
+
+def ask_facts(
+    transport: Transport, names: Sequence[str], question: Mapping[str, Any], deadline: float | None
+) -> tuple[dict[str, Introduction], dict[str, FedstrataError]]:
+    """Ask sites what they have; give what they said, and why some did not."""
     request = build_request("introduce", to_json(question))
     said = heard(transport, dict.fromkeys(names, request), 1, deadline)
-    facts = {}
+    facts, wrong = dict[str, Introduction](), dict[str, FedstrataError]()
     for name in names:
         told = said.get(name, SiteError("it does not answer"))
         if isinstance(told, FedstrataError):
-            raise RequestError(f"site {name}: {told}")
+            wrong[name] = told
+            continue
         values = read_values(told[0])
         if values.pop("site", None) != name:
             raise RequestError(f"site {name} introduces itself by another name")
         facts[name] = Introduction.read(values, name)
-    return facts
+    return facts, wrong
+
+
+def proposed(
+    transport: Transport,
+    sites: int,
+    question: Mapping[str, Any],
+    deadline: float | None,
+    patience: float,
+    note: Note,
+) -> dict[str, Introduction]:
+    """Propose a run to all sites that are there, and wait for owners who have to approve it.
+
+    Sites whose policy refuses are left out, with an event, if enough others are there; any other failure ends it.
+    """
+    names, facts, refused = sorted(transport.names()), dict[str, Introduction](), dict[str, FedstrataError]()
+    if len(names) < sites:
+        raise RequestError(f"{len(names)} sites are there, and {sites} are wanted: {', '.join(names) or 'none'}")
+    until, pause, before = monotonic() + patience, OFTEN, set[str]()
+    while asked := [name for name in names if name not in facts and name not in refused]:
+        said, wrong = ask_facts(transport, asked, question, deadline)
+        facts |= said
+        for name, error in wrong.items():
+            if not isinstance(error, PolicyError | PendingError):
+                raise RequestError(f"site {name}: {error}")
+        pending = {name: error for name, error in wrong.items() if isinstance(error, PendingError)}
+        refused |= {name: error for name, error in wrong.items() if name not in pending}
+        if len(names) - len(refused) < sites:
+            why = "; ".join(f"site {name}: {error}" for name, error in refused.items())
+            raise RequestError(f"{sites} sites are wanted, and {len(names) - len(refused)} are left; {why}")
+        if pending.keys() != before and pending:
+            note("approval", sites=sorted(pending), why="; ".join(f"{n}: {e}" for n, e in sorted(pending.items())))
+        before = set(pending)
+        if pending and monotonic() > until:
+            why = "; ".join(f"site {name}: {error}" for name, error in sorted(pending.items()))
+            raise RequestError(f"not approved after {patience:g} seconds (--wait): {why}")
+        if pending:
+            sleep(pause)
+            pause = min(pause * 1.5, SELDOM)
+    for name, error in refused.items():
+        note("site_refused", round=0, step=0, site=name, why=str(error))
+    return {name: facts[name] for name in names if name in facts}
 
 
 def heard(

@@ -6,8 +6,10 @@ the answer comes; so whoever carries the messages needs to know nothing of that.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,11 +21,13 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.network import Network
-from fedstrata.client.site_client import Site, Versions
+from fedstrata.client.site_client import Site, StatelessError, Versions
 from fedstrata.client.trainer import Trainer
-from fedstrata.config.build import build_plan
+from fedstrata.config.build import build_plan, count_parameters
 from fedstrata.config.experiment import Experiment
+from fedstrata.core import origin
 from fedstrata.core.batch_norm import AllReduce, By
+from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, fast_replace
 from fedstrata.core.plan import Plan
@@ -36,6 +40,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
+from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_label_counts, noise_of
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.privacy.sums.fixed_point import Encoding
@@ -46,13 +51,26 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
-from fedstrata.remote.protocol import IN, AbsentError, build_refusal, build_reply, read_request, read_values, to_json
+from fedstrata.remote.policy.gate import PolicyGate
+from fedstrata.remote.policy.rules import SitePolicy
+from fedstrata.remote.protocol import (
+    IN,
+    AbsentError,
+    SiteError,
+    build_refusal,
+    build_reply,
+    read_request,
+    read_values,
+    to_json,
+)
 from fedstrata.remote.site_privacy import SitePrivacy
-from fedstrata.remote.transport import attempted
 from fedstrata.server.evaluator import answers
 
 COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the client info that are made of label counts
 MET, REPORT = b"meet", b"report"
+OPENING = ("introduce", "begin")  # requests that tell of a run; all others belong to one
+TOLD = (SiteError, RefusedError, StatelessError)  # errors whose words were written for others to read
+WORDS = 200  # characters of a refusal that the audit log keeps
 
 
 @dataclass
@@ -80,7 +98,8 @@ class SiteSession:
 class Host:
     """Answers for one site.
 
-    `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state.
+    `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state
+    (`memory/`), what left it and what its owner approved; `policy` is what its owner allows.
     """
 
     def __init__(
@@ -89,9 +108,11 @@ class Host:
         load: Callable[[], Federation],
         credentials: Credentials | None = None,
         folder: Path | None = None,
+        policy: SitePolicy | None = None,
     ):
-        self.name, self._load, self._folder = name, load, folder
-        self._guard = SitePrivacy(name, load, credentials)
+        self.name, self._load, self._folder, self._gate = name, load, folder, PolicyGate(policy, folder)
+        self._guard = SitePrivacy(name, load, credentials, self._gate)
+        self._about: dict[str, Any] = {}  # the request, in words for the audit log
         self._session: SiteSession | None = None
         self._running: RunningTask | None = None  # under way: it waits for others
         self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
@@ -109,38 +130,78 @@ class Host:
         }
 
     def answer(self, request: bytes) -> bytes:
-        """Do what is asked for; whatever goes wrong is the answer."""
-        return attempted(self._done, request, build_refusal)
+        """Do what is asked for; whatever goes wrong is the answer, and whatever leaves is written down first.
+
+        Some errors were written to be read by others. Any other one may quote a sample or a file: only its kind leaves
+        the site, and the rest goes to the site's own log.
+        """
+        with self._turn:
+            self._about = {"kind": "unknown"}
+            try:
+                reply = self._done(request)
+            except TOLD as error:
+                reply = self._refused(error)
+            except Exception as error:
+                logging.getLogger(__name__).exception("a request failed")
+                reply = self._refused(SiteError(f"{type(error).__name__} (the site's own log says where)"))
+            try:
+                self._gate.leaves(self._about.pop("kind"), reply, self._about)
+            except OSError:
+                logging.getLogger(__name__).exception("the audit log cannot be written")
+                return build_refusal("it cannot write down what leaves it, and so nothing does")
+            return reply
+
+    def _refused(self, error: Exception) -> bytes:
+        self._about["refused"] = str(error)[:WORDS]
+        return build_refusal(error)
 
     def _done(self, request: bytes) -> bytes:
-        with self._turn:
-            kind, fields = read_request(request)
-            if kind == IN:
-                run, inner = fields
-                self._at_work(run.decode(errors="replace"))
-                kind, fields = read_request(inner)
-            if kind not in self._do:
-                raise RefusedError(f"there is no request {kind!r}")
-            return build_reply(*self._do[kind](*fields))
+        kind, fields = read_request(request)
+        run = ""
+        if kind == IN:
+            run, (kind, fields) = fields[0].decode(errors="replace"), read_request(fields[1])
+        if kind not in self._do:
+            raise RefusedError(f"there is no request {kind[:40]!r}")
+        self._about = {"kind": kind} | ({"run": run[:80]} if run else {})
+        self._gate.check_time()
+        if kind not in OPENING:
+            if kind not in self._guard.requests:
+                self._at_work(run)
+            self._gate.check_approved(run)
+        return build_reply(*self._do[kind](*fields))
 
     # ---- requests
 
     def _introduce(self, asked: bytes) -> tuple[bytes]:
         told = read_values(asked)
+        experiment = self._gate.admit(self._run_of(told), told.get("experiment"))
+        privacy = experiment.privacy
+        self._check_size(experiment, self._load())
         federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
-        counted = bool(set(told.get("needs", [])) & COUNTED)
-        counts = self._guard.counts(federation, told.get("epsilon")) if counted else None
-        facts = Introduction.of(federation, bool(told.get("named", True)), counts)
+        counts = None
+        if set(told.get("needs", [])) & COUNTED:
+            if privacy.labels != "none" or privacy.clustering != "server":
+                raise RefusedError("labels are not counted by name where they are masked, or clustered in secret")
+            counts = self._guard.counts(federation, privacy.histogram_epsilon)
+            self._about["counts"] = self._gate.policy.privacy.counts
+        facts = Introduction.of(federation, privacy.labels == "none", counts)
         return (to_json({"site": self.name, **facts.dump()}),)
+
+    def _run_of(self, told: Mapping[str, Any]) -> str:
+        run = told.get("run")
+        if not isinstance(run, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", run):
+            raise RefusedError("a run has a name of letters and digits")
+        self._about["run"] = run
+        return run
 
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
-        present = self._load().fingerprint
-        if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
+        present, run = self._load().fingerprint, self._run_of(told)
+        experiment = self._gate.admit(run, read_values(text))
+        if self._session is not None and self._session.run == run:  # a server that went on from a checkpoint
             return (to_json({"data": present}),)
         federation = self._guard.own(told)
-        experiment = Experiment.of(read_values(text))
-        privacy, plan = experiment.privacy, build_plan(experiment, federation)
+        privacy, plan = experiment.privacy, self._planned(experiment, federation, len(told["sites"]))
         local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
         own = federation.client(0)
         rows = torch.from_numpy(own.rows)
@@ -150,16 +211,14 @@ class Host:
         module = plan.local.build().to(plan.local.dtype)
         network = Network(module, plan.local.head, plan.local.half).eval()
         self._session = SiteSession(
-            told["run"],
+            run,
             here.id,
-            Site(
-                here, trainer, Versions() if self._folder is None else StateOnDisk(self._folder, told["run"], present)
-            ),
+            Site(here, trainer, Versions() if self._folder is None else StateOnDisk(self._folder, run, present)),
             federation,
             network,
             ParameterSpace.of(module, plan.local.head),
             len(told["sites"]),
-            hides_label_counts(privacy),
+            hides_label_counts(privacy) or self._gate.policy.privacy.counts != "exact",
             noise_of(privacy),
             encoding_of(privacy),
             clip_of(experiment, plan),
@@ -170,6 +229,30 @@ class Host:
         untested = len(self._load().test_split[0]) - len(federation.test_split[0])
         return (to_json({"data": present, "untested": untested}),)
 
+    def _versions(self, run: str, data: str) -> Versions:
+        return Versions() if self._folder is None else StateOnDisk(self._folder / "memory", run, data)
+
+    def _planned(self, experiment: Experiment, federation: Federation, sites: int) -> Plan:
+        """Build the plan of a run; what privacy does not fit is refused here too, whatever the server says."""
+        try:
+            with origin.from_elsewhere(self._gate.policy.import_paths):
+                self._check_size(experiment, federation)
+                plan = build_plan(experiment, federation)
+            refuse(experiment, plan, federation, sites)
+        except RequestError as error:
+            raise SiteError(str(error)) from None
+        return plan
+
+    def _check_size(self, experiment: Experiment, federation: Federation) -> None:
+        """Refuse a model that is too large, before it takes any memory."""
+        if self._gate.policy.limits.parameters is None:
+            return
+        shape, classes = tuple(federation.trial().shape[1:]), len(federation.classes)
+        try:
+            self._gate.policy.check_size(count_parameters(experiment.model, shape, classes))
+        except RequestError as error:
+            raise SiteError(str(error)) from None
+
     def _hops(self, told: Mapping[str, Any], plan: Plan) -> ChainSite:
         """Return this site's part in a chain whose models the server cannot read."""
         run, key_directory = str(told["run"]), self._guard.key_directory(told)
@@ -178,13 +261,16 @@ class Host:
         )
 
     def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
-        session = self._at_work()
-        if unpack_task(data).client != session.client:
+        session, task = self._at_work(), unpack_task(data)
+        self._gate.check_update(session.run, task.round)
+        self._gate.check_budget(session.noise)
+        if task.client != session.client:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
             raise RefusedError("clients meet by samples or by clients")
         if by and session.key_directory is not None and not invitation:
             raise RefusedError("this site meets others under masks only")
+        self._about |= {"round": task.round, "step": task.step, "task": task.kind}
         if self._running is not None:  # it still waits for others
             self._running.end()
         participant = self._guard.participant(invitation) if invitation else None
@@ -220,6 +306,8 @@ class Host:
                 report = self._hidden(report, session)
             leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable, session.clip)
             report = protect_report(report, noise)
+            if noise is not None and noise.local and noise.noise:
+                self._about["noise"] = noise.noise
         if session.key_directory is None:
             return what, pack_report(
                 report if leaving is None else fast_replace(report, aggregated=cut(leaving, report.aggregated))

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedstrata.core.errors import RequestError, unknown_name
-from fedstrata.core.options import BelowOne, Count
+from fedstrata.core.options import BelowOne, Count, LocalPath
 from fedstrata.core.rng import Streams
 from fedstrata.data import store
 from fedstrata.data.formats.arrays import FilePart, check_samples, read_npz
@@ -46,7 +46,7 @@ class Own(DataSet):
 
     licence: ClassVar[str] = "yours"
 
-    path: str = ""  # of the file or folder, or the name that was given to `fedstrata data import`
+    path: LocalPath = ""  # of the file or folder, or the name that was given to `fedstrata data import`
     label: str | None = None  # column of a table that holds the class; "label" if not given
     client: str | None = None  # column of a table that names the client
     drop: tuple[str, ...] | None = None  # columns of a table that are no features
@@ -56,7 +56,7 @@ class Own(DataSet):
     std: tuple[float, ...] | None = None
     size: Count | None = None  # pixels to scale images to; without it all must have the same size
     test: BelowOne | None = None  # share to hold out, the same samples for every seed; 0.2 if there is no test set
-    test_path: str | None = None  # of the test set, where that is a file or folder of its own
+    test_path: LocalPath | None = None  # of the test set, where that is a file or folder of its own
 
     @property
     def names_clients(self) -> bool:

@@ -65,6 +65,7 @@ class RunConfig:
     keys: FileName = ""  # the server's own folder, for masked sums and sealed chains; empty: insecure
     nodes: FileName = ""  # says which site's key each node has; empty: insecure
     met: FileName = ""  # for what nodes say of themselves
+    news: FileName = ""  # for what happens before there is a run folder
     folder: FileName = ""  # where the run was asked for: relative paths and parts of one's own are found from there
 
     @classmethod

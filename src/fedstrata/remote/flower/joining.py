@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fedstrata.remote.flower.invitation import STREAM, Invitation
 from fedstrata.remote.transport import Answer
 
 
-def with_stream(answer: Answer) -> Answer:
+def with_stream(answer: Answer, check_server: Callable[[str], None] = lambda _: None) -> Answer:
     """Return an answer that also follows invitations to a stream; it lasts as long as the stream does.
 
-    Requests may then come from several threads; the one who answers sees to their order.
+    Requests may then come from several threads; the one who answers sees to their order. `check_server` raises where a
+    site does not connect to an address.
     """
 
     def either(request: bytes) -> bytes:
@@ -17,6 +20,8 @@ def with_stream(answer: Answer) -> Answer:
             return answer(request)
         from fedstrata.remote.flower.stream_site import StreamSite  # noqa: PLC0415 - gRPC, where there is a stream
 
-        return str(StreamSite(Invitation.read(request), answer).run()).encode()
+        invitation = Invitation.read(request)
+        check_server(invitation.address)
+        return str(StreamSite(invitation, answer).run()).encode()
 
     return either

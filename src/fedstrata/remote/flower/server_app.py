@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -16,6 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.origin import find_own_parts_in
 from fedstrata.remote.flower.app_config import RunConfig, out_of
 from fedstrata.remote.flower.failure import forget_failure, write_failure
 from fedstrata.remote.flower.messages import Messages
@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
 def _run(grid: Grid, asked: RunConfig, run: str) -> None:
     if asked.folder:
         os.chdir(asked.folder)
-        sys.path.insert(0, "")
+        find_own_parts_in(asked.folder)
     from fedstrata.remote.credentials import Credentials  # noqa: PLC0415
     from fedstrata.remote.session import run_at_sites  # noqa: PLC0415 - torch; first things first
 
@@ -67,6 +67,7 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
             credentials=credentials,
             patience=asked.wait,
             no_stream=why,
+            say=partial(tell, Path(asked.news)) if asked.news else say,
         )
     finally:
         transport.close()
@@ -114,6 +115,13 @@ def wait_for(transport: Transport, sites: int, seconds: float) -> list[str]:
             raise RequestError(f"{sites} sites are wanted, and after {seconds:g} seconds these are there: {there}")
         sleep(OFTEN)
     return names
+
+
+def tell(news: Path, text: str) -> None:
+    """Tell also whoever follows the run, before it has a folder."""
+    say(text)
+    with news.open("a") as file:
+        file.write(text + "\n")
 
 
 def say(text: str) -> None:

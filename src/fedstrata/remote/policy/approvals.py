@@ -1,0 +1,91 @@
+"""Runs that wait for the site's owner: one file each, which the owner's word changes.
+
+    FOLDER/ID.json    run, when it was asked for, what it does, and the owner's word: asked, approved, refused
+
+The id is made of the run and of all that it does, so that a word holds for nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.files import write_atomically
+from fedstrata.remote.protocol import PendingError, PolicyError
+
+Word = Literal["asked", "approved", "refused"]
+MOST = 32  # runs that wait at once: a server must not fill the disk
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A run that a server proposed."""
+
+    id: str
+    run: str
+    at: str
+    experiment: Mapping[str, Any]
+    word: Word = "asked"
+
+
+class Approvals:
+    """The proposals of a site."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def check(self, run: str, experiment: Mapping[str, Any]) -> None:
+        """Raise unless the owner approved; a run that nobody knows of yet is noted for the owner."""
+        text = json.dumps([run, experiment], sort_keys=True)
+        id = sha256(text.encode()).hexdigest()[:12]
+        try:
+            known = self._read(self._folder / f"{id}.json")
+        except FileNotFoundError:
+            known = self._note(Proposal(id, run, datetime.now(UTC).isoformat(timespec="seconds"), experiment))
+        if known.word == "refused":
+            raise PolicyError(f"its owner refused this run ({id})")
+        if known.word != "approved":
+            raise PendingError(f"its owner has to approve this run: fedstrata deploy approve {id}")
+
+    def all(self) -> list[Proposal]:
+        """Return every proposal, the oldest first."""
+        files = self._folder.glob("*.json") if self._folder.is_dir() else ()
+        return sorted((self._read(file) for file in files), key=lambda proposal: (proposal.at, proposal.id))
+
+    def find(self, id: str) -> Proposal:
+        """Return a proposal; the beginning of its id is enough."""
+        fits = [proposal for proposal in self.all() if id and proposal.id.startswith(id)]
+        if len(fits) != 1:
+            known = ", ".join(proposal.id for proposal in self.all()) or "none"
+            raise RequestError(f'there is {"no" if not fits else "more than one"} run "{id}" here; known are: {known}')
+        return fits[0]
+
+    def decide(self, id: str, word: Word) -> Proposal:
+        """Write down what the owner says."""
+        decided = replace(self.find(id), word=word)
+        self._write(decided)
+        return decided
+
+    def _note(self, proposal: Proposal) -> Proposal:
+        waiting = [other for other in self.all() if other.word == "asked"]
+        if len(waiting) >= MOST:
+            raise PolicyError(f"{MOST} runs wait for the word of its owner already")
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._write(proposal)
+        return proposal
+
+    def _write(self, proposal: Proposal) -> None:
+        write_atomically(self._folder / f"{proposal.id}.json", json.dumps(asdict(proposal), indent=2).encode())
+
+    def _read(self, file: Path) -> Proposal:
+        text = file.read_text()
+        try:
+            return Proposal(**json.loads(text))
+        except (ValueError, TypeError):
+            raise RequestError(f"{file} is damaged; remove it, and the run is asked for again") from None
