@@ -121,7 +121,7 @@ def test_what_the_site_process_is_told(made):
         "socket": "/s/site",
         "server": "h:8000",
         "keys": str(made / "sites/a"),
-        "memory": str(state.of_site("a") / "memory"),
+        "state": str(state.of_site("a")),
         "data": {"data": {"name": "digits"}, "seed": 3},
         "partition": [1, 3],
     }

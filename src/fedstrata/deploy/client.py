@@ -60,7 +60,7 @@ class FederationClient:
             "socket": str(socket),
             "server": self.server,
             "keys": None if self.keys is None else str(self.keys),
-            "memory": str(state.of_site(self.site) / "memory"),
+            "state": str(state.of_site(self.site)),
             "data": {"data": dict(self.data), "seed": self.seed},
             "partition": None if self.partition is None else list(self.partition),
         }

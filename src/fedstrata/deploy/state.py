@@ -1,7 +1,7 @@
 """Where servers and sites of this machine keep what they need between two commands.
 
     STATE/server-PORT/    the server's database, log and address
-    STATE/site-NAME/      a site's log
+    STATE/site-NAME/      a site's log, its training state (memory/) and what it gave (ledger.json)
 
 STATE is the environment variable FEDSTRATA_STATE, or ~/.local/state/fedstrata. Only its owner may look inside.
 """

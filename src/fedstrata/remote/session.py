@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
@@ -55,6 +57,10 @@ class SiteClients:
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
     known: RemoteFederation | None = None  # what sites said of themselves
+
+    @cached_property
+    def _kept_sums(self) -> KeptSums:
+        return KeptSums(Run(self.folder).checkpoints.path)
 
     # ---- before a run
 
@@ -134,14 +140,15 @@ class SiteClients:
         assert federation is not None
 
         def now(round: int) -> ClientInfo:
-            there = site_registry.attending(plan.fewest)
+            attending = site_registry.attending(plan.fewest)
+            there = self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])
             facts = tuple(site_registry.facts.values())
             known = (
                 replace(federation, facts=facts).client_info(plan.needs, plan.streams)
                 if site_registry.changed
                 else client_info
             )
-            return replace(known, holders=np.array([i for i in known.holders if names[i] in there], dtype=np.int64))
+            return replace(known, holders=np.array([i for i in known.holders if i in there], dtype=np.int64))
 
         return replace(client_info, later=now)
 
@@ -159,7 +166,7 @@ class SiteClients:
         log("sites", wall={"sites": site_registry.names})
         if self.no_stream is not None:
             log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
-        return AtSites(site_registry, plan, log, masks, noise, relay)
+        return AtSites(site_registry, plan, log, masks, noise, relay, self._kept_sums)
 
     def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
         """Let models of a chain pass the server sealed, where that can be."""

@@ -31,8 +31,8 @@ def main(path: str) -> None:
 
     load()  # what is wrong with it should be said now
     credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]))
-    memory = None if config.get("memory") is None else Path(config["memory"])
-    serve(with_stream(Host(config["site"], load, credentials, memory).answer), Path(config["socket"]))
+    folder = None if config.get("state") is None else Path(config["state"])
+    serve(with_stream(Host(config["site"], load, credentials, folder).answer), Path(config["socket"]))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Report, fast_replace
+from fedstrata.core.messages import Report, Tag, fast_replace
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
@@ -36,7 +37,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
-from fedstrata.privacy.setup import encoding_of, hides_figures, hides_label_counts, noise_of
+from fedstrata.privacy.setup import encoding_of, hides_figures, hides_label_counts, most_spent, noise_of
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
@@ -46,6 +47,7 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
+from fedstrata.remote.ledger import Ledger
 from fedstrata.remote.protocol import IN, AbsentError, build_refusal, build_reply, read_request, read_values, to_json
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.remote.transport import attempted
@@ -53,6 +55,7 @@ from fedstrata.server.evaluator import answers
 
 COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the client info that are made of label counts
 MET, REPORT = b"meet", b"report"
+SUMMED = frozenset({"train", "gradient"})  # tasks whose updates are summed, as all drivers here name them
 
 
 @dataclass
@@ -71,15 +74,24 @@ class SiteSession:
     encoding: Encoding | None = None  # of what leaves it, where updates are masked
     hides_figures: bool = False  # the same: whether losses and lengths of updates are
     key_directory: KeyDirectory | None = None  # the same
+    most_spent: float = inf  # of a privacy budget
+    step: Tag = (0, 0)  # round and step of the task at hand
+    given: bool = False  # whether the ledger has it
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: SumMember | None = None
     hops: ChainSite | None = None  # where a chain's models pass the server sealed
+
+    @property
+    def protected(self) -> bool:
+        """Whether updates leave under masks or with noise: then once for each step."""
+        return self.key_directory is not None or self.noise is not None
 
 
 class Host:
     """Answers for one site.
 
-    `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state.
+    `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state
+    (`memory/`) and what it gave (`ledger.json`).
     """
 
     def __init__(
@@ -90,7 +102,7 @@ class Host:
         folder: Path | None = None,
     ):
         self.name, self._load, self._folder = name, load, folder
-        self._guard = SitePrivacy(name, load, credentials)
+        self._guard, self._ledger = SitePrivacy(name, load, credentials), Ledger(folder)
         self._session: SiteSession | None = None
         self._running: RunningTask | None = None  # under way: it waits for others
         self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
@@ -151,9 +163,7 @@ class Host:
         self._session = SiteSession(
             told["run"],
             here.id,
-            Site(
-                here, trainer, Versions() if self._folder is None else StateOnDisk(self._folder, told["run"], present)
-            ),
+            Site(here, trainer, self._versions(told["run"], present)),
             federation,
             network,
             ParameterSpace.of(module, plan.local.head),
@@ -163,10 +173,14 @@ class Host:
             encoding_of(privacy),
             hides_figures(privacy, plan),
             self._guard.key_directory(told) if privacy.aggregate == "masked" else None,
+            most_spent(privacy, len(told["sites"])),
             hops=self._hops(told, plan) if told.get("chained") else None,
         )
         untested = len(self._load().test_split[0]) - len(federation.test_split[0])
         return (to_json({"data": present, "untested": untested}),)
+
+    def _versions(self, run: str, data: str) -> Versions:
+        return Versions() if self._folder is None else StateOnDisk(self._folder / "memory", run, data)
 
     def _hops(self, told: Mapping[str, Any], plan: Plan) -> ChainSite:
         """Return this site's part in a chain whose models the server cannot read."""
@@ -176,8 +190,8 @@ class Host:
         )
 
     def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
-        session = self._at_work()
-        if unpack_task(data).client != session.client:
+        session, task = self._at_work(), unpack_task(data)
+        if task.client != session.client:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
             raise RefusedError("clients meet by samples or by clients")
@@ -185,7 +199,12 @@ class Host:
             raise RefusedError("this site meets others under masks only")
         if self._running is not None:  # it still waits for others
             self._running.end()
+        session.step, session.given, session.leaving, session.member = (task.round, task.step), False, None, None
+        if session.protected and task.kind in SUMMED:  # not to train for nothing
+            self._ledger.check(session.run, session.step)
         participant = self._guard.participant(invitation) if invitation else None
+        if participant is not None:  # what it brings there is given
+            self._give(session)
         self._running = RunningTask(session.site, data, cast(By, by.decode()) if by else None, participant)
         return self._said(self._running)
 
@@ -219,11 +238,19 @@ class Host:
             leaving = protect_update(report.aggregated, noise, session.encoding, unpredictable)
             report = protect_report(report, noise)
         if session.key_directory is None:
-            return what, pack_report(
-                report if leaving is None else fast_replace(report, aggregated=cut(leaving, report.aggregated))
-            )
+            if leaving is not None:
+                self._give(session)
+                report = fast_replace(report, aggregated=cut(leaving, report.aggregated))
+            return what, pack_report(report)
         session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
+
+    def _give(self, session: SiteSession) -> None:
+        """Write down that the update at hand leaves, before anything of it does."""
+        if not session.given:
+            cost = 0.0 if session.noise is None else session.noise.cost
+            self._ledger.enter(session.run, session.step, cost, session.most_spent)
+            session.given = True
 
     def _hidden(self, report: Report, session: SiteSession) -> Report:
         """Tell loss and length of an update in the sum only; where it is noised, not at all."""
@@ -243,13 +270,17 @@ class Host:
             told = read_values(about)
             members = tuple(int(member) for member in told["members"])
             job = bytes.fromhex(told["job"])
-            task = Sum(job, members, len(session.leaving), session.key_directory.digest, session.encoding)
+            size, roll = len(session.leaving), session.key_directory.digest
+            task = Sum(job, members, size, roll, session.encoding, magnitudes=tuple(told["magnitudes"]))
             session.member = SumMember(
                 task, session.client, self._guard.credentials.identity, session.key_directory, os.urandom
             )
         if session.member is None:
             raise RefusedError("a secure sum begins with its keys")
-        return (act(session.member, step.decode(), message, session.leaving),)
+        reply = act(session.member, step.decode(), message, session.leaving)
+        if step == b"masked":
+            self._give(session)
+        return (reply,)
 
     def _evaluate(self, data: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()
