@@ -121,13 +121,17 @@ def test_a_kept_sum_comes_back_as_it_was(tmp_path):
         found.of({0: 0.4, 3: 0.4})
 
 
-def test_a_kept_sum_is_that_of_its_step_only(tmp_path):
+def test_a_kept_sum_is_that_of_its_step_only_and_fills_no_disk(tmp_path, monkeypatch):
     kept = KeptSums(tmp_path)
     kept.keep(TASKS, KEPT)
     assert kept.find(TASKS[:2]) is None
     assert kept.find([Task(task.client, 4, 2, "train", 0, (0, 1), {}, {}) for task in TASKS]) is None
     assert kept.find([Task(task.client, 4, 1, "gradient", 0, (0, 1), {}, {}) for task in TASKS]) is None
     (file,) = tmp_path.iterdir()
+    monkeypatch.setattr("fedstrata.remote.kept_sums.MOST", 2 * file.stat().st_size)
+    later = [[Task(0, 4, step, "train", 0, (0, 1), {}, {})] for step in (2, 3)]
+    assert [kept.keep(tasks, KEPT) for tasks in later] == [True, False]
+    assert kept.find(later[1]) is None
     changed = bytearray(file.read_bytes())
     changed[-1] ^= 1
     file.write_bytes(changed)

@@ -25,6 +25,10 @@ AT_SITES = (
     "Every site drew its secrets on its own machine. It did what this experiment says, as the server sent it: a server "
     "that sends another one is told what that one says."
 )
+OWN_LEDGER = (
+    "Every site counts on its own disk what it gave, before it leaves: one report for each step, whatever crashed, and "
+    "none beyond the budget. It claims nothing for rounds in which others were drawn, because it knows its own."
+)
 LOTS = (
     "Clients draw lots for how many samples of each batch they give: it does not see who gave how many. How long a "
     "client takes to answer may tell something of it."
@@ -80,6 +84,8 @@ def statement(
                 guarantee,
                 "Beside, reports tell how many samples and steps they are of.",
             ]
+        if not simulated:
+            said["differential privacy"].append(OWN_LEDGER)
         said["epsilon"] = epsilon
     if moving and experiment.privacy.labels != "none":
         said["server"].append(TOLD_AGAIN)
@@ -122,8 +128,10 @@ def _updates(experiment: Experiment, plan: Plan) -> str:
         normed = " The sums of batch norm are masked likewise." if plan.space.normed else ""
         return (
             f"Of the clients' {what}s it sees the weighted sum over at least {plan.fewest} of them, exact to the "
-            "encoding, and no single one; unless it breaks the protocol, by weights of 0 for all others or with the "
-            f"help of enough clients.{normed}"
+            f"encoding, and no single one. Each client gives its {what} for a step once, also after a crash; it checks "
+            "who is in the sum, and that no one weighs all of it. With the help of enough clients the server could see "
+            f"more.{normed} What sums of several rounds, or runs, over different clients tell together is not hidden: "
+            f"where the model hardly changed, their difference is near to the {what} of who was missing."
         )
     if privacy.dp is not None and privacy.dp.where == "local":
         return f"It sees every client's {what}, clipped and with noise."
@@ -156,6 +164,8 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
         said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
     if experiment.privacy.clustering == "masked":
         said.append("The centres of all clusters, in every step of finding them.")
+    if experiment.privacy.aggregate == "masked":
+        said.append("How much each client weighs in the sums that they take part in, to a factor of two.")
     if isinstance(plan.local.sampler, Lots):
         said.append("How many samples of each label, or placeholder, there are in all.")
     if plan.space.normed and (plan.driver.steps_at_server or plan.driver.together):

@@ -97,7 +97,8 @@ class AtSites:
         self._sum = StepSum(self._noise, unpredictable)  # no site may be able to draw the server's noise again
         self._kept = self._kept_sums.find(tasks) if self._kept_sums is not None and step.combine else None
         if self._kept is not None:
-            self._note("sum_reused", round=tasks[0].round + 1, step=tasks[0].step)
+            why = "it was kept when the server was interrupted: sites give their updates once"
+            self._note("sum_reused", round=tasks[0].round + 1, step=tasks[0].step, why=why)
             self._overhead_bytes = self._kept.overhead_bytes
             self._reports = {report.client: report for report in self._kept.reports}
             return list(self._kept.reports)
@@ -145,8 +146,7 @@ class AtSites:
         met = {} if self._statistics is None else {"statistics": self._statistics}
         sums = replace(sums, total={**sums.total, **met})
         if self._kept_sums is not None:
-            opened = [report.open() for report in self._reports.values()]
-            self._kept_sums.keep(self._tasks, KeptSum(opened, sums, self._overhead_bytes))
+            self._keep(self._kept_sums, sums)
         return sums
 
     def each(self) -> Mapping[int, Report]:
@@ -188,6 +188,13 @@ class AtSites:
             self._left_out(client, self._tasks, str(error))
 
         return self._sum.sum_masked(weights, self._layout(), masks.step(self._tasks), connect, refuse)
+
+    def _keep(self, kept_sums: KeptSums, sums: Sums) -> None:
+        """Store a sum before it is applied: its sites give it once."""
+        opened, first = [report.open() for report in self._reports.values()], self._tasks[0]
+        if not kept_sums.keep(self._tasks, KeptSum(opened, sums, self._overhead_bytes)):
+            why = "the sums of this round are too large to be kept; after a crash, its steps make no update"
+            self._note("fallback", what="sum of a step", round=first.round + 1, step=first.step, used="none", why=why)
 
     def _layout(self) -> Tensors:
         """Return what every site of the step sends, without its numbers."""

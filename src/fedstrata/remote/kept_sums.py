@@ -5,7 +5,8 @@ step again: it takes the sum that it kept, and who was there when the round bega
 update. With it, the same noise is published again, not a second draw of it.
 
 The files lie beside the checkpoint, CHECKPOINT/sum-ROUND-STEP; the next checkpoint, which holds what came of them,
-removes them with everything else that it does not name.
+removes them with everything else that it does not name. A round of very many sums (Stratify's batches) fills no disk:
+beyond so many bytes, nothing more is kept of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from fedstrata.core.files import write_atomically
 from fedstrata.core.messages import Report, Sums, Task, Tensors
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report
 from fedstrata.privacy.frames import join, split
+
+MOST = 1 << 32  # bytes of the sums of one round
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,15 @@ class KeptSums:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._there: tuple[int, list[int]] = -1, []
+        self._there: Sequence[int] = ()
+        self._bytes = 0
 
-    def attendance(self, round: int, now: Sequence[int]) -> list[int]:
+    def attendance(self, round: int, now: Sequence[int]) -> Sequence[int]:
         """Return the clients that are there in a round: where sums of it were kept, those who were there then."""
-        files = sorted(self._folder.glob(f"sum-{round}-*"))
-        self._there = round, [int(client) for client in (_read(files[0])[0]["there"] if files else now)]
-        return self._there[1]
+        files = list(self._folder.glob(f"sum-{round}-*"))
+        self._there = _read(files[0])[0]["there"] if files else now
+        self._bytes = sum(file.stat().st_size for file in files)
+        return self._there
 
     def find(self, tasks: Sequence[Task]) -> KeptSum | None:
         """Return what was kept of a step; None where it must still be played."""
@@ -63,11 +68,11 @@ class KeptSums:
         sums = Sums(total, about["weight"], about["count"], shares=shares)
         return KeptSum(reports, sums, (about["overhead"][0], about["overhead"][1]))
 
-    def keep(self, tasks: Sequence[Task], kept: KeptSum) -> None:
-        """Make a step's sum safe on disk."""
+    def keep(self, tasks: Sequence[Task], kept: KeptSum) -> bool:
+        """Make a step's sum safe on disk; say whether there was room for it."""
         about = {
             "asked": _asked(tasks),
-            "there": self._there[1],
+            "there": list(self._there),
             "weight": kept.sums.weight,
             "count": kept.sums.count,
             "shares": list(kept.sums.shares.items()),
@@ -75,7 +80,11 @@ class KeptSums:
         }
         reports = [pack_report(report) for report in kept.reports]
         content = join([json.dumps(about).encode(), pack({}, kept.sums.total), *reports])
+        self._bytes += len(content)
+        if self._bytes > MOST:
+            return False
         write_atomically(self._file(tasks), sha256(content).digest(), content)
+        return True
 
     def _file(self, tasks: Sequence[Task]) -> Path:
         return self._folder / f"sum-{tasks[0].round}-{tasks[0].step}"

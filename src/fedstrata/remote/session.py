@@ -141,7 +141,7 @@ class SiteClients:
 
         def now(round: int) -> ClientInfo:
             attending = site_registry.attending(plan.fewest)
-            there = self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])
+            there = {*self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])}
             facts = tuple(site_registry.facts.values())
             known = (
                 replace(federation, facts=facts).client_info(plan.needs, plan.streams)
