@@ -51,13 +51,13 @@ class Here:
 class Restartable(Host):
     """A host that says how it was made, so that it can be made anew."""
 
-    def __init__(self, name, load, credentials=None, folder=None):
-        super().__init__(name, load, credentials, folder)
-        self.load, self.credentials, self.folder = load, credentials, folder
+    def __init__(self, name, load, credentials=None, folder=None, trusted=None):
+        super().__init__(name, load, credentials, folder, trusted)
+        self.load, self.credentials, self.folder, self.trusted = load, credentials, folder, trusted
 
     def restarted(self, load=None):
         """Return the site as it is after its process ended and began again, with other data where they are given."""
-        return Restartable(self.name, load or self.load, self.credentials, self.folder)
+        return Restartable(self.name, load or self.load, self.credentials, self.folder, self.trusted)
 
 
 @cache
@@ -66,8 +66,15 @@ def share(data, seed, part):
     return source(json.loads(data), seed, part)
 
 
-def hosts(overrides, credentials=lambda name: None, sites=SITES, memory=None, having=lambda federation: federation):
-    """Make sites; `memory` is a folder for their state, `having` changes what they have."""
+def hosts(
+    overrides,
+    credentials=lambda name: None,
+    sites=SITES,
+    memory=None,
+    having=lambda federation: federation,
+    trusted=lambda name: None,
+):
+    """Make sites; `memory` is a folder for their state, `having` changes what they have, `trusted` is their enclave."""
     experiment = Experiment.of(None, **overrides)
     data, seed = experiment.dump()["data"], experiment.train.seed
     data.pop("clients")
@@ -78,6 +85,7 @@ def hosts(overrides, credentials=lambda name: None, sites=SITES, memory=None, ha
             lambda i=i: having(share(told, seed, (i, len(sites)))),
             credentials(name),
             None if memory is None else memory / name,
+            trusted(name),
         )
         for i, name in enumerate(sites)
     }

@@ -49,6 +49,14 @@ def test_over_the_stream(federation, tmp_path, name):
     equal(here, federation.run(tmp_path / "there", overrides, stream=True))
 
 
+@pytest.mark.filterwarnings("ignore::fedstrata.privacy.enclave.dev_insecure.InsecureWarning")
+def test_an_enclave_at_the_server_that_sites_verify_and_tell(federation, tmp_path):
+    inside = {"method.name": "flips", "train.clients_per_round": 2, "privacy.clustering": "enclave"}
+    inside |= {"privacy.enclave.attestation": "dev-insecure", "privacy.enclave.allow_insecure": True}
+    here = train(overrides=SMALL | inside, out=tmp_path / "here")
+    equal(here, federation.run(tmp_path / "there", SMALL | inside, stream=True))
+
+
 def test_by_messages_and_from_the_command_line(federation, tmp_path):
     wide = {"model.name": "mlp", "model.hidden": [16384]}  # longer than what goes into one record of Flower's
     overrides = SMALL | wide | {"train.rounds": 1, "train.epochs": 1}

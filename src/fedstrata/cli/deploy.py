@@ -131,10 +131,11 @@ def client(
     _either(keys, insecure, f"DIR/sites/{name}")
     experiment = described(data, overrides(sets))
     table, seed = experiment.dump()["data"], experiment.train.seed
+    enclave = experiment.privacy.enclave.model_dump()
     own = None if keys is None else of_site(keys, name)
     share = None if partition is None else part(partition)
     with _until_stopped(f"site {name} has ended"):
-        attend(FederationClient(name, at, own, table, seed, share, patience), _say)
+        attend(FederationClient(name, at, own, table, seed, enclave, share, patience), _say)
 
 
 @app.command()

@@ -32,6 +32,7 @@ SIMULATED = "simulation"  # the run that simulated clients seal their maps for
 
 if TYPE_CHECKING:
     from fedstrata.privacy.clustering import PrivateClusters
+    from fedstrata.privacy.enclave.launch import Started
     from fedstrata.privacy.histograms import NoisyHistograms
     from fedstrata.privacy.labels.masking import MaskedLabels
 
@@ -264,9 +265,15 @@ def _enter_enclave(experiment: Experiment, now: Setup) -> None:
     every = experiment.train.evaluate.every
     how = setting, plan.rounds
     started = start(plan.selector, federation, plan.streams, *how, scoring=scoring, every=every, note=now.note)
-    now.plan = replace(plan, selector=started.select)
+    select_inside(now, started)
+    now.evaluator = _in_own_order(started.evaluator, federation.codes)
+
+
+def select_inside(now: Setup, started: Started) -> None:
+    """Let an enclave that was told label counts select, and the server know none."""
+    now.plan = replace(now.plan, selector=started.select)
     now.client_info = replace(now.client_info, known={**now.client_info.known, "counts": None})
-    now.evaluator, now.close = _in_own_order(started.evaluator, federation.codes), started.close
+    now.close = started.close
     weakref.finalize(started.select, started.close)  # also where the run is never begun
 
 

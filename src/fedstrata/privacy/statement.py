@@ -65,7 +65,7 @@ def statement(
     `moving`: what clients hold changes from round to round.
     """
     said: dict[str, Any] = {
-        "server": _server(experiment, plan, told, clusters),
+        "server": _server(experiment, plan, told, clusters, simulated),
         "other clients": _others(experiment, plan),
         "server with a client": _colluding(experiment, plan),
     }
@@ -95,7 +95,9 @@ def statement(
     return said
 
 
-def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: str | None) -> list[str]:
+def _server(
+    experiment: Experiment, plan: Plan, told: frozenset[str], clusters: str | None, simulated: bool
+) -> list[str]:
     privacy, masked = experiment.privacy, experiment.privacy.labels != "none"
     told |= {"labels", "totals"} if masked else set()  # whatever the method needs, the protocol tells that
     words = {"label": "placeholder", "labels": "placeholders"} if masked else {"label": "label", "labels": "labels"}
@@ -104,7 +106,7 @@ def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: 
         said.append("Labels are placeholders: it is not told which label is which. " + NAMED_BY_MODEL)
     said += [clusters[:1].upper() + clusters[1:] + "."] if clusters else []
     if privacy.clustering == "enclave":
-        said.append(_enclave(experiment))
+        said.append(_enclave(experiment, simulated))
     said.append(_updates(experiment, plan))
     noised = privacy.dp is not None and privacy.dp.where == "local"
     also = ", how high its mean loss was and how long its update is"
@@ -143,10 +145,11 @@ def _updates(experiment: Experiment, plan: Plan) -> str:
     return f"It sees every client's {what}, and could find out much about the samples behind it."
 
 
-def _enclave(experiment: Experiment) -> str:
+def _enclave(experiment: Experiment, simulated: bool) -> str:
     setting = experiment.privacy.enclave
+    what = "and the test set are in an enclave" if simulated else "are in an enclave, which every site verified itself"
     noise = "" if not setting.noise else f", of which a share of {setting.noise:g} is drawn at random"
-    hidden = f"Label counts and the test set are in an enclave; it sees who is selected{noise}, and figures of models."
+    hidden = f"Label counts {what}; it sees who is selected{noise}, and figures of models."
     over_time = "Who is selected together shows, over many rounds, who is in the same cluster."
     if setting.attestation == "dev-insecure":
         return (

@@ -20,13 +20,24 @@ from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
+from fedstrata.privacy.enclave.launch import Setting
+from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.labels.kept import kept_beside
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import Setup, clustered, encoding_of, hides_label_counts, noise_of, tells_counts
+from fedstrata.privacy.setup import (
+    Setup,
+    clustered,
+    encoding_of,
+    hides_label_counts,
+    noise_of,
+    select_inside,
+    tells_counts,
+)
 from fedstrata.remote.chain import SealedChain, unsealable
 from fedstrata.remote.clock import Observed
 from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.enclave import start_at_sites
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
@@ -119,15 +130,18 @@ class SiteClients:
             setup.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
         if privacy.histogram_epsilon is not None:
             setup.blurred(NoisyHistograms(privacy.histogram_epsilon))
+        if privacy.clustering == "server":
+            return
+        flips, names, classes = setup.plan.selector, self.site_registry.names, len(federation.classes)
+        assert isinstance(flips, Flips)
+        credentials, epsilon = self._keys(f'privacy.clustering = "{privacy.clustering}"'), privacy.histogram_epsilon
+        places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in setup.client_info.holders}
         if privacy.clustering == "masked":
-            assert isinstance(setup.plan.selector, Flips)
-            credentials, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
-            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in setup.client_info.holders}
-            classes = len(federation.classes)
-            clustered(
-                setup,
-                clustered_at(self._heard, credentials, self.site_registry.names, places, setup.plan.selector, classes),
-            )
+            clustered(setup, clustered_at(self._heard, credentials, names, places, flips, classes))
+            return
+        plan, setting = setup.plan, Setting(**privacy.enclave.model_dump())
+        terms = Terms(len(names), classes, plan.rounds, plan.streams.seed, flips, setting.noise)
+        select_inside(setup, start_at_sites(self._all_heard, credentials, names, places, terms, setting, setup.note))
 
     def with_real_clock(self, plan: Plan) -> Plan:
         """Return the plan with time as the clock says it."""
@@ -245,6 +259,15 @@ class SiteClients:
 
         return replies(requests, heard(site_registry.transport, requests, fields, site_registry.deadline), refuse)
 
+    def _all_heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
+        """Ask before the run, all of them or nobody."""
+
+        def refuse(name: str, error: FedstrataError) -> None:
+            raise RequestError(f"site {name}: {error}")
+
+        deadline = self.site_registry.deadline
+        return replies(requests, heard(self.site_registry.transport, requests, fields, deadline), refuse)
+
     def _noted(self, kind: str, **fields: Any) -> None:
         self.notes.append((kind, fields))
 
@@ -291,12 +314,6 @@ def possible_at_sites(experiment: Experiment) -> None:
             'privacy.labels = "ckks-paper"',
             "its clients share one secret key, which no server can bring them safely",
             'use privacy.labels = "prf"',
-        ),
-        (
-            privacy.clustering == "enclave",
-            'privacy.clustering = "enclave"',
-            "every site would have to know, from somebody other than the server, which enclave it may trust",
-            'use privacy.clustering = "masked"',
         ),
         (
             bool(data.proxy),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.federation import Federation
+from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.joining import with_stream
 from fedstrata.remote.site_server import Host
@@ -32,7 +33,8 @@ def main(path: str) -> None:
     load()  # what is wrong with it should be said now
     credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]))
     folder = None if config.get("state") is None else Path(config["state"])
-    serve(with_stream(Host(config["site"], load, credentials, folder).answer), Path(config["socket"]))
+    host = Host(config["site"], load, credentials, folder, Setting(**config["enclave"]))
+    serve(with_stream(host.answer), Path(config["socket"]))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report, unpack_task
 from fedstrata.data.federation import Federation
+from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
@@ -91,7 +92,7 @@ class Host:
     """Answers for one site.
 
     `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state
-    (`memory/`) and what it gave (`ledger.json`).
+    (`memory/`) and what it gave (`ledger.json`); `trusted` is the enclave that it may tell its labels.
     """
 
     def __init__(
@@ -100,9 +101,10 @@ class Host:
         load: Callable[[], Federation],
         credentials: Credentials | None = None,
         folder: Path | None = None,
+        trusted: Setting | None = None,
     ):
         self.name, self._load, self._folder = name, load, folder
-        self._guard, self._ledger = SitePrivacy(name, load, credentials), Ledger(folder)
+        self._guard, self._ledger = SitePrivacy(name, load, credentials, trusted), Ledger(folder)
         self._session: SiteSession | None = None
         self._running: RunningTask | None = None  # under way: it waits for others
         self._turn = threading.Lock()  # one request at a time: somebody may ask again before an answer is ready
