@@ -28,7 +28,7 @@ from pathlib import Path
 
 ADDRESS = "FEDSTRATA_INTERPRETERS"
 READY = (  # what takes long to import
-    "fedstrata.cli.progress",
+    "fedstrata.runs.progress",
     "fedstrata.cli.run",
     "fedstrata.engines.local.engine",
     "fedstrata.runs.compare.pool",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedstrata.api import *  # noqa: F403
 
 __all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spelt out because torch takes seconds
+    "STOP",
     "Accountant",
     "Architecture",
     "Arrays",
@@ -24,6 +25,7 @@ __all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spel
     "Client",
     "ClientContext",
     "ClientInfo",
+    "Column",
     "Combiner",
     "Comparison",
     "Correction",
@@ -60,6 +62,7 @@ __all__ = [  # noqa: F405  names of `fedstrata.api`, which a test compares; spel
     "Partition",
     "Plan",
     "Positive",
+    "Preprocessing",
     "Recipe",
     "Record",
     "Replay",

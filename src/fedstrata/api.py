@@ -30,6 +30,7 @@ from fedstrata.data.noise import Noise
 from fedstrata.data.partitions.base import Deal, Labelled, Partition
 from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.data.partitions.iid import Iid
+from fedstrata.data.preprocessing import Column, Preprocessing
 from fedstrata.data.sets.base import Arrays, DataSet
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.inspection import Inspection, inspect
@@ -40,6 +41,7 @@ from fedstrata.privacy.accounting import Accountant, FixedSize
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare import Comparison, compare
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import STOP
 from fedstrata.runs.replay import Record, Replay, replay
 from fedstrata.runs.trace import Followed, client_updates, follow
 from fedstrata.runs.training import resume, train
@@ -61,6 +63,7 @@ from fedstrata.testing import (
 )
 
 __all__ = [
+    "STOP",
     "Accountant",
     "Architecture",
     "Arrays",
@@ -73,6 +76,7 @@ __all__ = [
     "Client",
     "ClientContext",
     "ClientInfo",
+    "Column",
     "Combiner",
     "Comparison",
     "Correction",
@@ -109,6 +113,7 @@ __all__ = [
     "Partition",
     "Plan",
     "Positive",
+    "Preprocessing",
     "Recipe",
     "Record",
     "Replay",

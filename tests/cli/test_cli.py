@@ -16,8 +16,9 @@ import typer
 from waiting import wait_until
 
 import fedstrata
-from fedstrata.cli import progress, run
+from fedstrata.cli import run
 from fedstrata.core import registry
+from fedstrata.runs import progress
 
 RUN_KEYS = [
     "method",

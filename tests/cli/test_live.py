@@ -8,8 +8,8 @@ from flipping import ONE_STEP, clients, network
 from rich.console import Console
 
 import fedstrata
-from fedstrata.cli.live import LiveLines, LiveTable, Watcher
 from fedstrata.runs.compare import ComparisonRequest, prepare
+from fedstrata.runs.compare.live import LiveLines, LiveTable, Watcher
 
 TUNE = {"train.lr": [0.1, 2.0]}
 

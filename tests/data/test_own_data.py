@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from light import LIGHT
 from PIL import Image
+from sklearn.datasets import load_diabetes
 
 import fedstrata
+from fedstrata import Column, Experiment
+from fedstrata.config.build import build_federation
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
-from fedstrata.data import scaling, store
+from fedstrata.data import store
 from fedstrata.data.formats import images
 from fedstrata.data.sets.own import Own, keep
 
@@ -54,8 +57,7 @@ def test_images_in_arrays_stay_bytes():
     np.savez("a.npz", x=pixels, y=np.arange(20) % 2)
     arrays = Own("a.npz").load()
     assert arrays.x.dtype == np.uint8
-    assert arrays.mean == pytest.approx((arrays.x / 255).mean((0, 2, 3)))
-    assert arrays.std == pytest.approx((arrays.x / 255).std((0, 2, 3)))
+    assert (arrays.scale, arrays.mean) == ("federated", None), "clients find mean and deviation once they hold them"
     np.savez("b.npz", x=pixels[:, 0], y=np.arange(20) % 2)
     assert Own("b.npz").load().x.shape == (16, 1, 8, 8)
     np.savez("c.npz", x=pixels.transpose(0, 2, 3, 1), y=np.arange(20) % 2)
@@ -70,9 +72,12 @@ TESTED = {"test_x": [[1.0, 2.0], [3.0, 4.0]], "test_y": [0, 1]}
     [
         ({"y": None}, "has no array y; it has: x"),
         ({"y": [0, 1, 0]}, "must have an entry a sample"),
-        ({"y": [[0], [1], [0], [1]]}, "must have an entry a sample"),
+        ({"y": [[0], [1], [0], [1]]}, r"labels must be one-dimensional, one a sample; got shape \(4, 1\)"),
+        ({"y": [[0, 1], [0, 0], [0, 1], [1, 0]]}, "labels must be one-dimensional"),
+        ({"y": [[0, 1], [1, 0], [0, 1], [1, 0]]}, r"labels are one-hot, \[n, 2\]; .*argmax"),
+        ({"y": [[1, 1], [1, 0], [0, 1], [1, 0]]}, "several labels a sample, .* multi-label"),
         ({"y": [0, 0, 0, 0]}, "all labels are 0; at least 2 classes"),
-        ({"y": [0.5, 1, 0, 1]}, "labels must be classes, got the number 0.5"),
+        ({"y": [0.5, 1, 0, 1]}, "labels must be classes, but 0.5 is a quantity"),
         ({"y": [np.nan, 1, 0, 1]}, "1 labels are missing, the first at row 0"),
         ({"x": [[1, 2], [3, np.nan], [1, 2], [np.inf, 0]]}, "2 samples hold missing or infinite values, .* row 1"),
         ({"x": ["a", "b", "c", "d"]}, "x must hold numbers"),
@@ -87,7 +92,10 @@ TESTED = {"test_x": [[1.0, 2.0], [3.0, 4.0]], "test_y": [0, 1]}
         (TESTED | {"client": [1, 2, 1, 2], "test_client": [[1], [2]]}, r"they have shape \(2, 1\)"),
         (TESTED | {"client": [1, 2, 1, 2], "test_client": ["1", "2"]}, "both be text or both be numbers"),
         ({"test_x": [[1.0, 2.0]]}, "needs test_x and test_y, or neither"),
-        ({"test_x": [[1.0]], "test_y": [0]}, r"training samples have shape \(2,\), test samples \(1,\)"),
+        (
+            {"test_x": [[1.0]], "test_y": [0]},
+            r"training samples have shape \(2,\), .* test samples \(1,\)",
+        ),
     ],
 )
 def test_arrays_that_are_refused(change, said):
@@ -134,9 +142,9 @@ def test_a_table_with_labels_and_clients(mark):
     assert arrays.x.shape == (32, 3)
     assert set(arrays.y) == {"yes", "no"}
     assert set(arrays.groups) == {"h0", "h1", "h2", "h3"}
-    assert np.allclose(arrays.x.mean(0), 0, atol=1e-5)
-    assert np.allclose(arrays.x.std(0), [1, 1, 0], atol=1e-5), "a constant column says nothing"
-    assert np.allclose(arrays.x[:, 0], arrays.x[:, 1], atol=1e-4), "both grow with the row"
+    assert [column.name for column in arrays.preprocessing.columns] == ["age", "height, cm", "constant"]
+    assert np.array_equal(arrays.x[:, 0] - 20, arrays.x[:, 1] / 1.5), "as in the file; clients scale what they hold"
+    assert (arrays.x[:, 2] == 3).all()
 
 
 def test_labels_that_look_like_whole_numbers_are_numbers():
@@ -153,9 +161,13 @@ def test_labels_that_look_like_whole_numbers_are_numbers():
     [
         ("a,b,kind\n1,2,0\n", {}, 'data.label = "label" is not a column of t.csv; its columns: a, b, kind'),
         ("a,b,kind\n1,2,0\n", {"label": "kind", "client": "c"}, 'data.client = "c" is not a column'),
-        ("a,b,label\n1,x,0\n2,y,1\n", {}, "features must be numbers, but column b is not"),
-        ("a,b,c,label\nu,x,1,0\nv,y,1,1\n", {}, "but columns a, b are not"),
-        ("a,b,label\n1,,0\n2,NA,1\n3,nan,1\n", {}, "3 values are missing, in column b"),
+        ("a,b,label\n1,7,0\n2,y,1\n", {}, 'column b holds numbers, but "y" at row 1'),
+        ("a,b,label\n1,,0\n2,NA,1\n3,nan,1\n", {}, "3 values are missing, in column b; .* data.fill"),
+        ("a,b,label\n1,x,0\n2,,1\n3,y,1\n", {}, "1 values are missing, in column b"),
+        ("a,b,label\n1,inf,0\n2,4,1\n", {}, "column b holds 1 infinite values, .* row 0"),
+        ("a,b,label\n1,2,0\n", {"drop": ["c"]}, 'data.drop = "c" is not a column of t.csv'),
+        ("a,b,label\n1,2,0\n", {"drop": ["label"]}, 'data.drop = "label" is the column of labels'),
+        ("a,label\n1,0.5\n2,1.25\n", {}, "labels must be classes, but 0.5 is a quantity"),
         ("a,b,label\n1,2,0\n2,1\n", {}, "line 3 has 2 fields instead of 3"),
         ("a,b,label\n1,2,0\n2,1,0,5\n", {}, "line 3 has 4 fields instead of 3"),
         ('a,b,"label"\n1,2,0\n2,1,0,5\n', {}, "line 3 has 4 fields instead of 3"),
@@ -165,8 +177,8 @@ def test_labels_that_look_like_whole_numbers_are_numbers():
         ("a,a,label\n1,2,0\n", {}, "has column a more than once"),
         ("label\n1\n", {}, "no columns beside label: no features"),
         ("a,label\n", {}, "t.csv has no rows"),
-        ("a,b,label\n1_000,2,0\n2,1,1\n", {}, "features must be numbers, but column a is not"),
-        ("a,b,label\n1,\u0663,0\n2,1,1\n", {}, "features must be numbers, but column b is not"),
+        ("a,b,label\n1_000,2,0\n2,1,1\n", {}, 'column a holds numbers, but "1_000" at row 0'),
+        ("a,b,label\n1,\u0663,0\n2,1,1\n", {}, 'column b holds numbers, but "\u0663" at row 0'),
         ("", {}, "t.csv is empty"),
     ],
 )
@@ -180,27 +192,32 @@ def test_a_mark_that_only_python_takes_for_the_end_of_a_line():
     assert set(Own("t.csv", test=0).load().y.tolist()) == {"x\u2028y", "z"}
 
 
-def test_what_numpy_cannot_read_is_told_in_its_words(monkeypatch):
+def test_what_numpy_cannot_read_at_once_is_read_word_by_word(monkeypatch):
     def broken(*_, **__):
         raise ValueError("the words of numpy")
 
-    Path("t.csv").write_text("a,label\n1,x\n2,y\n")
+    table()
+    fast = Own("t.csv", client="site").load()
     monkeypatch.setattr(np, "loadtxt", broken)
-    refused("t.csv cannot be read: the words of numpy", path="t.csv")
+    slow = Own("t.csv", client="site").load()
+    for field in ("x", "y", "groups"):
+        assert np.array_equal(getattr(fast, field), getattr(slow, field))
 
 
 def test_columns_are_standardised_before_they_are_shortened():
     """Seconds since 1970 differ by less than float32 can tell apart."""
     Path("t.csv").write_text("t,c,label\n" + "".join(f"{1_700_000_000 + i},0.1,{i % 2}\n" for i in range(50)))
-    arrays = Own("t.csv").load()
-    assert arrays.x.dtype == arrays.test_x.dtype == np.float32
-    seconds = np.sort(np.concatenate([arrays.x[:, 0], arrays.test_x[:, 0]]))
+    asked = {"name": "own", "path": "t.csv", "clients": 4, "partition": "iid"}
+    federation = build_federation(Experiment.of({"data": asked}))
+    x, test_x = federation.train.x.numpy(), federation.test.x.numpy()
+    assert x.dtype == test_x.dtype == np.float32
+    seconds = np.sort(np.concatenate([x[:, 0], test_x[:, 0]]))
     assert len(np.unique(seconds)) == 50
     assert np.allclose(np.diff(seconds), np.diff(seconds)[0], rtol=1e-3)
-    assert arrays.x[:, 0].std() == pytest.approx(1)
-    assert not arrays.x[:, 1].any(), "a constant column is 0, though its mean is rounded"
+    assert x[:, 0].std() == pytest.approx(1)
+    assert np.allclose(x[:, 1], 0, atol=1e-9), "a constant column is 0, though its mean is rounded"
     Path("t.csv").write_text("t,label\n1e200,0\n1,1\n2,0\n")
-    refused("1 samples hold missing or infinite values", path="t.csv", test=0)
+    refused("column t holds 1 infinite values, or such that float32 cannot hold", path="t.csv", test=0)
 
 
 def test_a_table_in_parquet_is_the_same_as_in_csv():
@@ -215,11 +232,63 @@ def test_a_table_in_parquet_is_the_same_as_in_csv():
     for field in ("x", "y", "groups", "test_x", "test_y", "test_groups"):
         assert np.array_equal(getattr(ours, field), getattr(theirs, field)), field
     refused("data.label = .* its columns: age, site", path="t.parquet", label="kind")
-    refused("features must be numbers, but column site", path="t.parquet")
+    ours, theirs = (Own(path).load() for path in ("t.parquet", "t.csv"))
+    assert ours.preprocessing == theirs.preprocessing
+    assert np.array_equal(ours.x, theirs.x), "with the site as four features"
     parquet.write_table(arrow.table({"a": [1, None], "label": [0, 1]}), "t.parquet")
-    refused("values are missing in column a", path="t.parquet")
+    refused("1 values are missing, in column a", path="t.parquet")
+    parquet.write_table(arrow.table({"a": [[1], [2]], "b": [1, 2], "label": [0, 1]}), "t.parquet")
+    refused(r'column a holds list, .* data.drop = \["a"\]', path="t.parquet")
     Path("t.parquet").write_bytes(b"PAR1")
     refused("cannot be read as Parquet", path="t.parquet")
+
+
+def test_text_columns_become_features_and_dropped_ones_none():
+    Path("t.csv").write_text("id,zone,age,label\nA1,city,3,0\nB7,sea,4,1\nC3,,5,0\nD4,city,NA,1\n")
+    arrays = Own("t.csv", drop=("id",), fill="median", test=0).load()
+    zone, age = arrays.preprocessing.columns
+    assert (zone, age) == (Column("zone", ("city", "sea")), Column("age", fill="median"))
+    assert np.array_equal(arrays.x, [[1, 0, 3], [0, 1, 4], [0, 0, 5], [1, 0, np.nan]], equal_nan=True)
+    keep("mine", Own("t.csv", drop=("id",), fill="median", test=0))
+    assert Own("mine").load().preprocessing == arrays.preprocessing
+    assert Own("mine").load().scale == "federated"
+    names = "name,label\n" + "".join(f"patient {i},{i % 2}\n" for i in range(101))
+    Path("t.csv").write_text(names)
+    refused(r'column name is text with 101 different values, .* data.drop = \["name"\]', path="t.csv")
+
+
+def test_a_test_set_in_a_file_of_its_own():
+    Path("t.csv").write_text("a,zone,label\n" + "".join(f"{i},{'xy'[i % 2]},{i % 2}\n" for i in range(10)))
+    Path("e.csv").write_text("zone,label,a\ny,1,4\nx,0,5\n")
+    arrays = Own("t.csv", test_path="e.csv").load()
+    assert len(arrays.y) == 10
+    assert arrays.test_x.tolist() == [[4, 0, 1], [5, 1, 0]], "columns are found by name"
+    refused("data.test = 0.5, but", path="t.csv", test_path="e.csv", test=0.5)
+    refused('data.test_path = "no.csv" does not exist', path="t.csv", test_path="no.csv")
+    Path("e.csv").write_text("zone,label,a\nz,1,4\n")
+    refused('e.csv: column zone: "z" did not occur in training; known: x, y', path="t.csv", test_path="e.csv")
+    Path("e.csv").write_text("label,a\n1,4\n")
+    refused("e.csv lacks column zone; both tables need the same columns", path="t.csv", test_path="e.csv")
+    Path("e.csv").write_text("label,a,zone,more\n1,4,x,1\n")
+    refused("e.csv has column more beside those of the training data", path="t.csv", test_path="e.csv")
+    Path("e.csv").write_text("label,a,zone\n1,,x\n")
+    refused("e.csv: 1 values are missing in column a", path="t.csv", test_path="e.csv")
+    np.savez("e.npz", x=np.ones((2, 3)), y=[0, 1])
+    refused("data.test_path = e.npz must be of the kind of data.path = t.csv", path="t.csv", test_path="e.npz")
+
+
+def test_a_quantity_is_no_label():
+    x, y = load_diabetes(return_X_y=True)
+    np.savez("a.npz", x=x, y=y)
+    refused("the labels are 214 different numbers for 442 samples, which looks like a quantity", path="a.npz")
+    Path("t.csv").write_text("a,price\n" + "".join(f"{i},{i}.5\n" for i in range(30)))
+    refused("labels must be classes, but 0.5 is a quantity", path="t.csv", label="price")
+
+
+def test_other_names_of_arrays():
+    np.savez("a.npz", X_train=np.ones((4, 2)), y_train=[0, 1, 0, 1], X_test=np.zeros((2, 2)), y_test=[0, 1])
+    arrays = Own("a.npz").load()
+    assert (len(arrays.y), len(arrays.test_y)) == (4, 2)
 
 
 def test_without_pyarrow_the_way_to_get_it_is_said(monkeypatch):
@@ -276,13 +345,10 @@ def test_a_large_folder_is_never_copied_into_memory(monkeypatch):
             picture(f"pets/{kind}/{i}.png", value=i)
     small = Own("pets").load()
     monkeypatch.setattr(images, "IN_MEMORY", 0)
-    monkeypatch.setattr(scaling, "CHUNK", 50)
     large = Own("pets").load()
     for field in ("x", "test_x"):
         assert isinstance(getattr(large, field).base, mmap.mmap), field
         assert np.array_equal(getattr(large, field), getattr(small, field))
-    assert (large.mean, large.std) == (small.mean, small.std)
-    assert large.mean == pytest.approx((small.x / 255).mean((0, 2, 3)))
 
 
 def test_a_size_is_only_for_folders_of_images():
@@ -316,7 +382,7 @@ def test_folders_that_are_refused():
     Path("f/cat").mkdir()
     Path("f/cat/1.png").write_bytes(whole[:-30])
     refused("cat/1.png: the image is damaged", path="f")
-    refused("data.label and data.client name columns of a table", path="a", label="kind")
+    refused("data.label is about columns of a table; a is not one", path="a", label="kind")
 
 
 # ---- imported, and trained on --------------------------------------------------------------------------------------
@@ -350,3 +416,16 @@ def test_a_run_on_a_table_where_every_client_is_itself():
     asked |= LIGHT | {"train.rounds": 2, "train.clients_per_round": "all"}
     done = fedstrata.train(overrides=asked, out="run")
     assert done.summary["client_updates"] == 8
+
+
+def test_clients_that_a_column_names_keep_their_rows_unless_something_else_is_asked():
+    asked = {"data.name": "own", "data.path": "patients.csv", "data.client": "hospital"}
+    kind = {
+        case: Experiment.of(None, **asked, **more).data.partition["kind"]
+        for case, more in {
+            "nothing": {},
+            "clients": {"data.clients": 5},
+            "partition": {"data.partition": "iid"},
+        }.items()
+    }
+    assert kind == {"nothing": "natural", "clients": "dirichlet-class", "partition": "iid"}

@@ -16,7 +16,9 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.wire import unpack, unpack_report
 from fedstrata.deploy.keys import make
 from fedstrata.methods.schedules.lots import Lots
+from fedstrata.privacy.labels.kept import OwnMap
 from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.label_names import open_model
 from fedstrata.remote.protocol import build_refusal, build_reply, build_request, read_reply, split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_privacy import SitePrivacy
@@ -66,9 +68,9 @@ def test_sites_train_with_placeholders_and_name_no_label(tmp_path, keys, method)
     known = events(there, "labels_masked")[0]
     codes = {}
     for sealed, (name, host) in zip(known["sealed"], sorted(transport.hosts.items()), strict=True):
-        codes |= SitePrivacy(name, host.load, host.credentials).open_map(
-            bytes.fromhex(sealed), recorded(there.path)[0]
-        )[0]
+        codes |= (
+            SitePrivacy(name, host.load, host.credentials).open_map(bytes.fromhex(sealed), recorded(there.path)[0]).own
+        )
         assert name in known["sites"]
     order = np.array([codes[label] for label in names])
     assert sorted(order) == list(range(10))
@@ -117,6 +119,54 @@ def test_sites_that_draw_lots_send_nothing_that_tells_how_many_they_drew(tmp_pat
     assert any("draw lots" in said for said in run.summary["privacy"]["server"])
 
 
+def test_a_site_s_predictions_have_names_and_the_server_s_have_not(tmp_path, keys):
+    names = tuple(f"label {i}" for i in range(10))
+    wish = BATCH | PRF | {"train.rounds": 2, "method.schedule.length": 600, "train.lr": 0.2}
+    transport = with_keys(keys, SMALL | wish, having=lambda has: replace(has, classes=names))
+    run = away(keys, transport, wish, tmp_path / "run")
+    assert not any(b"label 7" in path.read_bytes() for path in run.path.rglob("*") if path.is_file())
+    assert run.classes == tuple(f"placeholder {i}" for i in range(10))
+    right = tested = 0
+    for name, host in transport.hosts.items():
+        saved = open_model(run.path, keys / "sites" / name)
+        assert sorted(saved.classes) == sorted(names)
+        test = host.load().test.keep(host.load().test_split[0])
+        said = np.array(saved.classes)[saved.logits(test.x).argmax(1).numpy()]
+        right, tested = right + int((said == np.array(names)[test.y.numpy()]).sum()), tested + len(test)
+    assert right / tested == pytest.approx(run.summary["accuracy"], abs=1e-12)
+    strangers = keys.parent / "strangers"
+    make(strangers, FOUR)
+    for folder, why in ((keys / "server", "not those of a site"), (keys / "sites" / "dresden", "not those of a site")):
+        with pytest.raises(RequestError, match=why):
+            open_model(run.path, folder)
+    with pytest.raises(RequestError, match="not one that this client sealed"):
+        open_model(run.path, strangers / "sites" / SITES[0])
+    still = SMALL | {"train.rounds": 1, "model.init": str(run.path / "model.safetensors")}
+    with pytest.raises(RequestError, match=r"model\.init.*only the sites that trained it can name"):
+        train(overrides=still, out=tmp_path / "open")
+    with pytest.raises(RequestError, match="only they can go on with it"):
+        train(overrides=still | PRF, out=tmp_path / "masked")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda entries: {place: "00" + entry[2:] for place, entry in entries.items()}, r"placeholder \d differently"),
+        (lambda entries: dict(list(entries.items())[1:]), "aachen did not seal the names"),
+        (lambda entries: entries | {"0": "no hex"}, "aachen did not seal the names"),
+    ],
+)
+def test_a_site_that_seals_other_names_is_found_out(tmp_path, keys, change, why):
+    def tamper(name, kind, reply):
+        if kind == "labels" and name == SITES[0] and (fields := read_reply(reply, 3))[2]:
+            return build_reply(*fields[:2], json.dumps(change(json.loads(fields[2]))).encode())
+        return reply
+
+    wish = PRF | {"train.rounds": 1, "data.partition": "iid"}
+    with pytest.raises(RequestError, match=why):
+        away(keys, with_keys(keys, SMALL | wish, tamper), wish, tmp_path / "run")
+
+
 def test_a_model_goes_on_in_another_run_with_the_placeholders_it_was_trained_on(tmp_path, keys):
     wish = BATCH | PRF | {"train.rounds": 2, "method.schedule.length": 600, "train.lr": 0.2}
     transport = with_keys(keys, SMALL | wish)
@@ -125,6 +175,8 @@ def test_a_model_goes_on_in_another_run_with_the_placeholders_it_was_trained_on(
     then = away(keys, transport, still, tmp_path / "then")
     assert first.summary["accuracy"] > 0.5
     assert then.summary["accuracy"] == pytest.approx(first.summary["accuracy"], abs=0.01)
+    opened = [open_model(run.path, keys / "sites" / SITES[1]).classes for run in (first, then)]
+    assert opened[0] == opened[1] != tuple(range(10))
     third = away(keys, transport, still | {"model.init": str(tmp_path / "then" / "model.safetensors")}, tmp_path / "3")
     assert third.summary["accuracy"] == pytest.approx(first.summary["accuracy"], abs=0.01)
     strangers = keys.parent / "others"
@@ -169,8 +221,8 @@ def test_a_site_that_fails_while_labels_are_masked_is_left_out(tmp_path, keys):
 
 def test_a_site_opens_no_map_but_its_own_and_its_run_s(keys):
     guards = [SitePrivacy(name, host.load, host.credentials) for name, host in with_keys(keys, SMALL).hosts.items()]
-    sealed = guards[0].seal_map({7: 0, "x": 1}, 2, "run")
-    assert guards[0].open_map(sealed, "run") == ({7: 0, "x": 1}, 2)
+    sealed = guards[0].seal_map(OwnMap({7: 0, "x": 1}, 2), "run")
+    assert guards[0].open_map(sealed, "run") == OwnMap({7: 0, "x": 1}, 2)
     for guard, data, run in [(guards[1], sealed, "run"), (guards[0], sealed, "other"), (guards[0], sealed[:-1], "run")]:
         with pytest.raises(Exception, match="not the one it sealed"):
             guard.open_map(data, run)

@@ -16,7 +16,6 @@ from reported import SMALL, copied, names
 import fedstrata
 from benchmarks.report import write_long_run
 from fedstrata import RequestError, Run, compare, plots, train
-from fedstrata.cli.progress import remarked
 from fedstrata.core.events import FAULTS
 from fedstrata.report import figures, images
 from fedstrata.report.figures import curves, style
@@ -25,6 +24,7 @@ from fedstrata.report.html_tables import compared as compared_html
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, make_title, page
 from fedstrata.report.run_data import RunData
+from fedstrata.runs.progress import remarked
 from fedstrata.testing import tiny_federation
 
 
@@ -115,7 +115,7 @@ def test_faults_of_sites_are_told_with_the_round_in_which_they_happen(small, tmp
 
 def test_every_event_is_a_fault_or_known_to_be_none():
     harmless = {"terraform", "schedule", "clusters", "extrapolated", "engine", "sites", "server_lr"}
-    harmless |= {"labels_masked", "histograms_blurred", "clusters_masked"}
+    harmless |= {"labels_masked", "histograms_blurred", "clusters_masked", "features_masked"}
     sources = [path.read_text() for path in Path(fedstrata.__file__).parent.rglob("*.py")]
     noted = {kind for text in sources for kind in re.findall(r'note\(\s*"(\w+)"', text)}
     assert noted <= FAULTS.keys() | harmless

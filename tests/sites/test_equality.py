@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from staging import distance
 
-from fedstrata import train
+from fedstrata import RequestError, train
+from fedstrata.config.build import build_federation
+from fedstrata.config.experiment import Experiment
+from fedstrata.remote.label_names import open_model
 from fedstrata.runs.folder import Run
 
 pytestmark = pytest.mark.sites
@@ -55,6 +59,20 @@ def test_an_enclave_at_the_server_that_sites_verify_and_tell(federation, tmp_pat
     inside |= {"privacy.enclave.attestation": "dev-insecure", "privacy.enclave.allow_insecure": True}
     here = train(overrides=SMALL | inside, out=tmp_path / "here")
     equal(here, federation.run(tmp_path / "there", SMALL | inside, stream=True))
+
+
+def test_masked_labels_have_names_at_a_site_and_none_at_the_server(federation, tmp_path):
+    asked = SMALL | {"privacy.labels": "prf", "train.rounds": 6, "train.lr": 0.2, "data.partition": "iid"}
+    run = federation.run(tmp_path / "there", asked, stream=True)
+    digits = build_federation(Experiment.of(None, **asked)).test
+    np.savez(tmp_path / "digits.npz", x=digits.x.numpy(), y=digits.y.numpy())
+    site = open_model(run.path, federation.folder / "keys/sites/a")
+    assert sorted(site.classes) == list(range(10))
+    assert site.evaluate(tmp_path / "digits.npz")["accuracy"] == pytest.approx(run.summary["accuracy"], abs=0.1)
+    assert run.summary["accuracy"] > 0.25  # and one in ten by chance
+    assert set(run.predict(tmp_path / "digits.npz")) <= {f"placeholder {i}" for i in range(10)}
+    with pytest.raises(RequestError, match="not those of a site"):
+        open_model(run.path, federation.folder / "keys/server")
 
 
 def test_by_messages_and_from_the_command_line(federation, tmp_path):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedstrata.config.naming import name_run
 from fedstrata.runs.folder import Run
 
 DEPTH = 6  # folders below the root in which runs are looked for; a comparison's lie in COMPARISON/METHOD/seed-N
@@ -93,7 +94,7 @@ def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
         row = Row(
             path,
             _state(folder),
-            method=str(_at(asked, "method", "name") or ""),
+            method=name_run(asked),
             data=str(_at(asked, "data", "name") or ""),
             seed=_at(asked, "train", "seed"),
             planned=_at(asked, "train", "rounds"),

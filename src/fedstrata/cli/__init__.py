@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata import __version__
-from fedstrata.cli import board, compare, data, deploy, inspect, report, reproduce, run
+from fedstrata.cli import board, compare, data, deploy, evaluate, export, inspect, predict, report, reproduce, run
 from fedstrata.cli import list as listing
 from fedstrata.core.errors import FedstrataError
 
@@ -24,6 +24,9 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.listing)
+app.command("predict")(predict.predict)
+app.command("evaluate")(evaluate.evaluate)
+app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")

@@ -121,8 +121,8 @@ def compare(
     """
     from rich.console import Console
 
-    from fedstrata.cli.live import watcher
     from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
+    from fedstrata.runs.compare.live import watcher
     from fedstrata.runs.compare.queue import check_jobs, check_minutes
     from fedstrata.runs.compare.shards import Shard
     from fedstrata.runs.compare.tables import check_format
@@ -159,7 +159,7 @@ def compare(
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes, shard=shard)
+        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes, shard=shard, progress=False)
     except KeyboardInterrupt:
         shown.close()
         print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)

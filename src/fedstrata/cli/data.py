@@ -86,7 +86,10 @@ def fetch(
 def import_(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it.")],
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="An .npz, .csv or .parquet file, or a folder of images.")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="An .npz, .csv or .parquet file, or a folder of images, of LEAF or PFLlib."
+        ),
     ],
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help='Column of the labels in a table; "label" without it.')
@@ -94,18 +97,41 @@ def import_(
     client: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of a table that names the client.")
     ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Column of a table that is no feature; may be repeated.")
+    ] = None,
+    fill: Annotated[
+        str | None, typer.Option(metavar="median|NUMBER", help="What stands in for missing numbers of a table.")
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="federated (tables and images), per-client or none."),
+    ] = None,
     size: Annotated[int | None, typer.Option(metavar="PIXELS", help="Scale images to this square.")] = None,
     test: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share to hold out as the test set; 0.2 without it.")
+    ] = None,
+    test_path: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The test set, where it is a file or folder of its own.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store your own data in the data folder; load it with data.name = "own" and data.path = "NAME"."""
     from fedstrata.core import registry
     from fedstrata.data import catalog
+    from fedstrata.data.preprocessing import is_number
     from fedstrata.data.sets.own import keep
 
-    options = {"path": str(path), "label": label, "client": client, "size": size, "test": test}
+    options: dict[str, Any] = {
+        "path": str(path),
+        "label": label,
+        "client": client,
+        "drop": drop or None,
+        "scale": scale,
+        "size": size,
+    }
+    options |= {"test": test, "test_path": None if test_path is None else str(test_path)}
+    options |= {"fill": fill if fill is None or not is_number(fill) else float(fill)}
     with _stopping():
         kept = keep(name, registry.build("datasets", "own", options, "data"))
     _tell(catalog.row(kept.name), as_json)

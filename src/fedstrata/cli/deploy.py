@@ -163,12 +163,12 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a model over the sites of a server that runs on this machine."""
-    from fedstrata.cli.progress import reporter
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import flower, submit
     from fedstrata.deploy.processes import undisturbed
     from fedstrata.deploy.server import found
     from fedstrata.runs.folder import Run
+    from fedstrata.runs.progress import reporter
 
     if resume is not None and (experiment or sets or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")

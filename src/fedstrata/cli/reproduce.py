@@ -158,7 +158,7 @@ def page(
 
 def _line(quiet: bool) -> Any:
     def tell(one: Wanted, event: Mapping[str, Any]) -> None:
-        from fedstrata.cli.progress import Reporter
+        from fedstrata.runs.progress import Reporter
 
         if Reporter.asked_to_stop:
             raise KeyboardInterrupt

@@ -40,7 +40,7 @@ SHOWN = (
     "bytes_to",
     "remarks",
 )
-ASKED_FOR = ("personal_mean", "personal_worst10", "rounds_to_target", "bytes_to_target", "time_to_target")
+ASKED_FOR = ("name", "personal_mean", "personal_worst10", "rounds_to_target", "bytes_to_target", "time_to_target")
 
 
 def run(
@@ -57,8 +57,8 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a model over a federation."""
-    from fedstrata.cli.progress import reporter
     from fedstrata.config import tables
+    from fedstrata.runs.progress import reporter
     from fedstrata.runs.training import resume as resume_run
     from fedstrata.runs.training import train
 
@@ -73,9 +73,9 @@ def run(
     progress = reporter(quiet)
     try:
         if resume is not None:
-            done = resume_run(resume, overrides=overrides(sets), watch=progress)
+            done = resume_run(resume, overrides=overrides(sets), watch=progress, progress=False)
         else:
-            done = train(experiment, overrides=overrides(sets), out=out, watch=progress)
+            done = train(experiment, overrides=overrides(sets), out=out, watch=progress, progress=False)
     except KeyboardInterrupt:
         progress.close()
         advice = (
@@ -112,7 +112,8 @@ def conclude(done: Run, as_json: bool) -> None:
     if Experiment.of(done.path / "experiment.toml").privacy != Privacy():
         print("\nWho could learn what:")
         print("\n".join(_statement(done.summary["privacy"])))
-    print(f"figures and curves: fedstrata report {shlex.quote(str(done.path))}")
+    path = shlex.quote(str(done.path))
+    print(f"figures and curves: fedstrata report {path}\nthe model at work:  fedstrata predict {path} INPUT")
 
 
 def _statement(privacy: dict[str, Any]) -> list[str]:
@@ -127,7 +128,7 @@ def _statement(privacy: dict[str, Any]) -> list[str]:
 
 def stop_cleanly() -> None:
     """Treat a polite kill like Ctrl-C, and let neither be lost."""
-    from fedstrata.cli.progress import Reporter
+    from fedstrata.runs.progress import Reporter
 
     Reporter.asked_to_stop = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from fedstrata.core.counter_rng import Clock
 from fedstrata.core.errors import RequestError
+from fedstrata.models.logits import logits_of
+
+TRIED = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)  # what a forward pass may raise
 
 
 class Network(nn.Module):
@@ -20,15 +24,15 @@ class Network(nn.Module):
         self.module, self._head, self._half = module, head, half
         self._features: Tensor | None = None
         self._channels_last: bool | None = None  # whether the module takes images so; None: not tried yet
-        self.head.register_forward_pre_hook(self._remember)
+        self.head.register_forward_pre_hook(self._remember, with_kwargs=True)
 
     @property
     def head(self) -> nn.Module:
         """The last layer."""
         return self.module.get_submodule(self._head)
 
-    def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
-        self._features = args[0].flatten(1)
+    def _remember(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._features = next(iter((*args, *named.values()))).flatten(1)
 
     def to_preferred_layout(self, x: Tensor) -> Tensor:
         """Return images as convolutions on a CPU like them best."""
@@ -56,9 +60,9 @@ class Network(nn.Module):
         """Return features and logits."""
         if self._half:
             with torch.autocast(x.device.type, torch.bfloat16):
-                logits = self.module(x).float()
+                logits = logits_of(self.module(x)).float()
         else:
-            logits = self.module(x)
+            logits = logits_of(self.module(x))
         assert self._features is not None
         features, self._features = self._features, None
         return features.to(logits.dtype), logits
@@ -79,19 +83,19 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     was_training = module.training
     try:
         with torch.no_grad():
-            out = module.eval()(x)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            out = logits_of(module.eval()(x))
+    except TRIED as error:
         hint = "" if x.is_floating_point() else "; the samples are whole numbers: convert them to float"
         raise RequestError(f"the model cannot take samples of shape {tuple(x.shape[1:])}: {error}{hint}") from error
     finally:
         module.train(was_training)
         for hook in hooks:
             hook.remove()
-    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] != classes:
-        found = f"outputs of shape {tuple(out.shape[1:])}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+    if out.ndim != 2 or out.shape[1] != classes:
         raise RequestError(
-            f"the model gives {found} but the data has {classes} classes: it must give one tensor of {classes} numbers "
-            f"a sample, so its last layer must have {classes} outputs"
+            f"the model gives outputs of shape {tuple(out.shape[1:])} but the data has {classes} classes: it must give "
+            f"{classes} numbers a sample, so its last layer must have {classes} outputs"
+            f"{_advise(module, out, seen, classes)}"
         )
     names = [name for name, _ in module.named_modules()]
     if named is not None and named not in names:
@@ -104,8 +108,22 @@ def find_head(module: nn.Module, x: Tensor, classes: int, named: str | None = No
     if "head" in names and "head" in [name for name, _ in seen]:
         return "head"
     if not candidates:
-        raise RequestError("the model's last layer could not be found; name it with model.head")
+        ran = ", ".join(f'"{name}"' for name in dict.fromkeys(name for name, _ in seen))
+        raise RequestError(
+            f"the model's last layer could not be found: none gives {classes} numbers a sample; name it with "
+            f"model.head, one of those with weights: {ran}"
+        )
     return candidates[-1]
+
+
+def _advise(module: nn.Module, out: Tensor, seen: Sequence[tuple[str, Any]], classes: int) -> str:
+    """Say how to change the last layer of a model that was made for other labels."""
+    last = [name for name, t in seen if isinstance(t, Tensor) and t.shape[1:] == out.shape[1:]]
+    layer = module.get_submodule(last[-1]) if last else None
+    if not isinstance(layer, nn.Linear) or not last[-1]:
+        return ""
+    place = "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in last[-1].split("."))
+    return f": model{place} = nn.Linear({layer.in_features}, {classes})"
 
 
 def change_head(head: nn.Module, classes: int, projection: int, bias: bool) -> nn.Module:

@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedstrata.client.network import change_head, find_head
-from fedstrata.config.experiment import GIVEN, Data, Experiment, ModelChoice, make
+from fedstrata.client.own_module import check_gradient, fill_lazy, take_module
+from fedstrata.config.completion import GIVEN, make
+from fedstrata.config.experiment import Data, Experiment, ModelChoice
+from fedstrata.config.model_info import place_rows, read_model
 from fedstrata.core import registry
 from fedstrata.core.client_info import TOLD
 from fedstrata.core.client_parts import ClientPlan, LearningRate, LocalPart, Optimizer
 from fedstrata.core.contract import broken, describe, expect
+from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.inputs import Inputs
@@ -33,6 +35,7 @@ from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import FederationInfo
+from fedstrata.data.reading import Label
 from fedstrata.data.sets.base import expect_arrays
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.drivers.sync import GlobalBatches
@@ -40,7 +43,13 @@ from fedstrata.methods.optimizers.at_server import AtServer, Carried
 from fedstrata.methods.schedules.lots import Lots
 from fedstrata.methods.schedules.none import Unscheduled
 from fedstrata.methods.server_steps.sgd import ServerSgd
+from fedstrata.models.pretrained import fit_weights
 
+UNNAMED = (
+    "its classes are placeholders, which only the sites that trained it can name; "
+    'go on with privacy.labels = "prf" at those sites'
+)
+NAMED = "its classes have names, and the placeholders of this run have none here; start from a model of these sites"
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
@@ -62,6 +71,8 @@ def build_federation(experiment: Experiment) -> Federation:
         test=arrays.test,
         groups=arrays.groups,
         inputs=Inputs(scale=255.0 if arrays.x.dtype == np.uint8 else 1.0, mean=mean, std=std),
+        preprocessing=arrays.preprocessing,
+        scale=arrays.scale,
         proxy=data.proxy,
         seed=experiment.train.seed,
         name=data.name,
@@ -102,11 +113,13 @@ def build_plan(experiment: Experiment, federation: FederationInfo, module: nn.Mo
     system = _devices(experiment, len(federation))
     at_server: list[ServerSide] = [driver, selector, combiner, system, *server_steps.values()]
     _check_wishes([*at_server, schedule.sampler or sampler])
-    build = _builder(experiment.model, federation, streams, module)
     inputs = replace(federation.inputs, crop=train.augment.crop, flip=train.augment.flip)
     sample = inputs(federation.trial(), dtype)
+    build = _builder(experiment.model, federation, streams, module, sample)
     network = build().to(dtype)
     head = _find_head(experiment, network, sample, len(federation.classes))
+    if module is not None:
+        check_gradient(network, sample)
     if train.batch_size == 1 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
         raise RequestError("train.batch_size = 1 does not fit a model with batch norm: one sample has no variance")
     local = ClientPlan(
@@ -214,21 +227,38 @@ def _why_not_fused(experiment: Experiment, plan: Plan) -> str | None:
     return reason
 
 
-def initial_model(plan: Plan, init: str | None) -> FlatModel:
-    """Return the model of round 0: drawn from the seed, or read from a file."""
+def initial_model(
+    plan: Plan,
+    init: str | None,
+    classes: Sequence[Label] | None = None,
+    placeholders: bool = False,
+    log: Log = lambda *_, **__: None,
+) -> FlatModel:
+    """Return the model of round 0: drawn from the seed, or read from a file of a run or of somebody else's.
+
+    Classes of a run's file are found by name. `placeholders`: those of this run are such that only real sites can name.
+    """
     module = plan.local.build()
     named: dict[str, Any] = dict(module.named_parameters()) | dict(module.named_buffers())
     if init is not None:
-        try:
-            given = load_file(Path(init))
-        except (OSError, SafetensorError) as error:
-            raise RequestError(f'model.init = "{init}" cannot be read: {error}') from None
-        for place in (*plan.space.params, *plan.space.buffers):
+        key = f'model.init = "{init}"'
+        places = (*plan.space.params, *plan.space.buffers)
+        given, info = read_model(Path(init), key)
+        if info is None:
+            needed = {place.name: place.shape for place in places}
+            fitting, afresh = fit_weights(given, needed, plan.local.head, key)
+            given = named | fitting
+            if afresh is not None:
+                log("fallback", what="model.init", why=afresh)
+        elif (info.label_directory is not None) != placeholders:
+            raise RequestError(f"{key}: {UNNAMED if info.label_directory is not None else NAMED}")
+        elif classes is not None and not placeholders:
+            given = place_rows(module, info, given, classes, key)
+        for place in places:
             if place.name not in given or tuple(given[place.name].shape) != place.shape:
                 found = tuple(given[place.name].shape) if place.name in given else "nothing"
-                raise RequestError(
-                    f'model.init = "{init}": {place.name} needs shape {place.shape}, the file has {found}'
-                )
+                of = "" if info is None else f", a {info.model['name']}"
+                raise RequestError(f"{key}: {place.name} needs shape {place.shape}, the file{of}, has {found}")
         named |= given
     return plan.space.flatten(named, plan.local.dtype)
 
@@ -277,12 +307,14 @@ def _check_wishes(parts: Sequence[ServerSide | Sampler]) -> None:
             raise broken(part, "programs", f"is {programs!r:.80}; allowed: {allowed}")
 
 
-def _builder(choice: ModelChoice, federation: FederationInfo, streams: Streams, module: nn.Module | None) -> Any:
+def _builder(
+    choice: ModelChoice, federation: FederationInfo, streams: Streams, module: nn.Module | None, sample: torch.Tensor
+) -> Any:
     """Return a function that builds the network, always with the same first weights."""
     if (choice.projection or not choice.head_bias) and (module is not None or choice.name == GIVEN):
         raise RequestError("model.projection and model.head_bias are for models by name; change your own instead")
     if module is not None:
-        return partial(copy.deepcopy, copy.deepcopy(module))
+        return partial(copy.deepcopy, take_module(module, sample, streams.torch_seed("model")))
     if choice.name == GIVEN:
         raise RequestError(
             'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
@@ -322,6 +354,7 @@ def _draw_weights(
 ) -> nn.Module:
     with seed_torch(seed):
         module = expect(architecture, "build", architecture.build(shape, classes), nn.Module, "a torch.nn.Module")
+        fill_lazy(module, torch.zeros(2, *shape), seed)
         if projection or not head_bias:
             if "head" not in dict(module.named_children()):
                 raise broken(architecture, "build", "gave a module without `head`; call the last layer `head`")

@@ -11,12 +11,12 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, PlainValidator
 
 from fedstrata.config import tables
+from fedstrata.config.completion import DEFAULTS, GIVEN, complete, complete_named
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import AtLeastOne, BelowOne, Count, Fraction, Natural, NonNegative, Positive, Share
 from fedstrata.methods.recipes import STAGES
 
-GIVEN = "given"  # data or model handed over from Python
 ABOUT = ("compare", "paper")  # what a comparison of such experiments holds, what a paper prints: no run depends on it
 
 Spec = Any  # a part by name, `"size"`, or with options, `{kind = "size", ...}`; checked when it is completed
@@ -29,7 +29,14 @@ def _per_round(value: Any) -> Any:
     raise ValueError('a count such as 20, a fraction such as 0.2, or "all"')
 
 
+def _name(value: Any) -> str:
+    if isinstance(value, str) and value == value.strip() and value.isprintable() and 1 <= len(value) <= 100:
+        return value
+    raise ValueError("a line of text, 1 to 100 characters")
+
+
 PerRound = Annotated[int | float | str, PlainValidator(_per_round)]
+Name = Annotated[str, PlainValidator(_name)]
 
 
 class Section(BaseModel):
@@ -254,6 +261,8 @@ class Experiment(Section):
 
     Attributes
     ----------
+    name
+        What to call the run; without it, it is called after its parts.
     data
         Which samples, and who holds them.
     model
@@ -270,6 +279,7 @@ class Experiment(Section):
         Where and how client updates are executed.
     """
 
+    name: Name | None = None
     data: Data = Data()
     model: ModelChoice = ModelChoice()
     method: Method = Method()
@@ -350,8 +360,8 @@ class Experiment(Section):
         engine = dataclasses.asdict(self.engine.make())
         return self.model_copy(
             update={
-                "data": _complete_named("datasets", self.data, "data"),
-                "model": _complete_named("models", self.model, "model"),
+                "data": complete_named("datasets", self.data, "data"),
+                "model": complete_named("models", self.model, "model"),
                 "method": Method(name=self.method.name, **stages),
                 "train": self.train.model_copy(update=train),
                 "engine": EngineChoice(**{**self.engine.model_dump(), **engine}),
@@ -386,64 +396,6 @@ class Experiment(Section):
         ...
         """
         return tomli_w.dumps(self.dump())
-
-
-DEFAULTS: dict[str, Any] = {
-    "schedule": {"kind": "none"},
-    "driver": {"kind": "rounds"},
-    "selector": {"kind": "random"},
-    "sampler": {"kind": "shuffle"},
-    "corrections": [],
-    "combiner": {"kind": "size"},
-    "server_step": {"kind": "sgd"},
-    "optimizer": {"kind": "sgd"},
-    "lr_schedule": {"kind": "constant"},
-    "partition": {"kind": "dirichlet-class", "alpha": 0.1},
-}
-
-
-def make(stage: str, spec: Mapping[str, Any], key: str) -> Any:
-    """Build the part that a table describes."""
-    if "kind" not in spec:
-        raise RequestError(f"{key}.kind is required; allowed: {', '.join(sorted(registry.names(stage)))}")
-    options = {k: v for k, v in spec.items() if k != "kind"}
-    return registry.build(stage, str(spec["kind"]), options, key)
-
-
-def complete(stage: str, spec: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Check a part's table and write its name and all its options out."""
-    part = make(stage, spec, key)
-    return {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
-
-
-def _complete_named(stage: str, section: Data | ModelChoice, key: str) -> Any:
-    """Do the same for the tables that have a name instead of a kind, with options beside their own keys."""
-    options, own = section.model_extra or {}, {name: getattr(section, name) for name in type(section).model_fields}
-    given = section.name == GIVEN
-    known = set() if given else registry.options(stage, section.name, f"{key}.name")
-    for option in options:
-        if option not in known:
-            raise registry.unknown_option(f"{key}.{option}", option, known | set(own))
-    if given:
-        return section
-    if "partition" in own:
-        partition = tables.merge(DEFAULTS["partition"], own["partition"], f"{key}.partition")
-        own["partition"] = complete("partitions", partition, f"{key}.partition")
-        counts_itself = registry.find("partitions", own["partition"]["kind"], f"{key}.partition").counts_clients
-        own["clients"] = own["clients"] or (None if counts_itself else 20)
-        noises = tables.merge_lists([], _noises(own["noise"]), f"{key}.noise")
-        own["noise"] = [complete("noises", noise, f"{key}.noise.{i}") for i, noise in enumerate(noises)]
-    return type(section)(**own, **dataclasses.asdict(registry.build(stage, section.name, options, key)))
-
-
-def _noises(noise: Any) -> Any:
-    """Read the short form: `{labels = 0.3, features = 0.1}`."""
-    if noise is None or not isinstance(noise, Mapping):
-        return noise
-    short = {"labels": ("label-noise", "rate"), "features": ("feature-noise", "sigma")}
-    if strange := [key for key in noise if key not in short]:
-        raise registry.unknown_option(f"data.noise.{strange[0]}", strange[0], set(short))
-    return [{"kind": kind, option: noise[key]} for key, (kind, option) in short.items() if noise.get(key)]
 
 
 def _suggest_training(table: dict[str, Any]) -> None:

@@ -77,6 +77,8 @@ class ClientInfo:
         A model's loss on samples that the server holds; None where `data.proxy` is 0 or no part needs "proxy".
     setup
         Bytes it took to tell, where that was not done in plain numbers.
+    features
+        Bytes it took to tell sums of features beside, for means and deviations over all clients.
     clusters
         Of every client, found without label counts being told; -1: it has no data.
     """
@@ -90,6 +92,7 @@ class ClientInfo:
     later: Callable[[int], ClientInfo] | None = None
     proxy: Callable[[FlatModel], float] | None = None
     setup: int | None = None
+    features: int = 0
     clusters: np.ndarray | None = None
 
     @classmethod
@@ -170,15 +173,16 @@ class ClientInfo:
 
     @property
     def setup_bytes(self) -> int:
-        """What it cost the clients to tell: 4 bytes a label held or a label count, 8 a size or speed."""
+        """What it cost the clients to tell: 4 bytes a label held or a label count, 8 a size, a speed or a sum."""
         if self.setup is not None:
-            return self.setup
+            return self.setup + self.features
         told = {name: a.size for name, a in self.known.items() if a is not None}
         if "labels" in told:
             told["labels"] = int(self.labels.sum())
         if "totals" in told:
             told["totals"] *= self.clients  # everybody's counts, though only their sum is read
-        return sum(numbers * (4 if name in ("labels", "totals", "counts") else 8) for name, numbers in told.items())
+        each = {name: 4 if name in ("labels", "totals", "counts") else 8 for name in told}
+        return self.features + sum(numbers * each[name] for name, numbers in told.items())
 
     def without_ground_truth(self) -> ClientInfo:
         """Return the same for clients that live elsewhere: nobody can answer in their place.

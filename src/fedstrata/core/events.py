@@ -10,6 +10,7 @@ FAULTS = {  # kinds of events, and what people call them
     "no_update": "no update arrived",
     "fallback": "fallback",
     "warning": "warning",
+    "training": "training goes wrong",
     "fewer_clients": "too few clients there",
     "label_dropped": "label left out",
     "batch_left_out": "batch left out",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,17 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
+from fedstrata.data.assembly import assemble
 from fedstrata.data.drift import Drift, Moves, Stream
+from fedstrata.data.federation_html import federation_html
 from fedstrata.data.federation_info import check_classes
+from fedstrata.data.items import join_samples, read_train_and_test
 from fedstrata.data.noise import Noise, disturb
-from fedstrata.data.ownership import copy_rows, deal_samples, read_holders, read_speeds, take_for_server
-from fedstrata.data.partitions.base import Partition, hold_out
-from fedstrata.data.reading import Label, Samples, join_samples, read_dataset, read_samples
+from fedstrata.data.ownership import read_speeds
+from fedstrata.data.partitions.base import Partition
+from fedstrata.data.preprocessing import Preprocessing
+from fedstrata.data.reading import Label, Samples
+from fedstrata.data.scaling import FeaturesTold, Scale
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Federation:
         Training samples that the server holds.
     codes
         Class index of each label, where another order than the labels' own is used.
+    preprocessing
+        From raw inputs to what a network sees: all that was done to the samples, and what `inputs` does.
+    features_told
+        What clients told of their features for that; None: nothing.
+    names
+        Of the clients, where they have any: owners of samples, groups of the partition `natural`.
 
     Examples
     --------
@@ -91,6 +101,9 @@ class Federation:
     true_labels: np.ndarray | None = None
     proxy: Samples | None = None
     codes: np.ndarray | None = None
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    features_told: FeaturesTold | None = None
+    names: tuple[str, ...] | None = None
     _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 
     def __post_init__(self) -> None:
@@ -104,6 +117,8 @@ class Federation:
         ):
             raise RequestError(f"speeds must hold one number > 0 for each of the {len(self)} clients")
         check_classes(self.classes)
+        if self.names is not None and (len(self.names) != len(self) or len(set(self.names)) < len(self)):
+            raise RequestError(f"{len(self)} clients need as many different names; got {len(set(self.names))}")
 
     def __len__(self) -> int:
         return len(self.train_split)
@@ -111,6 +126,9 @@ class Federation:
     def __repr__(self) -> str:
         held = len(self.train_split.rows)
         return f"Federation({self.name}: {len(self)} clients, {held} training samples, {len(self.classes)} classes)"
+
+    def _repr_html_(self) -> str:
+        return federation_html(self)
 
     @property
     def samples(self) -> int:
@@ -313,6 +331,7 @@ class Federation:
             ClientInfo.of(sizes, len(self.classes), facts, needs, streams),
             ground_truth=GroundTruth(self.train_split, self.labels, len(self.classes), self.speeds, self.bandwidths),
             later=None if self.moves is None else lambda round: self.at(round).client_info(needs, streams),
+            features=0 if self.features_told is None else self.features_told.nbytes,
         )
 
     @classmethod
@@ -320,14 +339,16 @@ class Federation:
         cls,
         x: Any,
         y: Any,
-        clients: int | Sequence[Any] | None,
+        clients: int | Sequence[Any] | Mapping[str, Any] | None,
         *,
-        partition: Partition | None = None,
+        partition: Partition | str | Mapping[str, Any] | None = None,
         test: tuple[Any, ...] | float = 0.2,
         test_clients: Sequence[Any] | None = None,
         groups: Any = None,
         speeds: Any = None,
         inputs: Inputs | None = None,
+        preprocessing: Preprocessing | None = None,
+        scale: Scale | None = None,
         proxy: int = 0,
         seed: int = 0,
         name: str = "given",
@@ -341,10 +362,10 @@ class Federation:
         y
             Their labels: numbers or text; the map is in `classes`.
         clients
-            The rows of each client, one owner a sample, or a number of clients to be dealt out by `partition` (None: as
-            many as it finds).
+            The rows of each client (by name, if you like), one owner a sample, or a number of clients to be dealt out
+            by `partition` (None: as many as it finds).
         partition
-            How samples are dealt out, such as `make_part("partitions", "dirichlet-class", alpha=0.3)`.
+            How samples are dealt out: a name, a table such as `{"kind": "dirichlet-class", "alpha": 0.3}`, or a part.
         test
             (x, y), (x, y, groups), or the fraction to hold out. A partition deals test samples out too, and what is
             held out is tested by those who hold it.
@@ -356,6 +377,12 @@ class Federation:
             A device capacity for each client.
         inputs
             How samples are normalised; without it, uint8 is divided by 255.
+        preprocessing
+            What was done to raw inputs, where samples are not the raw ones: the model's file will hold it. With
+            `scale`, what is still to be done to them: gaps to fill, means and deviations that are given.
+        scale
+            How features, or channels of images, are brought to mean 0 and deviation 1: "federated" by sums over all
+            clients, "per-client" each by its own statistics, or "none". Without it samples are taken as they are.
         proxy
             Training samples that the server gets and no client holds, evenly over the labels.
         seed
@@ -378,7 +405,7 @@ class Federation:
         >>> from sklearn.datasets import load_digits
         >>> import fedstrata
         >>> x, y = load_digits(return_X_y=True)
-        >>> skewed = fedstrata.make_part("partitions", "dirichlet-class", alpha=0.3)
+        >>> skewed = {"kind": "dirichlet-class", "alpha": 0.3}
         >>> federation = fedstrata.Federation.from_arrays(x / 16, y, 10, partition=skewed, test=0.2, seed=1)
         >>> federation
         Federation(given: 10 clients, 1438 training samples, 10 classes)
@@ -386,56 +413,22 @@ class Federation:
         >>> len(fedstrata.Federation.from_arrays(x / 16, y, owners))
         2
         """
-        if not isinstance(test, tuple | float | int):
-            raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
-        samples, classes = read_samples(x, y, groups)
-        if not len(samples):
-            raise RequestError("there are no samples")
-        streams = Streams(seed)
-        if isinstance(test, tuple):
-            test_samples, _ = read_samples(*test, classes=classes)
-            train_rows, test_rows = np.arange(len(samples)), np.arange(len(test_samples))
-        else:
-            test_samples, codes = samples, samples.y.numpy()
-            train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
-
-        train_rows, held = take_for_server(proxy, train_rows, samples.y.numpy(), streams)
-        if clients is None or isinstance(clients, int | Integral):
-            deal = deal_samples(
-                partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams
-            )
-            split, test_split = Split.of(deal.train).among(train_rows), Split.of(deal.test).among(test_rows)
-            notes = tuple(deal.notes)
-        else:
-            own_test = test_samples is samples
-            split, test_split = read_holders(clients, train_rows, len(samples), test_clients, test_rows, own_test)
-            notes = ()
-        if test_samples is samples:
-            test_samples, test_split = copy_rows(samples, test_rows), test_split.numbered(test_rows)
-        if not len(split.rows):
-            raise RequestError("no client has any training samples")
-        return cls(
-            train=samples,
-            test=test_samples,
-            train_split=split,
-            test_split=test_split,
-            classes=classes,
-            name=name,
-            speeds=read_speeds(speeds),
-            left_out=len(train_rows) - len(split.rows),
-            notes=notes,
-            inputs=inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0),
-            proxy=copy_rows(samples, held) if len(held) else None,
+        parts = assemble(
+            x, y, clients, partition, test, test_clients, groups, inputs, preprocessing, scale, proxy, seed
         )
+        return cls(**parts, name=name, speeds=read_speeds(speeds))
 
     @classmethod
-    def from_dataset(cls, dataset: Any, clients: int | Sequence[Any] | None, **how: Any) -> Federation:
-        """Build from a torch Dataset.
+    def from_dataset(
+        cls, dataset: Any, clients: int | Sequence[Any] | Mapping[str, Any] | None, **how: Any
+    ) -> Federation:
+        """Build from a torch Dataset or what is like one.
 
         Parameters
         ----------
         dataset
-            Of (sample, label) pairs, with a length.
+            Of (sample, label) pairs or dicts of them, with a length; a `DataLoader` of one; a Hugging Face `Dataset`,
+            or a mapping of a "train" and a "test" one.
         clients
             As in `from_arrays`.
         **how
@@ -454,18 +447,29 @@ class Federation:
         >>> Federation.from_dataset(pairs, clients=[range(0, 10), range(10, 30)], test=0.2)
         Federation(given: 2 clients, 24 training samples, 3 classes)
         """
-        return cls.from_arrays(*read_dataset(dataset), clients, **how)
+        train, test = read_train_and_test(dataset)
+        how = how if test is None else {"test": test, **how}
+        return cls.from_arrays(*train, clients, **how)
 
     @classmethod
-    def from_clients(cls, clients: Sequence[Any], *, test: Sequence[Any] | float = 0.2, seed: int = 0) -> Federation:
+    def from_clients(
+        cls,
+        clients: Sequence[Any] | Mapping[str, Any],
+        *,
+        test: Sequence[Any] | Mapping[str, Any] | float = 0.2,
+        scale: Scale | None = None,
+        seed: int = 0,
+    ) -> Federation:
         """Build from one data set a client.
 
         Parameters
         ----------
         clients
-            Torch Datasets, or pairs (x, y), with samples of one shape.
+            Torch Datasets, or pairs (x, y), with samples of one shape; by name, where clients have names.
         test
             The same, one for each client, or the fraction to hold out of each label.
+        scale
+            As in `from_arrays`.
         seed
             Of what is held out.
 
@@ -480,11 +484,20 @@ class Federation:
         >>> rng = np.random.default_rng(0)
         >>> hospital = rng.normal(size=(40, 6)), np.arange(40) % 2
         >>> practice = rng.normal(size=(10, 6)), np.arange(10) % 2
-        >>> Federation.from_clients([hospital, practice])
+        >>> federation = Federation.from_clients({"bonn": hospital, "kiel": practice})
+        >>> federation
         Federation(given: 2 clients, 40 training samples, 2 classes)
+        >>> federation.names
+        ('bonn', 'kiel')
         """
         x, y, rows = join_samples(clients)
+        names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
         if isinstance(test, float | int):
-            return cls.from_arrays(x, y, rows, test=test, seed=seed)
+            return replace(cls.from_arrays(x, y, rows, test=test, scale=scale, seed=seed), names=names)
+        if isinstance(test, Mapping):
+            if not isinstance(clients, Mapping) or set(test) != set(clients):
+                raise RequestError("clients that have names must have the same ones in test")
+            test = [test[name] for name in clients]
         test_x, test_y, test_rows = join_samples(test)
-        return cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows)
+        federation = cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows, scale=scale)
+        return replace(federation, names=names)

@@ -13,7 +13,9 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.rng import Streams
 from fedstrata.data.drift import Moves
+from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, Samples
+from fedstrata.data.scaling import FeaturesTold
 
 
 class FederationInfo(Protocol):
@@ -26,6 +28,18 @@ class FederationInfo(Protocol):
     @property
     def inputs(self) -> Inputs:
         """From stored samples to what a network sees."""
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From raw inputs to what a network sees."""
+
+    @property
+    def features_told(self) -> FeaturesTold | None:
+        """What clients told of their features."""
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Of the clients, where they have any."""
 
     @property
     def speeds(self) -> np.ndarray | None:

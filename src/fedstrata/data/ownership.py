@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.rng import Streams
@@ -16,10 +18,15 @@ from fedstrata.data.reading import Samples
 
 def deal_samples(partition: Any, clients: Any, train: Labelled, test: Labelled, streams: Streams) -> Deal:
     """Deal samples out by a partition; positions inside what it was shown."""
+    if isinstance(partition, str):
+        partition = {"kind": partition}
+    if isinstance(partition, Mapping) and isinstance(partition.get("kind"), str):
+        options = {key: value for key, value in partition.items() if key != "kind"}
+        partition = registry.build("partitions", partition["kind"], options, "partition")
     if not isinstance(partition, Partition):
         raise RequestError(
-            f"clients = {clients}, partition = {partition!r}: give a partition object, such as "
-            'fedstrata.make_part("partitions", "iid"), to deal the samples out, or the rows of each client'
+            f"clients = {clients}, partition = {partition!r}: give a partition, such as "
+            'partition="iid" or {"kind": "dirichlet-class", "alpha": 0.3}, or the rows of each client'
         )
     return partition.deal(train, test, None if clients is None else int(clients), streams("partition"))
 
@@ -68,10 +75,23 @@ def copy_rows(samples: Samples, kept: np.ndarray) -> Samples:
     return Samples(samples.x[rows], samples.y[rows], None if samples.groups is None else samples.groups[kept])
 
 
+def owner_names(clients: Any) -> tuple[str, ...] | None:
+    """Return the names of clients that are given by name, or by an owner a sample; None: they have numbers only."""
+    if isinstance(clients, Mapping):
+        return tuple(map(str, clients))
+    return tuple(map(str, np.unique(np.asarray(clients)).tolist())) if _one_owner_each(clients) else None
+
+
+def _one_owner_each(clients: Any) -> bool:
+    plain = isinstance(clients, np.ndarray) and clients.dtype != object  # no need to look at each of millions
+    return len(clients) > 0 and (clients.ndim == 1 if plain else all(np.ndim(c) == 0 for c in clients))
+
+
 def _given(clients: Any, samples: int) -> Split:
     """Take rows a client, or one client name a sample."""
-    plain = isinstance(clients, np.ndarray) and clients.dtype != object  # no need to look at each of millions
-    if not len(clients) or not (clients.ndim == 1 if plain else all(np.ndim(c) == 0 for c in clients)):
+    if isinstance(clients, Mapping):
+        clients = list(clients.values())
+    if not _one_owner_each(clients):
         return Split.of([_rows(rows) for rows in clients])
     flat = np.asarray(clients)
     if len(flat) != samples:

@@ -1,10 +1,10 @@
-"""Samples and labels from whatever the user holds: arrays, tensors, torch data sets."""
+"""Samples and labels from arrays and tensors."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,17 @@ class Samples:
 
 
 def read_samples(
-    x: Any, y: Any, groups: Any = None, *, classes: tuple[Label, ...] | None = None
+    x: Any, y: Any, groups: Any = None, *, classes: tuple[Label, ...] | None = None, gaps: bool = False
 ) -> tuple[Samples, tuple[Label, ...]]:
-    """Read features and labels, and refuse what cannot be trained on."""
+    """Read features and labels, and refuse what cannot be trained on; `gaps`: NaN will be filled."""
     features = read_features(x)
     codes, names = class_codes(y, classes)
     if len(features) != len(codes):
         raise RequestError(f"{len(features)} samples but {len(codes)} labels")
     if features.is_floating_point():
         some = max(1, CHUNK // max(features[:1].numel(), 1))  # not the whole set at once
-        sound = [features[i : i + some].flatten(1).isfinite().all(1) for i in range(0, len(features), some)]
+        parts = [features[i : i + some].flatten(1) for i in range(0, len(features), some)]
+        sound = [(part.isfinite() | part.isnan() if gaps else part.isfinite()).all(1) for part in parts]
         bad = (~torch.cat(sound)).nonzero().flatten().tolist() if sound else []
         if len(bad):
             raise RequestError(f"{len(bad)} samples hold NaN or infinite features, the first at row {bad[0]}")
@@ -98,7 +99,7 @@ def read_labels(labels: Any) -> np.ndarray:
         y = np.empty(len(labels), dtype=object)
         y[:] = [v.item() if isinstance(v, Tensor | np.generic) else v for v in labels]
     if y.ndim != 1:
-        raise RequestError(f"labels must be one-dimensional, one a sample; got shape {y.shape}")
+        raise RequestError(_several_labels(y))
     if y.dtype.kind == "f":
         missing = np.flatnonzero(np.isnan(y))
     else:
@@ -112,8 +113,23 @@ def read_labels(labels: Any) -> np.ndarray:
     except (TypeError, ValueError):
         raise RequestError(f"labels must be text or whole numbers, not {type(y[0]).__name__}") from None
     if (broken := ~np.isfinite(numbers) | (numbers != np.round(numbers))).any():
-        raise RequestError(f"labels must be classes, got the number {numbers[broken][0]}")
+        raise RequestError(
+            f"labels must be classes, but {numbers[broken][0]:g} is a quantity; make classes of it (numpy.digitize)"
+        )
     return y.astype(np.int64)
+
+
+def _several_labels(y: np.ndarray) -> str:
+    """Say what to do with labels that are a table: one-hot, or several a sample."""
+    if y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "biuf" and np.isin(y, (0, 1)).all():
+        if (y.sum(1) == 1).all():
+            return f"labels are one-hot, [n, {y.shape[1]}]; give the classes themselves: y.argmax(1)"
+        if (y.sum(1) > 1).any():
+            return (
+                f"there are several labels a sample, [n, {y.shape[1]}]: multi-label data cannot be trained on, every "
+                "sample needs one class; train a model a label (y[:, i]), or make a class of each combination"
+            )
+    return f"labels must be one-dimensional, one a sample; got shape {y.shape}"
 
 
 def _is_missing(label: Any) -> bool:
@@ -134,44 +150,3 @@ def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[
 def order_labels(labels: Iterable[Label]) -> tuple[Label, ...]:
     """Put labels of several owners into one order: numbers, then text."""
     return tuple(sorted(labels, key=lambda label: (isinstance(label, str), label)))
-
-
-def read_dataset(data: Any) -> tuple[Tensor, np.ndarray]:
-    """Read a pair (x, y) or a torch Dataset of pairs."""
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return read_features(data[0]), read_labels(data[1])
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, tuple | list | dict):
-        raise RequestError(
-            f"a data set must be a pair (x, y) or a torch Dataset with a length, not {type(data).__name__}"
-        )
-    items = [data[i] for i in range(len(data))]
-    if any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
-        raise RequestError("every item of a data set must be a pair (sample, label)")
-    if not items:
-        return torch.zeros(0, 0), np.zeros(0, dtype=np.int64)
-    x = [torch.as_tensor(np.asarray(a)) for a, _ in items]
-    if len({tuple(t.shape) for t in x}) > 1:
-        raise RequestError(f"samples must all have the same shape; there are {sorted({tuple(t.shape) for t in x})}")
-    return read_features(torch.stack(x)), read_labels([b for _, b in items])
-
-
-def join_samples(data_sets: Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
-    """Join one data set a client into shared arrays, with the rows of each."""
-    if isinstance(data_sets, dict):
-        raise RequestError("give the clients' data sets as a list")
-    pairs = []
-    for client, data in enumerate(data_sets):
-        try:
-            pairs.append(read_dataset(data))
-        except RequestError as error:
-            raise RequestError(f"client {client}: {error}") from None
-    held = [(x, y) for x, y in pairs if len(y)]
-    if not held:
-        raise RequestError("no client has any samples")
-    if len(shapes := {tuple(x.shape[1:]) for x, _ in held}) > 1:
-        raise RequestError(f"clients hold samples of different shapes: {sorted(shapes)}")
-    if len({y.dtype.kind for _, y in held}) > 1:
-        raise RequestError("some clients name their labels by text, others by number; use one of them")
-    stops = np.cumsum([len(y) for _, y in pairs])
-    rows = [np.arange(stop - len(y), stop) for stop, (_, y) in zip(stops, pairs, strict=True)]
-    return torch.cat([x for x, _ in held]), np.concatenate([y for _, y in held]), rows

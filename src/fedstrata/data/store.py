@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import RequestError
+from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.sets.base import Arrays
 
 FIELDS = ("x", "y", "groups", "test_x", "test_y", "test_groups")
@@ -51,7 +52,8 @@ def put(name: str, arrays: Arrays, about: Mapping[str, Any]) -> Path:
         for field in FIELDS:
             if (array := getattr(arrays, field)) is not None:
                 np.save(part / f"{field}.npy", array, allow_pickle=False)
-        normal = {"mean": arrays.mean, "std": arrays.std}
+        done = None if arrays.preprocessing is None else json.loads(arrays.preprocessing.to_json())
+        normal = {"mean": arrays.mean, "std": arrays.std, "preprocessing": done, "scale": arrays.scale}
         (part / "about.json").write_text(json.dumps({**about, **normal}, indent=2) + "\n")
         part.chmod(0o777 & ~_umask())  # a folder that several people share stays readable
         _exchange(part, target)
@@ -94,7 +96,9 @@ def get(name: str) -> Arrays | None:
         raise RequestError(f"{home} is damaged: {error}; fetch it again") from None
     said = about(name)
     normal: dict[str, Any] = {key: said.get(key) and tuple(said[key]) for key in ("mean", "std")}
-    return Arrays(**loaded, **normal)
+    done = said.get("preprocessing")
+    preprocessing = None if done is None else Preprocessing.from_json(json.dumps(done))
+    return Arrays(**loaded, **normal, preprocessing=preprocessing, scale=said.get("scale"))
 
 
 def about(name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import tomli_w
 
 from fedstrata import __version__
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
@@ -27,8 +28,8 @@ from fedstrata.deploy.server import FederationServer, tail
 from fedstrata.remote.flower.app_config import BLANK, RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
 from fedstrata.remote.session import possible_at_sites
-from fedstrata.runs.execution import Watch
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import Watch
 
 APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
 LOOK = 0.2  # seconds between two looks at the run folder
@@ -131,7 +132,7 @@ def new(server: FederationServer, experiment: Experiment, out: Path | None, site
         raise RequestError(
             f"--out = {out} is there already: continue a run with --resume {out}, or name another folder"
         )
-    path = (out or Run.claim(Path("runs"), experiment.method.name)).absolute()
+    path = (out or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))).absolute()
     return Submission(server, experiment, path, sites, **how)
 
 
@@ -244,7 +245,7 @@ class EventLines:
 def _begin(submission: Submission) -> dict[str, Any]:
     experiment, checkpoint = submission.experiment, submission.checkpoint
     played = 0 if checkpoint is None else int(checkpoint["round"])
-    names = {"method": experiment.method.name, "rounds": experiment.train.rounds}
+    names = {"method": name_run(experiment.dump()), "rounds": experiment.train.rounds}
     return {"event": "begin", **names, "round": played, "run_dir": str(submission.path)}
 
 

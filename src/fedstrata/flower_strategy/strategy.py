@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedstrata.config import tables
-from fedstrata.config.experiment import make
+from fedstrata.config.completion import make
 from fedstrata.core import registry
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.contract import expect_sums

@@ -87,7 +87,7 @@ def tried(experiment: Experiment, federation: Federation, model: nn.Module | Non
         clusters = "of label counts it sees centres, sizes and spreads of clusters, and who is in which"
     elif privacy.histogram_epsilon is not None:
         clusters = NoisyHistograms(privacy.histogram_epsilon).describe()
-    said = statement(experiment, plan, told, clusters)
+    said = statement(experiment, plan, told, clusters, features=federation.features_told)
     chained: Sequence[str] = [
         f"Beside the server, the next client: {s}" for s in said.get("next client of a chain", ())
     ]

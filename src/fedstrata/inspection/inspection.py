@@ -14,6 +14,7 @@ from torch import nn
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
+from fedstrata.core import html
 from fedstrata.core.errors import RequestError
 from fedstrata.core.index import Split
 from fedstrata.core.plan import per_round
@@ -86,6 +87,12 @@ class Inspection:
             f"Inspection({self.name}: {m.clients} clients, {m.samples} samples, {m.labels} labels, "
             f"EMD {m.emd_mean:.2f}, alpha {m.alpha_class:.2g}; fits: {fits})"
         )
+
+    def _repr_html_(self) -> str:
+        measured = html.table(["measure", "value", "meaning"], [(r.name, r.value, r.meaning) for r in self.readings])
+        fits = html.table(["fits", "because", "command"], [(a.recipe, a.because, a.command) for a in self.advice])
+        refused = [f"{recipe} would fit, but not this experiment: {why}" for recipe, why in self.refused.items()]
+        return f"{html.title(repr(self))}{measured}{fits if self.advice else ''}{html.notes([*self.notes, *refused])}"
 
     @property
     def readings(self) -> list[Measure]:
@@ -203,7 +210,7 @@ def inspect(
         whole = build_federation(first) if federation is None else federation
         notes = whole.notes if whole.moves is None else (*whole.notes, "data move; this is the first round")
         federation = whole.at(0)
-        table, name = LabelTable.of(federation.counts, federation.classes), federation.name
+        table, name = LabelTable.of(federation.counts, federation.classes, federation.names), federation.name
         known = {"contents": contents(federation), "domains": domains(federation, first.train.seed)}
     k = min(per_round(first.train.clients_per_round, len(federation)), len(table))
     measures = Measures.of(table, k, **known, seed=first.train.seed)

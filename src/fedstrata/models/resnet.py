@@ -1,7 +1,7 @@
 """He et al., Deep Residual Learning for Image Recognition, CVPR 2016: ResNet-18 and ResNet-50.
 
 Tensors have torchvision's names but for `layer1.` ... `layer4.`, here `stages.0.` ... `stages.3.`, and `fc.`, here
-`head.`: with `stem = "7x7"` and names changed so, pretrained weights can be given as `model.init`.
+`head.`: `model.init` takes a file of torchvision's weights and changes the names so; they need `stem = "7x7"`.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.steps import Evaluate, Scores, View
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label
+from fedstrata.data.scaling import FeaturesTold
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.privacy import FEWEST
@@ -71,6 +72,8 @@ def set_up(
     if remotely is not None:
         remotely(now)
         return now
+    if privacy.aggregate == "masked" and federation.features_told is not None:
+        _add_features(federation.features_told, now)
     if privacy.labels != "none":
         _mask_labels(privacy, now, experiment.model.init)
     if privacy.histogram_epsilon is not None:
@@ -156,6 +159,16 @@ def held_labels(federation: Federation, client: int = 0) -> dict[Label, int]:
     return {label: int(n) for label, n in zip(federation.classes, federation.counts[client], strict=True) if n}
 
 
+def _add_features(told: FeaturesTold, now: Setup) -> None:
+    """Let clients add up what features are scaled by under masks."""
+    from fedstrata.privacy.features import add_under_masks  # noqa: PLC0415
+
+    holders = now.client_info.holders.tolist()
+    up = add_under_masks(told, holders, len(now.federation), now.plan.streams)
+    now.client_info = replace(now.client_info, features=up)
+    now.note("features_masked", sums=len(told.exchanges), bytes_up=up)
+
+
 def _mask_labels(privacy: Privacy, now: Setup, init: str | None) -> None:
     """Let clients and server agree on placeholders, and train with those as class indices.
 
@@ -207,7 +220,7 @@ def _mask_labels(privacy: Privacy, now: Setup, init: str | None) -> None:
     if masked.counts is not None:
         known["counts"] = wide(masked.counts)
     told = int(masked.bytes_up.sum())
-    now.client_info = replace(client_info, known=known, setup=told)
+    now.client_info = replace(client_info, known=known, setup=told, features=now.client_info.features)
     sealed = [
         OwnMap(own, masked.placeholders).seal(key, secrets(streams, "label map nonce", client)(NONCE), SIMULATED).hex()
         for own, (client, key) in zip(kept, keys.items(), strict=True)
@@ -223,6 +236,8 @@ def _as_before(
     from fedstrata.privacy.labels.kept import OwnMap, join_renumberings, kept_beside, take_up  # noqa: PLC0415
 
     event = kept_beside(init)
+    if "clients" not in event:
+        raise RequestError(f'model.init = "{init}": real sites trained it, and only they can go on with it')
     sealed = dict(zip(event["clients"], event["sealed"], strict=True))
     known, told = list[dict[Label, int]](), dict[int, dict[int, int]]()
     for own, (client, key) in zip(masked.own, keys.items(), strict=True):

@@ -9,7 +9,9 @@ from typing import Any
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.plan import Plan
+from fedstrata.data.scaling import FeaturesTold
 from fedstrata.methods.schedules.lots import Lots
+from fedstrata.privacy.features import describe
 from fedstrata.privacy.setup import hides_figures, hides_label_counts
 
 NAMED_BY_MODEL = (
@@ -59,16 +61,21 @@ def statement(
     epsilon: float | None = None,
     simulated: bool = True,
     moving: bool = False,
+    features: FeaturesTold | None = None,
 ) -> dict[str, Any]:
     """Say who could learn what; `told` is what the server knows of clients, `guarantee` what epsilon means.
 
-    `moving`: what clients hold changes from round to round.
+    `moving`: what clients hold changes from round to round. `features`: what clients told of theirs.
     """
     said: dict[str, Any] = {
         "server": _server(experiment, plan, told, clusters, simulated),
         "other clients": _others(experiment, plan),
         "server with a client": _colluding(experiment, plan),
     }
+    if features is not None:
+        masked, noised = experiment.privacy.aggregate == "masked", experiment.privacy.dp is not None
+        for who, learns in describe(features, masked, noised).items():
+            said[who] += learns
     if plan.driver.chained:
         said["next client of a chain"] = [
             "The model as the client before it left it. Where a client trains on one or few samples, the difference to "
@@ -162,7 +169,10 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
     mode = experiment.privacy.labels
     said = ["The models that they receive, and what those tell about everybody's data."]
     if mode == "prf":
-        said.append("Their own labels' placeholders, and how many placeholders there are.")
+        said.append(
+            "Their own labels' placeholders, and how many placeholders there are; with the model's file, the name of "
+            "every placeholder, and not who holds it."
+        )
     if mode == "ckks-paper":
         said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
     if experiment.privacy.clustering == "masked":

@@ -19,6 +19,7 @@ from fedstrata.core.registry import validate
 from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
+from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, order_labels
 from fedstrata.privacy.labels.masking import hold_table
 
@@ -88,7 +89,9 @@ def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
         for what in ("shape", "dtype", "scale", "mean", "std"):
             own, expected = getattr(facts, what), getattr(model, what)
             if own != expected:
-                raise RequestError(f"site {name} has samples with {what} {own}, site {first} has {expected}")
+                how = '; give both sites the same data.mean and data.std, with data.scale = "given"'
+                said = f"site {name} has samples with {what} {own}, site {first} has {expected}"
+                raise RequestError(said + (how if what in ("mean", "std") else ""))
     seen: dict[str, tuple[Label, str]] = {}
     for name, facts in sites.items():
         for label in facts.classes or ():
@@ -109,12 +112,13 @@ class MaskedRemoteFederation:
     counts: tuple[tuple[int, ...], ...] | None  # each site's samples of each placeholder, where the method needs them
     sealed: tuple[str, ...]  # each site's own map, which only that site can read
     bytes_up: int
+    names: tuple[str, ...] = ()  # of all placeholders, which only the sites can read
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> MaskedRemoteFederation:
         """Read it out of an event."""
         known: MaskedRemoteFederation = validate(
-            cls, {name: values[name] for name in cls.__annotations__}, "labels_masked"
+            cls, {name: values[name] for name in cls.__annotations__ if name in values}, "labels_masked"
         )
         return known
 
@@ -138,6 +142,8 @@ class RemoteFederation:
     masked: MaskedRemoteFederation | None = None  # where labels are placeholders
     moves: None = None  # what a site has, and when, is its own
     proxy: None = None
+    features_told: None = None  # sites scale features themselves
+    names: tuple[str, ...] | None = None
     left_out: int = 0
     notes: tuple[str, ...] = ()
 
@@ -147,7 +153,7 @@ class RemoteFederation:
         facts = tuple(sites.values())
         classes = common_classes(sites) or tuple(range(UNKNOWN if masked is None else masked.placeholders))
         check_classes(classes)
-        return cls(facts, classes, speeds=np.array([f.speed for f in facts]), masked=masked)
+        return cls(facts, classes, speeds=np.array([f.speed for f in facts]), masked=masked, names=tuple(sites))
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -157,6 +163,11 @@ class RemoteFederation:
         """From stored samples to what a network sees, the same at all sites."""
         model = self.facts[0]
         return Inputs(scale=model.scale, mean=model.mean, std=model.std)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From what sites store to what a network sees; what they do to their raw inputs, they know."""
+        return Preprocessing.of(self.inputs, self.facts[0].shape)
 
     def trial(self) -> Tensor:
         """Return something of the kind of the sites' samples to try a network with."""

@@ -47,8 +47,8 @@ from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
-from fedstrata.runs.execution import Watch
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import Watch
 from fedstrata.runs.training import begin, resume
 
 Log = Callable[..., None]
@@ -209,6 +209,13 @@ class SiteClients:
             key_directory,
         )
 
+    def label_directory(self) -> dict[str, Any]:
+        """Return names of placeholders as sites sealed them for each other, and each site's own map with the key."""
+        masked = None if self.known is None else self.known.masked
+        assert masked is not None
+        sealed = dict(zip(masked.sites, masked.sealed, strict=True))
+        return {"run": self.site_registry.run, "sites": sealed, "names": list(masked.names)}
+
     # ---- protocols
 
     def _mask_labels(self, plan: Plan) -> MaskedRemoteFederation:
@@ -301,7 +308,7 @@ def run_at_sites(
         there = ", ".join(site_registry.names)
         raise RequestError(f"{len(site_registry.names)} sites agreed on labels, and {sites} are wanted: {there}")
     if resumed:
-        return resume(path, federation=cast(Federation, federation), watch=watch, remote=at)
+        return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
     return begin(described, cast(Federation, federation), None, path, watch, at)
 
 

@@ -6,6 +6,7 @@ The same parties as in a simulation, but each at its own place; what carries the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,39 +33,59 @@ Tell = Callable[[Mapping[str, bytes], int], Mapping[str, tuple[bytes, ...]]]  # 
 
 
 def masked_labels_at(
-    ask: Tell, credentials: Credentials, names: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
+    ask: Tell, credentials: Credentials, sites: Sequence[str], run: str, tell_counts: bool, rng: Rng, note: Note
 ) -> MaskedRemoteFederation:
     """Let sites agree on placeholders; those that fail on the way are left out."""
-    fitting(MODE, len(names))
-    mode, key_directory, up = MODES[MODE], credentials.key_directory(names), 0
+    fitting(MODE, len(sites))
+    mode, key_directory, up = MODES[MODE], credentials.key_directory(sites), 0
     sealed: dict[int, bytes] = {}
+    directories: dict[int, Mapping[str, Any]] = {}
 
     def begin(members: Sequence[int]) -> LabelServer:
         return mode.server(credentials.identity, key_directory, members, os.urandom, rng, distributions=tell_counts)
 
     def carry(step: str, asks: Mapping[int, bytes]) -> dict[int, bytes]:
         nonlocal up
-        about = {"run": run, "sites": list(names), "open": tell_counts}
+        about = {"run": run, "sites": list(sites), "open": tell_counts}
         requests = {
-            names[i]: build_request("labels", step.encode(), to_json({**about, "client": i}), ask)
+            sites[i]: build_request("labels", step.encode(), to_json({**about, "client": i}), ask)
             for i, ask in asks.items()
         }
-        said = {names.index(name): told for name, told in ask(requests, 2).items()}
+        said = {sites.index(name): told for name, told in ask(requests, 3).items()}
         up += sum(len(field) for told in said.values() for field in told)
-        sealed.update({i: kept for i, (_, kept) in said.items()})
-        return {i: reply for i, (reply, _) in said.items()}
+        sealed.update({i: kept for i, (_, kept, _) in said.items()})
+        directories.update({i: read_values(entries) for i, (_, _, entries) in said.items() if entries})
+        return {i: reply for i, (reply, _, _) in said.items()}
 
-    server = agreed(mode, range(len(names)), begin, carry, rng, note)
+    server = agreed(mode, range(len(sites)), begin, carry, rng, note)
     there = server.members
     return MaskedRemoteFederation(
         placeholders=len(server.totals),
-        sites=tuple(names[i] for i in there),
+        sites=tuple(sites[i] for i in there),
         holds=tuple(tuple(server.holds[i].tolist()) for i in there),
         totals=tuple(server.totals.tolist()),
         counts=None if server.counts is None else tuple(tuple(server.counts[i].tolist()) for i in there),
         sealed=tuple(sealed[i].hex() for i in there),
         bytes_up=up,
+        names=_joined({sites[i]: (directories[i], server.holds[i].tolist()) for i in there}, len(server.totals)),
     )
+
+
+def _joined(told: Mapping[str, tuple[Mapping[str, Any], Sequence[int]]], placeholders: int) -> tuple[str, ...]:
+    """Keep one sealed name a placeholder, of what each site tells and holds; they must have sealed the same."""
+    names: dict[int, tuple[str, str]] = {}
+    for site, (entries, holds) in told.items():
+        if set(entries) != {str(place) for place in holds} or not all(map(_is_hex, entries.values())):
+            raise RequestError(f"site {site} did not seal the names of its own labels, and of no others; try again")
+        for place, entry in entries.items():
+            known, where = names.setdefault(int(place), (entry, site))
+            if known != entry:
+                raise RequestError(f"sites {where} and {site} name placeholder {place} differently; try again")
+    return tuple(names[place][0] for place in range(placeholders))
+
+
+def _is_hex(entry: Any) -> bool:
+    return isinstance(entry, str) and re.fullmatch(r"([0-9a-f]{2})+", entry) is not None
 
 
 def renumbered_at(
@@ -106,6 +127,7 @@ def renumbered_at(
         totals=placed(known.totals),
         counts=None if known.counts is None else tuple(map(placed, known.counts)),
         sealed=tuple(said[name][1].hex() for name in known.sites),
+        names=before.names,
         bytes_up=known.bytes_up + sum(len(field) for fields in said.values() for field in fields),
     )
 

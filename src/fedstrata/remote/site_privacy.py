@@ -1,6 +1,7 @@
 """What a site does itself, so that nobody learns more of its data than the experiment says.
 
-    labels    a step of label masking; with the last one the site's map of placeholders goes to the server, sealed
+    labels    a step of label masking; with the last one the site's map of placeholders goes to the server, sealed, and
+              the names of its labels, sealed for the other sites
     renumber  which new placeholder is which of an earlier run, whose model goes on
     meet      hello, before sums under masks
     cluster   take part in k-means by masked sums, with the label shares that it has
@@ -35,6 +36,7 @@ from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.kept import NONCE, OwnMap
+from fedstrata.privacy.labels.names import seal_names
 from fedstrata.privacy.labels.prf import PrfClient
 from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.setup import held_labels
@@ -89,7 +91,7 @@ class SitePrivacy:
         """Return the site's data with the class indices of a run."""
         if "sealed" not in told:
             return aligned(self._load(), told["classes"])
-        return _placed(self._load(), *self.open_map(bytes.fromhex(told["sealed"]), told["run"]))
+        return _placed(self._load(), self.open_map(bytes.fromhex(told["sealed"]), told["run"]))
 
     def counts(self, federation: Federation, epsilon: float | None) -> np.ndarray:
         """Return label counts as they may be told."""
@@ -129,7 +131,7 @@ class SitePrivacy:
 
     # ---- requests
 
-    def _mask_labels(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes, bytes]:
+    def _mask_labels(self, step: bytes, about: bytes, message: bytes) -> tuple[bytes, bytes, bytes]:
         told = read_values(about)
         if step.decode() == PrfClient.steps[0]:
             federation, key_directory = self._load(), self.key_directory(told)
@@ -149,15 +151,18 @@ class SitePrivacy:
         if self._labels is None:
             raise RefusedError("label masking begins with its keys")
         reply = self._labels.answer(step.decode(), message)
-        last = step.decode() == PrfClient.steps[-1]
-        return reply, self.seal_map(self._labels.own, self._labels.placeholders, told["run"]) if last else b""
+        if step.decode() != PrfClient.steps[-1]:
+            return reply, b"", b""
+        own = OwnMap(self._labels.own, self._labels.placeholders, self._labels.names_key)
+        names = {str(place): entry.hex() for place, entry in seal_names(own.names_key, own.own).items()}
+        return reply, self.seal_map(own, told["run"]), to_json(names)
 
     def _renumber(self, about: bytes) -> tuple[bytes, bytes]:
         told = read_values(about)
-        now, _ = self.open_map(bytes.fromhex(told["sealed"]), told["run"])
-        before = OwnMap(*self.open_map(bytes.fromhex(told["before"]), told["run_before"]))
-        pairs = {str(place): old for place, old in before.renumber(now).items()}
-        return to_json(pairs), self.seal_map(before.own, before.placeholders, told["run"])
+        now = self.open_map(bytes.fromhex(told["sealed"]), told["run"])
+        before = self.open_map(bytes.fromhex(told["before"]), told["run_before"])
+        pairs = {str(place): old for place, old in before.renumber(now.own).items()}
+        return to_json(pairs), self.seal_map(before, told["run"])
 
     def _meet(self, about: bytes) -> tuple[bytes]:
         told = read_values(about)
@@ -197,29 +202,29 @@ class SitePrivacy:
 
     # ---- the map of placeholders, in the server's keeping
 
-    def seal_map(self, own: Mapping[Label, int], placeholders: int, run: str) -> bytes:
+    def seal_map(self, own: OwnMap, run: str) -> bytes:
         """Seal the placeholders of own labels for a run; only this site can open them."""
-        return OwnMap(own, placeholders).seal(self._seal_key, os.urandom(NONCE), run)
+        return own.seal(map_key(self._secret), os.urandom(NONCE), run)
 
-    def open_map(self, sealed: bytes, run: str) -> tuple[dict[Label, int], int]:
-        """Open what `seal_map` sealed for a run: own labels' placeholders, and how many there are."""
+    def open_map(self, sealed: bytes, run: str) -> OwnMap:
+        """Open what `seal_map` sealed for a run."""
         try:
-            known = OwnMap.open(self._seal_key, sealed, run)
+            return OwnMap.open(map_key(self._secret), sealed, run)
         except RefusedError:
             raise RefusedError(
                 f"the map of labels that is shown to site {self.name} is not the one it sealed"
             ) from None
-        return dict(known.own), known.placeholders
-
-    @property
-    def _seal_key(self) -> bytes:
-        return derive(self._secret, b"", b"fedstrata label map")
 
 
-def _placed(federation: Federation, own: Mapping[Label, int], placeholders: int) -> Federation:
+def map_key(secret: bytes) -> bytes:
+    """Return the key that a site seals its map of placeholders with, from its own secret."""
+    return derive(secret, b"", b"fedstrata label map")
+
+
+def _placed(federation: Federation, known: OwnMap) -> Federation:
     """Return data with placeholders for labels; test samples whose label the site never trains on have none."""
-    codes = np.array([own.get(label, -1) for label in federation.classes])
-    placed = federation.relabel(codes, range(placeholders))
+    codes = np.array([known.own.get(label, -1) for label in federation.classes])
+    placed = federation.relabel(codes, range(known.placeholders))
     if (placed.labels[placed.train_split[0]] < 0).any():
         raise RefusedError("the site's labels changed since they were masked; begin a new run")
     rows = placed.test_split[0]

@@ -35,7 +35,7 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
     """Read run folders and folders of comparisons."""
     if not paths:
         raise RequestError("name at least one run folder")
-    found, seen = GatheredRuns(), set()
+    found, seen, singles = GatheredRuns(), set(), list[RunData]()
     for path in map(Path, paths):
         if path.resolve() in seen:
             raise RequestError(f"{path} is named twice")
@@ -43,7 +43,8 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
         if not path.is_dir():
             raise RequestError(f"{path} is not a folder; name a run folder, such as runs/fedavg-1")
         if (path / "experiment.toml").exists():
-            found.runs_data.append(RunData.read(path))
+            found.runs_data.append(alone := RunData.read(path))
+            singles.append(alone)
         elif cells := list(_cells(path)):
             of = f"{path.resolve().name}/" if len(paths) > 1 else ""  # methods of two comparisons are not the same
             rows, remarks = _compared(path)
@@ -56,7 +57,7 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
         else:
             raise RequestError(f"{path} is not a run folder: it has no experiment.toml, and no runs below it")
     _name_apart(found.runs_data)
-    found.warnings = list(_warnings(found.runs_data))
+    found.warnings = [*_warnings(found.runs_data), *(said for run_data in singles for said in _remarks(run_data))]
     return found
 
 
@@ -144,6 +145,13 @@ def _warnings(runs_data: Sequence[RunData]) -> Iterator[str]:
     for run_data in runs_data:
         by_condition.setdefault(run_data.condition, []).append(run_data)
     yield from dict.fromkeys(said for own in by_condition.values() for said in unlike(own))
+
+
+def _remarks(run_data: RunData) -> Iterator[str]:
+    """Return what a run remarks of itself or, while it goes on, what is wrong with its training."""
+    wrong = [f"round {fault.round}: {fault.why}" for fault in run_data.faults if fault.kind == "training"]
+    told = run_data.summary.get("remarks", ()) if run_data.summary else wrong
+    yield from (f"{run_data.name}: {said}" for said in told)
 
 
 def unlike(runs_data: Sequence[RunData]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedstrata import __version__
+from fedstrata.config.naming import name_run
 from fedstrata.core.errors import RequestError
 from fedstrata.core.events import FAULTS, Fault, describe_fault
 from fedstrata.runs.folder import Run
@@ -120,7 +121,7 @@ class RunData:
         path
             The folder.
         name, group
-            What to call the run and its group; by default, as its method.
+            What to call the run and its group; by default, as its `name` or its parts say.
 
         Returns
         -------
@@ -136,9 +137,8 @@ class RunData:
             experiment = tomllib.loads((path / "experiment.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RequestError(f"{path}/experiment.toml cannot be read: {error}") from None
-        told = experiment.get("method")
-        method = str(told.get("name")) if isinstance(told, dict) else path.name
-        run_data = cls(path, name or method, group or name or method, experiment)
+        called = name or name_run(experiment) or path.name
+        run_data = cls(path, called, group or called, experiment)
         run_data.refresh()
         if run_data._lines and not run_data.start and not run_data._rounds:
             raise RequestError(f"{path} is not a run folder: its events.jsonl tells of no run")
@@ -242,6 +242,21 @@ class RunData:
         """How many there are."""
         most = int(self.client_updates.client.max(initial=-1)) + 1
         return int(self.start.get("clients", most))
+
+    def client_name(self, client: int) -> str:
+        """Return what a client is called: its name where it has one, else its number.
+
+        Parameters
+        ----------
+        client
+            From 0.
+
+        Returns
+        -------
+        str
+        """
+        names = self.start.get("names", ())
+        return str(names[client]) if client < len(names) else str(client)
 
     @property
     def rare(self) -> np.ndarray:

@@ -87,13 +87,13 @@ def clients(run_data: RunData) -> Table:
     own = run_data.client_accuracy
     known = own[~np.isnan(own).all(1)] if own.shape[1] == run_data.clients and own.size else own[:0]
     accuracy = known[-1] if len(known) else np.full(many, np.nan)
-    rows = []
+    rows, named = [], "names" in run_data.start
     for client in np.argsort(accuracy, kind="stable")[:many].tolist():
         held = None if run_data.counts is None else int(run_data.counts[client].sum())
         kinds = None if run_data.counts is None else int((run_data.counts[client] > 0).sum())
         mean = update_norm[client] / took[client] if took[client] and update_norm[client] else np.nan
         numbers = [int(took[client]), int(missed[client]), _known(accuracy[client]), _known(mean)]
-        rows.append([run_data.name, client, held, kinds, *numbers])
+        rows.append([run_data.name, run_data.client_name(client) if named else client, held, kinds, *numbers])
     columns = ["run", "client", "samples", "labels", "took_part", "lost_reports", "last_accuracy", "mean_drift"]
     return Table("clients", columns, rows)
 

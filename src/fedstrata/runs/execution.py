@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
+from fedstrata.config.naming import name_run
 from fedstrata.core.engine import ClientStates
 from fedstrata.core.threads import cores, keeping_to, one_thread
 from fedstrata.runs.checkpoints import BackgroundWriter
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import ASKED, Journal, Watch
 from fedstrata.runs.session import Session
 from fedstrata.runs.summary import log_start, write_result
 from fedstrata.server.best import keep_best
 from fedstrata.server.loop import run
 from fedstrata.server.state import State
-
-REVEALING = {  # what an event tells of the clients' data
-    "round": (
-        "label_divergence",
-        "label_divergence_selected",
-        "label_imbalance",
-        "labels",
-        "client_accuracy",
-        "client_deciles",
-    ),
-    "clusters": ("members",),
-}
-
-Watch = Callable[[Mapping[str, Any]], None]
 
 
 def run_session(
@@ -43,21 +30,12 @@ def run_session(
     experiment, began = session.experiment, time.perf_counter() - seconds
     fixed = {"experiment": experiment.dump(), "identity": session.identity}
     checkpoints = BackgroundWriter(folder.checkpoints)
+    journal = Journal(session, folder, watch, began)
     on_disk = experiment.engine.client_state == "disk"
 
-    def tell(event: Mapping[str, Any]) -> None:
-        if watch is not None:
-            watch(event)
-
-    def log(kind: str, **fields: Any) -> None:
-        if kind == "round":
-            fields["wall"] = {"seconds": round(time.perf_counter() - began, 3)}
-        if session.hides_data:  # they are made of what the server is not told
-            fields = {key: value for key, value in fields.items() if key not in REVEALING.get(kind, ())}
-        folder.log(kind, **fields)
-        tell({"event": kind, **fields})
-
     def save(state: State) -> None:
+        if journal.stop_asked and journal.scored:  # otherwise the next round is the last, and is evaluated
+            state.stopped = state.stopped or ASKED
         state.participation_log.secure()
         about = {**fixed, "events": folder.sync_events(), "seconds": time.perf_counter() - began}
         with session.plan.naming_states():
@@ -68,11 +46,12 @@ def run_session(
         if on_disk:
             engine.restore(folder.checkpoints.client_states())  # from here on it lies in the checkpoint's files
 
-    name, rounds, at = experiment.method.name, experiment.train.rounds, str(folder.path)
-    tell({"event": "begin", "method": name, "rounds": rounds, "round": state.round, "run_dir": at})
+    name, rounds, at = name_run(fixed["experiment"]), experiment.train.rounds, str(folder.path)
+    journal.tell({"event": "begin", "method": name, "rounds": rounds, "round": state.round, "run_dir": at})
     if client_states is None:
-        log_start(session, log)
-    engine = session.start_engine(log)
+        log_start(session, journal.log)
+        journal.warn_of_model()
+    engine = session.start_engine(journal.log)
     try:
         if client_states is None:
             save(state)
@@ -80,8 +59,9 @@ def run_session(
             engine.restore(client_states)
         client_info = session.client_info if engine.can_fuse else session.client_info.without_ground_truth()
         evaluate = keep_best(session.make_evaluator(engine.device), state, experiment.train.evaluate.best)
+        stopping = replace(session.stopping, asked=journal.why_stop)
         with keeping_to(cores() if experiment.engine.workers == "auto" else experiment.engine.workers), one_thread():
-            run(session.plan, client_info, engine, state, evaluate, session.stopping, log, save)
+            run(session.plan, client_info, engine, state, evaluate, stopping, journal.log, save)
     finally:
         engine.close()
         session.private.close()

@@ -25,16 +25,21 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedstrata.config.model_info import ABOUT, ModelInfo
+from fedstrata.core import html
 from fedstrata.core.errors import RequestError
 from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.core.messages import Tensors
 from fedstrata.runs.checkpoints import Checkpoints
+from fedstrata.runs.frames import columns_of_rounds, make_frame
+from fedstrata.runs.predictor import Predictor
+from fedstrata.runs.saved_model import SavedModel
 
 LOCK = "lock"
 
 
-class Run:
+class Run(Predictor):
     """One run and the folder that holds it. `train` and `resume` give one; `Run("runs/fedavg-1")` reads an old one.
 
     Parameters
@@ -70,11 +75,37 @@ class Run:
     def __repr__(self) -> str:
         done = self.summary
         said = (
-            f"{done['method']}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
+            f"{done.get('name', done['method'])}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
             if done
             else "not finished"
         )
         return f"Run({str(self.path)!r}: {said})"
+
+    def _repr_html_(self) -> str:
+        done = self.summary
+        if not done:
+            return html.title(repr(self))
+        kept = ("accuracy", "balanced_accuracy", "worst10", "best_accuracy", "rounds", "client_updates", "seconds")
+        shown = {key: value for key in kept if (value := done.get(key)) is not None} | {"stopped": done["stopped"]}
+        said = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in shown.items()}
+        name = html.title(f"{done.get('name', done['method'])}: {self.path}")
+        return f"{name}{html.curve(self.curve('accuracy'))}{html.facts(said)}{html.notes(done['remarks'])}"
+
+    def to_pandas(self) -> Any:
+        """Return what every round told, as a data frame.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row a round, a column a figure: "accuracy", "loss_test", "bytes_up", "seconds" and so on; NaN in rounds
+            that were not evaluated.
+
+        Raises
+        ------
+        RequestError
+            If pandas is not installed.
+        """
+        return make_frame(columns_of_rounds(self.events()), index="round")
 
     @classmethod
     def create(cls, path: Path, experiment: str) -> Run:
@@ -278,24 +309,21 @@ class Run:
 
     # ---- results -------------------------------------------------------------------------------------------------
 
-    def write_result(
-        self, models: Mapping[str, Tensors], metadata: Mapping[str, Any], summary: Mapping[str, Any]
-    ) -> None:
+    def write_result(self, models: Mapping[str, Tensors], info: ModelInfo, summary: Mapping[str, Any]) -> None:
         """Write models and the summary, which marks the run as finished.
 
         Parameters
         ----------
         models
             By the name of the file, "model" and "best": tensors by name.
-        metadata
-            Goes into the models' files.
+        info
+            What the models' files say of them.
         summary
             The outcome.
         """
         with writing_to(self.path):
-            about = {"about": json.dumps(dict(sorted(metadata.items())))}
             for name, model in models.items():
-                write_atomically(self.path / f"{name}.safetensors", save(dict(model), about))
+                write_atomically(self.path / f"{name}.safetensors", save(dict(model), {ABOUT: info.to_json()}))
             text = json.dumps(finite(summary), indent=2) + "\n"
             write_atomically(self.path / "summary.json", text.encode())
 
@@ -349,6 +377,11 @@ class Run:
         return load((self.path / "model.safetensors").read_bytes())
 
     @property
+    def saved(self) -> SavedModel:
+        """The final model as its file describes it."""
+        return SavedModel.find(self.path)
+
+    @property
     def best(self) -> BestRound | None:
         """The best evaluated round: `metric`, `value`, `round` and `model()`; None while the run is not finished.
 
@@ -359,7 +392,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class BestRound:
+class BestRound(Predictor):
     """The round of a run whose model was the best.
 
     Attributes
@@ -388,6 +421,11 @@ class BestRound:
             Tensors by name, for `load_state_dict`.
         """
         return load(self.path.read_bytes())
+
+    @property
+    def saved(self) -> SavedModel:
+        """The model of that round as its file describes it."""
+        return SavedModel.find(self.path)
 
 
 def finite(value: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -49,6 +50,9 @@ class RemoteClients(Protocol):
     def make_evaluator(self, classes: int) -> Evaluate:
         """Return what scores models at their places."""
 
+    def label_directory(self) -> Mapping[str, Any]:
+        """Return what names of placeholders they sealed for each other."""
+
 
 @dataclass(frozen=True)
 class Session:
@@ -76,9 +80,15 @@ class Session:
         """Whether the run folder, which is the server's, must not tell what the data are like."""
         return self.experiment.privacy != Privacy()
 
+    @property
+    def hides_names(self) -> bool:
+        """Whether classes are placeholders that nobody here can name: only real sites can."""
+        return self.remote is not None and self.experiment.privacy.labels != "none"
+
     def initial_state(self, log: Log = lambda *_, **__: None, init: bool = True) -> State:
         """Return the state before the first round; without `init`, one that only has the right shape."""
-        model = initial_model(self.plan, self.experiment.model.init if init else None)
+        start = self.experiment.model.init if init else None
+        model = initial_model(self.plan, start, self.private.federation.classes, self.hides_names, log)
         return State.first(self.plan, self.plan.view(self.client_info, 0, log), model)
 
     def start_engine(self, log: Log) -> Engine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,12 +10,15 @@ from math import isfinite
 from typing import Any
 
 from fedstrata import __version__
+from fedstrata.config.model_info import ModelInfo
+from fedstrata.config.naming import name_plan
 from fedstrata.core.engine import Log
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Tensors
 from fedstrata.core.plan import per_round
 from fedstrata.privacy.statement import statement
 from fedstrata.runs.folder import Run
+from fedstrata.runs.health import smaller, worst_told
 from fedstrata.runs.metrics import evaluations, final_figures, spent_until, to_targets
 from fedstrata.runs.schedule_account import schedule_figures
 from fedstrata.runs.session import Session
@@ -38,6 +40,7 @@ def log_start(session: Session, log: Log) -> None:
         classes=list(federation.classes),
         parameters=plan.space.P,
         fingerprint=federation.fingerprint,
+        **_names(session),
         **_label_mix(session),
         wall=_versions(),
     )
@@ -49,7 +52,8 @@ def log_start(session: Session, log: Log) -> None:
     for kind, fields in session.private.notes:
         log(kind, **fields)
     if session.client_info.setup_bytes:
-        log("setup", told=sorted(plan.needs), bytes_up=session.client_info.setup_bytes)
+        told = [*sorted(plan.needs), *(["features"] if session.client_info.features else [])]
+        log("setup", told=told, bytes_up=session.client_info.setup_bytes)
     asked = per_round(plan.clients_per_round, len(federation))
     if asked > len(session.client_info.holders):
         log(
@@ -62,11 +66,12 @@ def log_start(session: Session, log: Log) -> None:
 
 def write_result(session: Session, folder: Run, state: State, seconds: float) -> None:
     """Write the summary, the last model and the best."""
-    events, train = folder.events(), session.experiment.train
+    events, train, asked = folder.events(), session.experiment.train, session.experiment.dump()
     scored = evaluations(events)
     last, targets = scored[-1], [*train.targets, *([] if train.stop.target is None else [train.stop.target])]
     summary = {
-        "method": session.experiment.method.name,
+        "method": name_plan(asked),
+        **({"name": asked["name"]} if "name" in asked else {}),
         "seed": session.experiment.train.seed,
         "rounds": state.round,
         "accuracy": last["accuracy"],
@@ -87,7 +92,8 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "precision": session.experiment.engine.precision,
         "stopped": state.stopped or "all rounds played",
         "remarks": [
-            *_remarks(events),
+            *_remarks(events, train.lr),
+            *worst_told(events),
             *_without_best(session, state),
             *session.stopping.remarks(state.stopped, state.round, state.traffic, state.clock),
         ],
@@ -99,14 +105,33 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         summary["epsilon"] = _finite(session.accountant.epsilon(state.round))
     if train.stop.target is not None:
         summary |= {f"{name}_target": spent for name, spent in spent_until(scored, train.stop.target).items()}
-    classes: Sequence[Any] = session.federation.classes
-    if session.experiment.privacy.labels != "none":  # whoever has the model should not have the names with it
-        classes = [f"placeholder {i}" for i in range(len(classes))]
-    about = {"classes": tuple(classes), "method": session.experiment.method.name}
     models = {"model": _named(session, model_to_evaluate(session.plan, state))}
     if state.best.round:
         models["best"] = _named(session, state.best.model(session.plan.space.P))
-    folder.write_result(models, about, summary)
+    folder.write_result(models, describe_model(session), summary)
+
+
+def describe_model(session: Session) -> ModelInfo:
+    """Say what whoever uses the model must know of it."""
+    experiment, federation = session.experiment, session.federation
+    data, sample = experiment.data.model_dump(), federation.trial()
+    classes = session.private.federation.classes  # in the order of placeholders, where labels are masked
+    directory = None
+    if session.remote is not None and session.hides_names:
+        directory = session.remote.label_directory()
+        classes = tuple(f"placeholder {i}" for i in range(len(classes)))
+    return ModelInfo(
+        model={key: value for key, value in experiment.dump()["model"].items() if key not in ("init", "head")},
+        head=session.plan.local.head,
+        preprocessing=federation.preprocessing,
+        sample={"shape": list(sample.shape[1:]), "dtype": str(sample.dtype).removeprefix("torch.")},
+        classes=classes,
+        method=experiment.method.name,
+        data={"name": experiment.data.name, "fingerprint": federation.fingerprint},
+        versions={"fedstrata": __version__, "torch": version("torch")},
+        columns={key: data[key] for key in ("label", "client") if isinstance(data.get(key), str)},
+        label_directory=directory,
+    )
 
 
 def _named(session: Session, model: FlatModel) -> Tensors:
@@ -128,6 +153,12 @@ def _without_best(session: Session, state: State) -> list[str]:
     return [] if state.best.round else [f"no best model was kept: no evaluation has a {metric}"]
 
 
+def _names(session: Session) -> dict[str, Any]:
+    """Tell what clients are called, where they have names and are not too many."""
+    names = session.federation.names
+    return {} if names is None or len(names) > CLIENTS_LISTED else {"names": list(names)}
+
+
 def _label_mix(session: Session) -> dict[str, Any]:
     """Tell each label's share of all samples, where that is known here and no secret."""
     ground_truth = session.client_info.ground_truth if session.remote is None else None
@@ -140,7 +171,8 @@ def _statement(session: Session, rounds: int) -> dict[str, Any]:
     epsilon = None if accountant is None else _finite(accountant.epsilon(rounds))
     told, clusters, here = session.client_info.told, session.private.clusters, session.remote is None
     moving = session.federation.moves is not None
-    return statement(session.experiment, session.plan, told, clusters, guarantee, epsilon, here, moving)
+    known = told, clusters, guarantee, epsilon, here, moving, session.federation.features_told
+    return statement(session.experiment, session.plan, *known)
 
 
 def _versions() -> dict[str, str]:
@@ -154,16 +186,18 @@ def _finite(number: float) -> float | None:
     return number if isfinite(number) else None
 
 
-def _remarks(events: list[dict[str, Any]]) -> list[str]:
+def _remarks(events: list[dict[str, Any]], lr: float) -> list[str]:
     """Say in words what a user should not miss, however quiet the run was."""
-    remarks = []
+    remarks = [f"{e['what']}: {e['why']}" for e in events if e.get("what") in ("model", "model.init")]
     without = {event["round"] for event in events if event["event"] == "no_update"}
     rounds = [event for event in events if event["event"] == "round" and event["loss_train"] is None]
     if lost := sum(event["round"] in without for event in rounds):
         remarks.append(f"in {lost} of the rounds no update arrived, and the model stayed as it was")
     broken = [len(e["clients"]) for e in events if e["event"] == "dropped" and e["why"] == "not finite"]
     if broken:
-        remarks.append(f"{sum(broken)} reports were dropped because training was not finite; try a smaller train.lr")
+        remarks.append(
+            f"{sum(broken)} reports were dropped because training was not finite; try train.lr={smaller(lr):g}"
+        )
     scheduled = [event for event in events if event["event"] == "schedule"]
     if left_out := sum(event.get("lost", 0) for event in scheduled):
         entries = sum(event["entries"] for event in scheduled)

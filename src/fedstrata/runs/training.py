@@ -9,13 +9,17 @@ from typing import Any
 from torch import nn
 
 from fedstrata.config.build import build_federation
-from fedstrata.config.experiment import GIVEN, Experiment
+from fedstrata.config.completion import GIVEN
+from fedstrata.config.experiment import Experiment
+from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
-from fedstrata.runs.execution import Watch, run_session
+from fedstrata.runs.execution import run_session
 from fedstrata.runs.extension import CHANGEABLE, refuse_extension
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import Watch
+from fedstrata.runs.progress import showing
 from fedstrata.runs.session import RemoteClients, build_session
 
 
@@ -28,6 +32,7 @@ def train(
     model: nn.Module | None = None,
     out: str | Path | None = None,
     watch: Watch | None = None,
+    progress: bool = True,
 ) -> Run:
     """Train a model over a federation and keep everything in a run folder.
 
@@ -44,7 +49,9 @@ def train(
     out
         The run folder; by default the next free one under `runs/`.
     watch
-        Called with every event as it happens.
+        Called with every event as it happens; one that returns `fedstrata.STOP` ends the run after that round.
+    progress
+        Whether to show how far the run is, on a terminal or in a notebook; elsewhere nothing is shown.
 
     Returns
     -------
@@ -63,6 +70,14 @@ def train(
     >>> run = fedstrata.train(method="fedprox", overrides={"train.rounds": 2, "train.clients_per_round": 5})
     >>> run.summary["client_updates"]
     10
+
+    Until it is good enough:
+
+    >>> def enough(event):
+    ...     if event["event"] == "round" and event.get("accuracy", 0.0) > 0.5:
+    ...         return fedstrata.STOP
+    >>> fedstrata.train(watch=enough).summary["stopped"]
+    'asked for by watch'
 
     With clients and a network of one's own:
 
@@ -86,7 +101,8 @@ def train(
     path = None if out is None else Path(out)
     if uses_gpu(checked.engine.device):
         wake_gpu()
-    return begin(checked, federation or build_federation(checked), model, path, watch)
+    with showing(progress, watch) as watched:
+        return begin(checked, federation or build_federation(checked), model, path, watched)
 
 
 def describe_experiment(
@@ -134,9 +150,13 @@ def begin(
 ) -> Run:
     """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
     session = build_session(experiment, federation, model, remote)
-    path = path or Run.claim(Path("runs"), experiment.method.name)
+    said: list[tuple[str, dict[str, Any]]] = []
+    state = session.initial_state(lambda kind, **fields: said.append((kind, fields)))  # which may refuse `model.init`
+    path = path or Run.claim(Path("runs"), folder_name(name_run(experiment.dump())))
     with Run.create(path, experiment.to_toml()).locked() as folder:
-        return run_session(session, folder, session.initial_state(folder.log), watch)
+        for kind, fields in said:
+            folder.log(kind, **fields)
+        return run_session(session, folder, state, watch)
 
 
 def resume(
@@ -146,6 +166,7 @@ def resume(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     watch: Watch | None = None,
+    progress: bool = True,
     remote: RemoteClients | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU).
@@ -160,7 +181,9 @@ def resume(
     federation, model
         Data and network that came from Python are passed again.
     watch
-        Called with every event as it happens.
+        Called with every event as it happens; one that returns `fedstrata.STOP` ends the run after that round.
+    progress
+        Whether to show how far the run is, on a terminal or in a notebook; elsewhere nothing is shown.
     remote
         Where clients live, if not here; `fedstrata deploy` gives it.
 
@@ -195,7 +218,7 @@ def resume(
     for key in overrides or {}:
         if key not in CHANGEABLE:
             raise RequestError(f"{key} cannot be changed in a run that has begun; allowed: {', '.join(CHANGEABLE)}")
-    with Run.open(Path(path)).locked() as folder:
+    with Run.open(Path(path)).locked() as folder, showing(progress, watch) as watched:
         asked = Experiment.of(folder.path / "experiment.toml")
         experiment = Experiment.of(asked, **(overrides or {}))
         manifest = folder.checkpoints.manifest()
@@ -214,7 +237,7 @@ def resume(
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
             folder.write_experiment(experiment.to_toml())
             folder.cut_events(0)
-            return run_session(session, folder, session.initial_state(folder.log), watch)
+            return run_session(session, folder, session.initial_state(folder.log), watched)
         for what, identity in session.identity.items():
             if manifest["identity"][what] != identity:
                 raise RequestError(f"the {what} given is not the one that {folder.path} was trained with")
@@ -227,13 +250,13 @@ def resume(
         folder.forget_result()
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})
-        return run_session(session, folder, state, watch, manifest["seconds"], client_states)
+        return run_session(session, folder, state, watched, manifest["seconds"], client_states)
 
 
 def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
-    """Leave out where a run is executed: that may change on the way."""
+    """Leave out where a run is executed and what it is called: that may change on the way."""
     engine = {k: v for k, v in experiment["engine"].items() if k not in ("workers", "device", "client_state")}
-    return {**experiment, "engine": engine}
+    return {**{key: value for key, value in experiment.items() if key != "name"}, "engine": engine}
 
 
 def _begun(experiment: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,14 @@ class Stopping:
     client_updates: int | None = None
     time: float | None = None  # virtual seconds
     last: tuple[int, str] | None = None  # a number of rounds, and why there are no more
+    asked: Callable[[], str | None] = lambda: None  # whether somebody wants the run to end, and why
 
     def spent(self, rounds: int, traffic: Traffic, clock: float) -> str | None:
         """Say which budget is spent after so many rounds, or None; this is known before a round is judged."""
         if self.last is not None and rounds >= self.last[0]:
             return self.last[1]
+        if asked := self.asked():
+            return asked
         for name, (used, budget) in self.budgets(traffic, clock).items():
             if used >= budget:
                 return f"budget: {name} {used:,.10g} of {budget:,.10g}"

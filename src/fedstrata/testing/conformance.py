@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.config.experiment import make
+from fedstrata.config.completion import make
 from fedstrata.core.contract import expect_model, expect_sums
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import FlatModel

@@ -1,4 +1,4 @@
-"""Tables with a column of labels, optionally one of clients, and numbers in the others: CSV and Parquet."""
+"""Tables with a column of labels, optionally one of clients, and features in the others: CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,94 @@ import numpy as np
 
 from fedstrata.core.errors import DamagedError, RequestError
 from fedstrata.data.files import Files
+from fedstrata.data.preprocessing import MISSING, Column, is_number
 
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}
+MOST_VALUES = 100  # of a categorical column: more are names or numbers, not categories
+LARGEST = float(np.finfo(np.float32).max)
+Columns = dict[str, np.ndarray]  # numbers with NaN where one is missing, or text with "" there
 
-Table = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # features, labels, clients
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """A table's features by name, its labels, and who holds each row."""
+
+    features: Columns
+    labels: np.ndarray
+    clients: np.ndarray | None
 
 
-def read_csv(path: Path, label: str, client: str | None) -> Table:
+def read_table(path: Path, label: str, client: str | None, drop: Sequence[str] = ()) -> FeatureTable:
+    """Read a CSV or Parquet file."""
+    read = _read_parquet if path.suffix in (".parquet", ".pq") else _read_csv
+    return read(path, label, client, drop)
+
+
+def settle_columns(table: FeatureTable, fill: float | str | None, path: Path) -> tuple[Column, ...]:
+    """Say what each column becomes: numbers stay, text is one-hot; refuse what is neither, and gaps nobody fills."""
+    gaps: dict[str, int] = {}
+    columns = []
+    for name, found in table.features.items():
+        if found.dtype.kind == "f":
+            missing = np.isnan(found)
+            if (huge := np.abs(found) > LARGEST).any():
+                said = f"holds {huge.sum()} infinite values, or such that float32 cannot hold"
+                raise RequestError(f"{path}: column {name} {said}, the first at row {huge.argmax()}")
+            columns.append(Column(name, fill=fill))
+        else:
+            missing = found == ""
+            columns.append(Column(name, _values(name, found, path)))
+        if missing.any():
+            gaps[name] = int(missing.sum())
+    if gaps and fill is None:
+        raise RequestError(
+            f"{path}: {sum(gaps.values())} values are missing, in {some(list(gaps))}; drop those rows, or fill them "
+            'in with data.fill = "median" or a number'
+        )
+    return tuple(columns)
+
+
+def encode_table(table: FeatureTable, columns: Sequence[Column], path: Path) -> np.ndarray:
+    """Return features [n, ...] as columns say; gaps stay NaN, because what stands in for them is not known yet."""
+    names, known = set(table.features), {column.name for column in columns}
+    if names != known:
+        lacking, more = sorted(known - names), sorted(names - known)
+        said = f"lacks {some(lacking)}" if lacking else f"has {some(more)} beside those of the training data"
+        raise RequestError(f"{path} {said}; both tables need the same columns")
+    parts = []
+    for column in columns:
+        found = table.features[column.name]
+        if column.values is None and found.dtype.kind != "f":
+            raise RequestError(f"{path}: column {column.name} holds text; in the training data it holds numbers")
+        if column.values is None and column.fill is None and np.isnan(found).any():
+            raise RequestError(f"{path}: {np.isnan(found).sum()} values are missing in column {column.name}")
+        parts.append(found[:, None] if column.values is None else _one_hot(column, found, path))
+    return np.concatenate(parts, axis=1)
+
+
+def _one_hot(column: Column, found: np.ndarray, path: Path) -> np.ndarray:
+    try:
+        return column.encode(found)
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from None
+
+
+def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
+    """Return the values of a categorical column, in order."""
+    there = found[found != ""].tolist()
+    numbers = sum(map(is_number, there))
+    if numbers > 0 and numbers * 2 >= len(there):
+        row = next(i for i, word in enumerate(found.tolist()) if word and not is_number(word))
+        raise RequestError(f'{path}: column {name} holds numbers, but "{found[row]}" at row {row}; correct or drop it')
+    values = sorted(set(there))
+    if len(values) > MOST_VALUES:
+        raise RequestError(
+            f"{path}: column {name} is text with {len(values)} different values, more than {MOST_VALUES}: names are no "
+            f'features; leave it out with data.drop = ["{name}"]'
+        )
+    return tuple(values)
+
+
+def _read_csv(path: Path, label: str, client: str | None, drop: Sequence[str]) -> FeatureTable:
     """Read a CSV file whose first line names the columns; `;` and tabs may separate them too."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -31,20 +113,45 @@ def read_csv(path: Path, label: str, client: str | None) -> Table:
         raise RequestError(f"{path} is empty, or its first line is: it must name the columns")
     mark = max("\t;,", key=first.count)
     columns = [name.strip() for name in next(csv.reader([first.rstrip("\r")], delimiter=mark))]
-    features = _chosen(columns, label, client, path)
+    features = _chosen(columns, label, client, drop, path)
     how: dict[str, Any] = {"delimiter": mark, "quotechar": '"', "comments": None, "skiprows": 1, "ndmin": 2}
     if not text[len(first) :].strip():
         raise RequestError(f"{path} has no rows")
-    named = [columns.index(name) for name in (label, client) if name is not None]
-    try:
+    named = [name for name in (label, client) if name is not None]
+    try:  # numbers alone are read ten times as fast
         x = np.loadtxt(io.StringIO(text), dtype=np.float64, usecols=[columns.index(f) for f in features], **how)
-        rest = np.loadtxt(io.StringIO(text), dtype=str, usecols=named, **how)
-        sound, said = bool(np.isfinite(x).all()) and _is_even(text, mark, len(columns)), "its rows are of unlike length"
-    except ValueError as error:
-        sound, said = False, str(error)
-    if not sound:  # once more, slowly, to say where
-        raise _explained(text, mark, columns, features, path) or RequestError(f"{path} cannot be read: {said}")
-    return x, np.char.strip(rest[:, 0]), np.char.strip(rest[:, 1]) if client is not None else None
+        rest = np.loadtxt(io.StringIO(text), dtype=str, usecols=[columns.index(name) for name in named], **how)
+        sound = _is_even(text, mark, len(columns))
+    except ValueError:
+        sound = False
+    if sound:
+        found = dict(zip(features, x.T, strict=True))
+        told = {name: np.char.strip(column) for name, column in zip(named, rest.T, strict=True)}
+    else:
+        raw = _read_words(text, mark, columns, path)
+        found = {name: _read_column(raw[name]) for name in features}
+        told = {name: np.array(raw[name]) for name in named}
+    return FeatureTable(found, told[label], told[client] if client is not None else None)
+
+
+def _read_words(text: str, mark: str, columns: Sequence[str], path: Path) -> dict[str, list[str]]:
+    rows = csv.reader(io.StringIO(text), delimiter=mark)
+    next(rows)
+    found: list[list[str]] = []
+    for row in rows:
+        if row and len(row) != len(columns):
+            raise RequestError(f"{path}: line {rows.line_num} has {len(row)} fields instead of {len(columns)}")
+        if row:
+            found.append([word.strip() for word in row])
+    return {name: [row[i] for row in found] for i, name in enumerate(columns)}
+
+
+def _read_column(words: Sequence[str]) -> np.ndarray:
+    """Return numbers, with NaN where one is missing, or text, with "" there."""
+    known = ["" if word.lower() in MISSING else word for word in words]
+    if all(word == "" or is_number(word) or word.lower().lstrip("+-") in ("inf", "infinity") for word in known):
+        return np.array([word or "nan" for word in known]).astype(np.float64)
+    return np.array(known)
 
 
 def _is_even(text: str, mark: str, width: int) -> bool:
@@ -54,28 +161,42 @@ def _is_even(text: str, mark: str, width: int) -> bool:
     return all(line.count(mark) == width - 1 for line in text.split("\n") if line)
 
 
-def read_parquet(path: Path, label: str, client: str | None) -> Table:
+def _read_parquet(path: Path, label: str, client: str | None, drop: Sequence[str]) -> FeatureTable:
     """Read a Parquet file; needs pyarrow."""
+    table = open_parquet(path)
+    features = _chosen(table.column_names, label, client, drop, path)
+    if not len(table):
+        raise RequestError(f"{path} has no rows")
+    for name in filter(None, (label, client)):
+        if count := table.column(name).null_count:
+            raise RequestError(f"{path}: {count} values are missing in column {name}; drop those rows")
+    found = {}
+    for name in features:
+        column = np.asarray(table.column(name).to_numpy())
+        if column.dtype.kind in "biuf":
+            found[name] = column.astype(np.float64)
+            continue
+        values = table.column(name).to_pylist()
+        if strange := [value for value in values if value is not None and not isinstance(value, str | int | float)]:
+            raise RequestError(
+                f"{path}: column {name} holds {type(strange[0]).__name__}, which is neither a number nor text; leave "
+                f'it out with data.drop = ["{name}"]'
+            )
+        found[name] = _read_column(["" if value is None else str(value).strip() for value in values])
+    told = {name: _plain(np.asarray(table.column(name).to_numpy())) for name in filter(None, (label, client))}
+    return FeatureTable(found, told[label], None if client is None else told[client])
+
+
+def open_parquet(path: Path) -> Any:
+    """Open a Parquet file as a pyarrow table."""
     try:
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
         raise RequestError(f"{path}: Parquet needs pyarrow; get it with: pip install 'fedstrata[parquet]'") from None
     try:
-        table = parquet.read_table(path)
+        return parquet.read_table(path)
     except Exception as error:  # whatever pyarrow raises for a file that is none
         raise RequestError(f"{path} cannot be read as Parquet: {error}") from None
-    features = _chosen(table.column_names, label, client, path)
-    if empty := [name for name in table.column_names if table.column(name).null_count]:
-        raise RequestError(f"{path}: values are missing in {_some(empty)}; drop those rows or fill them in")
-    columns = {name: np.asarray(table.column(name).to_numpy()) for name in table.column_names}
-    if text := [name for name in features if columns[name].dtype.kind not in "biuf"]:
-        raise _not_numbers(text, path)
-    if not len(table):
-        raise RequestError(f"{path} has no rows")
-    x = np.stack([columns[name].astype(np.float64) for name in features], axis=1)
-    if gaps := [name for name, column in zip(features, x.T, strict=True) if not np.isfinite(column).all()]:
-        raise RequestError(f"{path}: values are missing in {_some(gaps)}; drop those rows or fill them in")
-    return x, _plain(columns[label]), None if client is None else _plain(columns[client])
 
 
 def read_numbers(files: Files, name: str, kind: type, mark: str | None = None, titled: bool = False) -> np.ndarray:
@@ -92,65 +213,27 @@ def _plain(column: np.ndarray) -> np.ndarray:
     return column if column.dtype.kind in "biuf" else column.astype(str)
 
 
-def _chosen(columns: Sequence[str], label: str, client: str | None, path: Path) -> list[str]:
+def _chosen(columns: Sequence[str], label: str, client: str | None, drop: Sequence[str], path: Path) -> list[str]:
     """Return the columns that are features."""
     if twice := [name for name, count in Counter(columns).items() if count > 1]:
-        raise RequestError(f"{path} has {_some(twice)} more than once; every column needs a name of its own")
-    for option, name in (("label", label), ("client", client)):
+        raise RequestError(f"{path} has {some(twice)} more than once; every column needs a name of its own")
+    for option, name in (("label", label), ("client", client), *(("drop", name) for name in drop)):
         if name is not None and name not in columns:
             raise RequestError(
                 f'data.{option} = "{name}" is not a column of {path}; its columns: {", ".join(columns[:40])}'
                 + (f" and {len(columns) - 40} more" if len(columns) > 40 else "")
             )
+        if option == "drop" and name in (label, client):
+            raise RequestError(f'data.drop = "{name}" is the column of {"labels" if name == label else "clients"}')
     if label == client:
         raise RequestError(f'data.label and data.client are both "{label}"; they must be different columns')
-    features = [name for name in columns if name not in (label, client)]
+    features = [name for name in columns if name not in (label, client, *drop)]
     if not features:
         raise RequestError(f"{path} has no columns beside {label}{f' and {client}' if client else ''}: no features")
     return features
 
 
-def _explained(text: str, mark: str, columns: list[str], features: list[str], path: Path) -> RequestError | None:
-    """Find out why the features of a CSV file are not numbers; None if they are."""
-    words: set[str] = set()
-    gaps: Counter[str] = Counter()
-    rows = csv.reader(io.StringIO(text), delimiter=mark)
-    next(rows)
-    for row in rows:
-        if not row:
-            continue
-        if len(row) != len(columns):
-            return RequestError(f"{path}: line {rows.line_num} has {len(row)} fields instead of {len(columns)}")
-        for name, value in zip(columns, row, strict=True):
-            if name in features and not _is_number(value):
-                if value.strip().lower() in MISSING | {"inf", "-inf"}:
-                    gaps[name] += 1
-                else:
-                    words.add(name)
-    if words:
-        return _not_numbers([name for name in features if name in words], path)
-    if not gaps:
-        return None
-    return RequestError(
-        f"{path}: {gaps.total()} values are missing, in {_some(list(gaps))}; drop those rows or fill them in"
-    )
-
-
-def _is_number(value: str) -> bool:
-    """Say whether numpy takes it for a finite number: Python takes 1_000 and foreign digits too."""
-    try:
-        return "_" not in value and value.strip().isascii() and bool(np.isfinite(float(value)))
-    except ValueError:
-        return False
-
-
-def _not_numbers(names: list[str], path: Path) -> RequestError:
-    return RequestError(
-        f"{path}: features must be numbers, but {_some(names)} {'are' if len(names) > 1 else 'is'} not; "
-        "leave out what is no feature, and turn the rest into numbers"
-    )
-
-
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Name some columns."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"column{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"

@@ -43,11 +43,14 @@ class Deal:
         Positions of training and test samples, one array a client.
     notes
         What had to be done to fulfil the request; becomes an event.
+    names
+        Of the clients, where the data name them.
     """
 
     train: Sequence[np.ndarray]
     test: Sequence[np.ndarray]
     notes: Sequence[str] = ()
+    names: Sequence[str] | None = None
 
 
 class Partition(Part):

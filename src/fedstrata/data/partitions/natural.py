@@ -62,4 +62,5 @@ class Natural(Partition):
             by_owner(np.arange(len(train)), client_of[kinds], number),
             by_owner(np.arange(len(test)), client_of[test_kinds], number),
             notes,
+            names=None if clients else [str(name) for name in names[large].tolist()],
         )

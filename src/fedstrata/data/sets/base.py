@@ -11,6 +11,8 @@ import numpy as np
 from fedstrata.core.contract import broken, describe, expect
 from fedstrata.core.errors import PartError
 from fedstrata.core.part import Part
+from fedstrata.data.preprocessing import Preprocessing
+from fedstrata.data.scaling import Scale
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class Arrays:
         Domain, subject or writer of each sample, where there are any.
     mean, std
         Of images, by channel.
+    preprocessing
+        What was done to raw inputs, where these are not the raw ones; with `scale`, what is still to be done.
+    scale
+        How features are brought to one scale once clients hold them: "federated", "per-client", "none". None: they are.
     """
 
     x: np.ndarray
@@ -39,6 +45,8 @@ class Arrays:
     test_groups: np.ndarray | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    preprocessing: Preprocessing | None = None
+    scale: Scale | None = None
 
     @property
     def test(self) -> tuple[Any, ...]:
@@ -120,6 +128,11 @@ class DataSet(Part):
     """
 
     licence: ClassVar[str] = ""
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether samples come with the client that holds them, who then keeps them unless a partition is asked for."""
+        return False
 
     def load(self) -> Arrays:
         """Return the samples.

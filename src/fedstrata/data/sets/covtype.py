@@ -19,9 +19,9 @@ from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.published import Published
-from fedstrata.data.scaling import standardise
 from fedstrata.data.sets.base import Arrays
 from fedstrata.data.sources import Package, Source
+from fedstrata.data.statistics import standardise
 
 NUMERIC, WILDERNESS, SOILS = 10, 4, 40
 HELD_OUT = 0.25
@@ -80,8 +80,8 @@ class Covtype(Published):
         groups = _soil_types(x, files)
         train, test = hold_out(np.arange(len(y)), y, HELD_OUT, Streams(0)(self.name))
         columns = np.arange(x.shape[1]) < NUMERIC
-        fitted, applied = standardise(x[train], x[test], columns)
-        return Arrays(fitted, y[train], applied, y[test], groups[train], groups[test])
+        fitted, applied, done = standardise(x[train], x[test], columns)
+        return Arrays(fitted, y[train], applied, y[test], groups[train], groups[test], preprocessing=done)
 
     def _wants(self, label: int) -> bool:
         return self.classes == "all" or label <= 2

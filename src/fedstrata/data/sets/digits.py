@@ -13,7 +13,10 @@ import numpy as np
 from fedstrata.core.options import BelowOne
 from fedstrata.core.rng import Streams
 from fedstrata.data.partitions.base import hold_out
+from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.sets.base import Arrays, DataSet
+
+SHAPE, DARKEST = (1, 8, 8), 16.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,6 @@ class Digits(DataSet):
         (package,) = find_spec("sklearn").submodule_search_locations  # type: ignore[union-attr,misc]
         with gzip.open(Path(package) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
             table = np.loadtxt(file, delimiter=",")
-        x, y = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32), table[:, -1].astype(np.int64)
+        x, y = (table[:, :-1].reshape(-1, *SHAPE) / DARKEST).astype(np.float32), table[:, -1].astype(np.int64)
         train, test = hold_out(np.arange(len(y)), y, self.test, Streams(0)("digits"))
-        return Arrays(x[train], y[train], x[test], y[test])
+        return Arrays(x[train], y[train], x[test], y[test], preprocessing=Preprocessing(shape=SHAPE, scale=DARKEST))

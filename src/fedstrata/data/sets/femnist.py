@@ -20,8 +20,8 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.files import Files
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.published import Published
-from fedstrata.data.scaling import brightness
 from fedstrata.data.sets.base import Arrays
+from fedstrata.data.statistics import brightness
 
 SAMPLES = 805_263
 HELD_OUT = 0.1

@@ -1,8 +1,10 @@
-"""The user's own samples: arrays in an `.npz`, a table (CSV, Parquet), or a folder of images.
+"""The user's own samples: arrays in an `.npz`, a table (CSV, Parquet), a folder of images, or of LEAF or PFLlib.
 
-    samples.npz    x, y; optionally client (or groups), test_x, test_y, test_client
-    table.csv      columns of numbers, one of labels, optionally one that names the client; .tsv and .parquet too
+    samples.npz    x, y (or x_train, y_train); optionally client (or groups), and test_x, test_y, test_client
+    table.csv      columns of numbers and of text, one of labels, optionally one that names the client; .tsv, .parquet
     images/        CLASS/image.png or CLIENT/CLASS/image.png; both may stand under train/ and test/
+    photos.parquet a column of encoded images, as Hugging Face publishes them
+    clients/       train/*.json of LEAF, or train/0.npz, train/1.npz, ... of PFLlib, and the same under test/
 
 The client of a sample is its group: the partition `natural` gives every client its own. What `fedstrata data import`
 has stored is loaded by its name.
@@ -11,10 +13,9 @@ has stored is loaded by its name.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -22,31 +23,21 @@ from fedstrata.core.errors import RequestError, unknown_name
 from fedstrata.core.options import BelowOne, Count
 from fedstrata.core.rng import Streams
 from fedstrata.data import store
-from fedstrata.data.files import DAMAGE
+from fedstrata.data.formats.arrays import FilePart, check_samples, read_npz
+from fedstrata.data.formats.client_files import read_client_files
 from fedstrata.data.formats.image_folder import list_folder, read_folder
-from fedstrata.data.formats.images import Picture
-from fedstrata.data.formats.tabular import MISSING, read_csv, read_parquet
+from fedstrata.data.formats.image_table import read_image_table
+from fedstrata.data.formats.tabular import encode_table, read_table, settle_columns
 from fedstrata.data.partitions.base import hold_out
-from fedstrata.data.reading import read_labels
-from fedstrata.data.scaling import brightness, standardise
+from fedstrata.data.preprocessing import Column, Preprocessing
+from fedstrata.data.scaling import Scale
 from fedstrata.data.sets.base import Arrays, DataSet
+from fedstrata.data.sets.own_labels import check_clients, check_labels, check_test_clients
 
 TEST = 0.2
 KEY = "own-"  # before the name, in the data folder: no import hides a data set of that name
-
-
-@dataclass(frozen=True)
-class FilePart:
-    """Samples as they were found, not yet looked at; images of a folder not even read."""
-
-    x: np.ndarray | list[Picture]
-    y: np.ndarray
-    client: np.ndarray | None = None
-
-    def at(self, rows: np.ndarray) -> FilePart:
-        """Return some of the samples."""
-        x = [self.x[row] for row in rows.tolist()] if isinstance(self.x, list) else self.x[rows]
-        return FilePart(x, self.y[rows], None if self.client is None else self.client[rows])
+PARQUET = (".parquet", ".pq")
+TABLES = (".csv", ".tsv", ".txt", *PARQUET)
 
 
 @dataclass(frozen=True)
@@ -58,15 +49,26 @@ class Own(DataSet):
     path: str = ""  # of the file or folder, or the name that was given to `fedstrata data import`
     label: str | None = None  # column of a table that holds the class; "label" if not given
     client: str | None = None  # column of a table that names the client
+    drop: tuple[str, ...] | None = None  # columns of a table that are no features
+    fill: float | Literal["median"] | None = None  # what stands in for missing numbers; without it they are refused
+    scale: Literal["federated", "per-client", "given", "none"] | None = None  # tables and images: "federated"
+    mean: tuple[float, ...] | None = None  # of each feature, or channel on the scale of 0 to 1, for scale = "given"
+    std: tuple[float, ...] | None = None
     size: Count | None = None  # pixels to scale images to; without it all must have the same size
     test: BelowOne | None = None  # share to hold out, the same samples for every seed; 0.2 if there is no test set
+    test_path: str | None = None  # of the test set, where that is a file or folder of its own
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether a column says who holds a row."""
+        return self.client is not None
 
     def load(self) -> Arrays:
         """Load what was imported under this name, or read the file or folder."""
         if not self.path:
             raise RequestError('data.path is required for data.name = "own": a file, a folder, or an imported name')
         if re.fullmatch(r"[\w.-]+", self.path) and (arrays := store.get(KEY + self.path)) is not None:
-            for option in ("label", "client", "size", "test"):
+            for option in ("label", "client", "drop", "fill", "scale", "mean", "std", "size", "test", "test_path"):
                 if getattr(self, option) is not None:
                     raise RequestError(
                         f'data.{option}: data.path = "{self.path}" was imported, which settled it; import it again, '
@@ -81,12 +83,10 @@ class Own(DataSet):
         if not path.exists():
             raise self._nowhere()
         table = path.is_file() and path.suffix != ".npz"
-        if not table and (self.label or self.client):
-            raise RequestError(f"data.label and data.client name columns of a table; {path} is not one")
-        if self.size is not None and not path.is_dir():
-            raise RequestError(f"data.size = {self.size} scales the images of a folder; {path} is not one")
+        self._refuse_options(path, table)
         try:
-            train, test = self._split(path, table)
+            columns, train, test = self._split(path, table)
+            table = bool(columns)  # or images in one
             y, test_y = train.y, test.y
             if len(np.unique(y)) < 2:
                 said = y[0] if len(y) else "missing"
@@ -94,42 +94,94 @@ class Own(DataSet):
             if isinstance(train.x, list) and isinstance(test.x, list):
                 x, test_x = read_folder(train.x, test.x, size=self.size)
             else:
-                x, test_x = np.asarray(train.x), _samples(np.asarray(test.x), path, exact=table)
+                x, test_x = np.asarray(train.x), np.asarray(test.x)
+                if self.size is not None and x.dtype != np.uint8:
+                    raise RequestError(f"data.size = {self.size} scales images; {path} holds none")
+                if not table and (self.drop or self.fill is not None):
+                    raise RequestError(f"data.drop and data.fill are about features of a table; {path} holds none")
         except OSError as error:
             raise RequestError(f"{path} cannot be read: {error}") from None
-        if x.shape[1:] != test_x.shape[1:]:
-            raise RequestError(f"{path}: training samples have shape {x.shape[1:]}, test samples {test_x.shape[1:]}")
-        if table:
-            x, test_x = standardise(x, test_x)
-        normal: Any = brightness(x) if x.dtype == np.uint8 else (None, None)
-        return Arrays(x, y, test_x, test_y, train.client, test.client, *normal)
+        if x.shape[1:] != test_x.shape[1:] or x.dtype != test_x.dtype:
+            kinds = [f"{part.shape[1:]}, {part.dtype}" for part in (x, test_x)]
+            raise RequestError(f"{path}: training samples have shape {kinds[0]}, test samples {kinds[1]}")
+        asked = Preprocessing(columns, mean=self.mean, std=self.std)
+        scale = self._scale(x, asked, path, table)
+        return Arrays(
+            x, y, test_x, test_y, train.client, test.client, preprocessing=asked if scale else None, scale=scale
+        )
 
-    def _split(self, path: Path, table: bool) -> tuple[FilePart, FilePart]:
-        """Return training and test samples; labels and clients are checked."""
-        train, test = self._parts(path)
-        if isinstance(train.x, np.ndarray):  # before rows are chosen, so that a bad one is found where it stands
-            train = replace(train, x=_samples(train.x, path, exact=table))
-        train = replace(train, y=_labels(train.y, path), client=_clients(train.client, path))
+    def _refuse_options(self, path: Path, table: bool) -> None:
+        for option in ("label", "client", "drop", "fill"):
+            if not table and getattr(self, option) is not None:
+                raise RequestError(f"data.{option} is about columns of a table; {path} is not one")
+        if self.size is not None and not path.is_dir() and path.suffix not in PARQUET:
+            raise RequestError(f"data.size = {self.size} scales the images of a folder; {path} is not one")
+        given = self.mean is not None, self.std is not None
+        if given != ((self.scale == "given"),) * 2:
+            raise RequestError('data.scale = "given" needs data.mean and data.std, and they need it')
+
+    def _scale(self, x: np.ndarray, asked: Preprocessing, path: Path, table: bool) -> Scale | None:
+        """Say what is left to do once clients hold the samples."""
+        if self.scale is None:
+            return "federated" if table or x.dtype == np.uint8 else None
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and (len(values) != x.shape[1] or not np.isfinite(values).all()):
+                what = f"features: {', '.join(asked.features[:20])}" if table else "features or channels"
+                raise RequestError(f"data.{name} has {len(values)} numbers; {path} has {x.shape[1]} {what}")
+        if self.std is not None and min(self.std) <= 0:
+            raise RequestError(f"data.std = {min(self.std)}; allowed: numbers > 0")
+        return "none" if self.scale == "given" else self.scale
+
+    def _split(self, path: Path, table: bool) -> tuple[tuple[Column, ...], FilePart, FilePart]:
+        """Return columns, training and test samples; labels and clients are checked."""
+        columns, train, test = self._parts(path, None)
+        where = path
+        if self.test_path is not None:
+            where = Path(self.test_path).expanduser()
+            if test is not None:
+                raise RequestError(f"data.test_path: {path} has a test set of its own; leave one of them out")
+            if not where.exists():
+                raise RequestError(f'data.test_path = "{self.test_path}" does not exist')
+            if where.is_dir() != path.is_dir() or (where.suffix == ".npz") != (path.suffix == ".npz"):
+                raise RequestError(f"data.test_path = {where} must be of the kind of data.path = {path}")
+            _, test, more = self._parts(where, columns)
+            if more is not None:
+                raise RequestError(
+                    f"data.test_path = {where} has a training and a test set; give one that is a test set"
+                )
+        if isinstance(train.x, np.ndarray) and not table:  # before rows are chosen, so that a bad one is found
+            train = replace(train, x=check_samples(train.x, path))
+        train = replace(train, y=check_labels(train.y, path), client=check_clients(train.client, path))
         if test is None:
             share = TEST if self.test is None else self.test
             rows, held = hold_out(np.arange(len(train.y)), train.y, share, Streams(0)("own"))
-            train, test = train.at(rows), train.at(held)
-        elif self.test is not None:
+            return columns, train.at(rows), train.at(held)
+        if self.test is not None:
             raise RequestError(f"data.test = {self.test}, but {path} has a test set of its own; leave it out")
-        else:
-            test = replace(test, y=_labels(test.y, path), client=_test_clients(test.client, train.client, path))
-        return train, test
+        if isinstance(test.x, np.ndarray) and not table:
+            test = replace(test, x=check_samples(test.x, where))
+        clients = check_test_clients(test.client, train.client, where)
+        return columns, train, replace(test, y=check_labels(test.y, where, few=True), client=clients)
 
-    def _parts(self, path: Path) -> tuple[FilePart, FilePart | None]:
+    def _parts(
+        self, path: Path, known: tuple[Column, ...] | None
+    ) -> tuple[tuple[Column, ...], FilePart, FilePart | None]:
+        """Read a file or folder; `known` columns are those of the training table."""
         if path.is_dir():
+            if (written := read_client_files(path)) is not None:
+                return (), *written
             train, test = list_folder(path)
-            return FilePart(*train), None if test is None else FilePart(*test)
+            return (), FilePart(*train), None if test is None else FilePart(*test)
         if path.suffix == ".npz":
-            return _read_npz(path)
-        if path.suffix in (".parquet", ".pq"):
-            return FilePart(*read_parquet(path, self.label or "label", self.client)), None
-        if path.suffix in (".csv", ".tsv", ".txt"):
-            return FilePart(*read_csv(path, self.label or "label", self.client)), None
+            return (), *read_npz(path)
+        if path.suffix in PARQUET:
+            images = read_image_table(path, self.label or "label", self.client, self.size)
+            if images is not None:
+                return (), images, None
+        if path.suffix in TABLES:
+            table = read_table(path, self.label or "label", self.client, self.drop or ())
+            columns = settle_columns(table, self.fill, path) if known is None else known
+            return columns, FilePart(encode_table(table, columns, path), table.labels, table.clients), None
         raise RequestError(f"{path} is not of a known kind; allowed: .npz, .csv, .tsv, .parquet, or a folder of images")
 
     def _nowhere(self) -> RequestError:
@@ -153,93 +205,3 @@ def keep(name: str, own: Own) -> Path:
         "licence": Own.licence,
     }
     return store.put(KEY + name, own.read(), about)
-
-
-def _read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:  # numpy leaves broken ones open
-            arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, EOFError, *DAMAGE) as error:
-        said = "it holds Python objects instead of plain arrays" if "pickle" in str(error) else str(error)
-        raise RequestError(f"{path} cannot be read: {said}") from None
-    if lacking := [key for key in ("x", "y") if key not in arrays]:
-        raise RequestError(f"{path} has no array {lacking[0]}; it has: {', '.join(arrays)}")
-    if ("test_x" in arrays) != ("test_y" in arrays):
-        raise RequestError(f"{path} needs test_x and test_y, or neither")
-    client, test_client = (arrays.get(f"{p}client", arrays.get(f"{p}groups")) for p in ("", "test_"))
-    train = FilePart(arrays["x"], arrays["y"], client)
-    test = FilePart(arrays["test_x"], arrays["test_y"], test_client) if "test_x" in arrays else None
-    for prefix, named in (("", client), ("test_", test_client)):
-        found = [a for a in (arrays.get(f"{prefix}x"), arrays.get(f"{prefix}y"), named) if a is not None]
-        lengths = {len(a) if a.ndim else 0 for a in found}
-        if len(lengths) > 1 or (f"{prefix}y" in arrays and arrays[f"{prefix}y"].ndim != 1):
-            raise RequestError(f"{path}: x, y and client must have an entry a sample; they have {sorted(lengths)}")
-    return train, test
-
-
-def _samples(x: np.ndarray, path: Path, exact: bool = False) -> np.ndarray:
-    """Images stay uint8 [n, channels, height, width]; everything else becomes float32, or stays as exact as it is."""
-    if x.dtype.kind not in "biuf" or x.ndim < 2:
-        raise RequestError(f"{path}: x must hold numbers, [n, ...]; it has type {x.dtype} and shape {x.shape}")
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
-        if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
-            raise RequestError(
-                f"{path}: x has shape {x.shape}, but images are [n, channels, height, width]; transpose(0, 3, 1, 2)"
-            )
-        return x[:, None] if x.ndim == 3 else x
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused
-        short = x.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(short).all(tuple(range(1, x.ndim))))
-    if len(bad):
-        raise RequestError(f"{path}: {len(bad)} samples hold missing or infinite values, the first at row {bad[0]}")
-    return x.astype(np.float64, copy=False) if exact else short
-
-
-def _labels(y: np.ndarray, path: Path) -> np.ndarray:
-    """Labels that all look like whole numbers are numbers, the rest is text; missing ones are refused."""
-    if y.dtype.kind == "U":
-        _refuse_missing(y, "labels", path)
-        if all(re.fullmatch(r"[+-]?\d{1,18}(\.0*)?", label) for label in np.unique(y).tolist()):
-            y = y.astype(np.float64) if any("." in label for label in np.unique(y).tolist()) else y.astype(np.int64)
-    try:
-        return read_labels(y)
-    except (RequestError, ValueError) as error:
-        raise RequestError(f"{path}: {error}") from None
-
-
-def _clients(clients: np.ndarray | None, path: Path) -> np.ndarray | None:
-    if clients is None:
-        return None
-    _check_clients(clients, path)
-    if len(found := np.unique(clients)) < 2:
-        raise RequestError(
-            f"{path} names one client, {found[0] if len(found) else 'none'}; at least 2 are needed. "
-            "To deal the samples out by a partition, leave the client out"
-        )
-    return clients
-
-
-def _test_clients(clients: np.ndarray | None, train: np.ndarray | None, path: Path) -> np.ndarray | None:
-    if clients is None and train is None:
-        return None
-    if clients is None or train is None:
-        raise RequestError(f"{path}: training and test samples must both name their clients, or neither")
-    _check_clients(clients, path)
-    if (clients.dtype.kind == "U") != (train.dtype.kind == "U"):
-        raise RequestError(f"{path}: clients of training and test samples must both be text or both be numbers")
-    return clients
-
-
-def _check_clients(clients: np.ndarray, path: Path) -> None:
-    if clients.ndim != 1:
-        raise RequestError(f"{path}: clients must have an entry a sample; they have shape {clients.shape}")
-    if clients.dtype.kind == "U":
-        _refuse_missing(clients, "clients", path)
-    elif clients.dtype.kind not in "biuf" or not np.isfinite(clients).all():
-        raise RequestError(f"{path}: clients must be numbers or text, and none may be missing")
-
-
-def _refuse_missing(column: np.ndarray, what: str, path: Path) -> None:
-    rows: Sequence[int] = np.flatnonzero([value.strip().lower() in MISSING for value in column.tolist()]).tolist()
-    if rows:
-        raise RequestError(f"{path}: {len(rows)} {what} are missing, the first at row {rows[0]}; drop those rows")

@@ -23,9 +23,9 @@ from fedstrata.data.formats.tabular import read_numbers
 from fedstrata.data.packs import read_npz
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.published import Published
-from fedstrata.data.scaling import standardise
 from fedstrata.data.sets.base import Arrays
 from fedstrata.data.sources import Source
+from fedstrata.data.statistics import standardise
 
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_gyro", "total_acc", "body_acc") for axis in "xyz"]  # the pack: first six
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
@@ -81,9 +81,10 @@ class UciHar(Published):
             split = hold_out(np.arange(len(y)), cells, HELD_OUT, Streams(0)(self.name))
             parts = [(x[rows], y[rows], subjects[rows]) for rows in split]
         (x, y, subjects), (test_x, test_y, test_subjects) = parts
+        done = None
         if self.form == "signals":
-            x, test_x = standardise(x, test_x, axes=(0, 2))
-        return Arrays(x, y, test_x, test_y, subjects, test_subjects)
+            x, test_x, done = standardise(x, test_x, axes=(0, 2))
+        return Arrays(x, y, test_x, test_y, subjects, test_subjects, preprocessing=done)
 
     def check(self, arrays: Arrays, path: Path) -> bool:
         """Check the shape too; the six channels of the pack are only a part."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedstrata.config.experiment import GIVEN, Experiment
+from fedstrata.config.completion import GIVEN
+from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import Count, Fraction, Natural
 from fedstrata.core.registry import validate

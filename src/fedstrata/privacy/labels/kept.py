@@ -27,14 +27,15 @@ NONCE = 12  # bytes
 
 @dataclass(frozen=True)
 class OwnMap:
-    """A client's own labels, and how many placeholders there are."""
+    """A client's own labels, how many placeholders there are, and what opens the names of all (`names.py`)."""
 
     own: Mapping[Any, int]
     placeholders: int
+    names_key: bytes = b""
 
     def seal(self, key: bytes, nonce: bytes, run: str) -> bytes:
         """Seal it for a run."""
-        text = json.dumps([self.placeholders, list(self.own.items())]).encode()
+        text = json.dumps([self.placeholders, list(self.own.items()), self.names_key.hex()]).encode()
         return nonce + AESGCM(key).encrypt(nonce, text, run.encode())
 
     @classmethod
@@ -44,8 +45,8 @@ class OwnMap:
             text = AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], run.encode())
         except (InvalidTag, ValueError):
             raise RefusedError("the map of labels is not one that this client sealed") from None
-        placeholders, own = json.loads(text)
-        return cls({label: int(place) for label, place in own}, int(placeholders))
+        placeholders, own, names_key = json.loads(text)
+        return cls({label: int(place) for label, place in own}, int(placeholders), bytes.fromhex(names_key))
 
     def renumber(self, own: Mapping[Any, int]) -> dict[int, int]:
         """Say which new placeholder, of labels that are held now, is which old one."""

@@ -33,6 +33,7 @@ from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import Agreement, Pair, derive, transcript_of, unwrap, wrap
 from fedstrata.privacy.frames import Inbox, RefusedError, join
 from fedstrata.privacy.labels.directory import HASH, Directory, check_paths
+from fedstrata.privacy.labels.names import KEY
 from fedstrata.privacy.labels.parties import (
     DISTRIBUTION,
     INDEX,
@@ -69,6 +70,7 @@ class PrfClient(LabelClient):
     _group: bytes  # the group key K
     _by_token: dict[bytes, Any]  # own labels
     _assignment: bytes  # what the server committed to
+    names_key: bytes  # what names of labels are sealed under for the other clients, once the job is done
 
     def _check_set(self, members: Sequence[int]) -> None:
         if len(members) > MOST:
@@ -132,6 +134,7 @@ class PrfClient(LabelClient):
         keys = {client: derive(pair.mask, self._tr, b"label counts") for client, pair in self._pairs.items()}
         plus, minus = ([keys[c] for c in keys if c > self.me], [keys[c] for c in keys if c < self.me])
         add_streams(counts, plus, minus)  # of two, one adds what the other subtracts
+        self.names_key = derive(self._group, self._tr, b"label names", KEY)
         self._pairs, self._group, self._contribution = {}, b"", b""  # they served
         return (counts.tobytes(),)
 

@@ -23,6 +23,7 @@ from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
 from fedstrata.runs.compare.friedman import Friedman, caution, friedman
 from fedstrata.runs.compare.layout import Planner, find_states, plan_cells, read_folder, refuse_another
+from fedstrata.runs.compare.live import showing
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
@@ -31,8 +32,9 @@ from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of
 from fedstrata.runs.compare.search import Place, Search, describe_search, is_trial, settings_of
 from fedstrata.runs.compare.settings import Condition, Entry
 from fedstrata.runs.compare.shards import Shard
-from fedstrata.runs.compare.tables import WIDTH, terminal_table, write_table
+from fedstrata.runs.compare.tables import WIDTH, flat_table, html_text, terminal_table, write_table
 from fedstrata.runs.folder import Run, finite
+from fedstrata.runs.frames import make_frame
 from fedstrata.runs.metrics import Metric, metrics_of
 
 FEW = 3  # conditions that a remark names one by one
@@ -175,6 +177,9 @@ class Comparison:
         left = sum(cell.state != "finished" for cell in self.cells)
         return f"Comparison({str(self.path)!r}: {', '.join(said)}{f'; {left} cells not finished' if left else ''})"
 
+    def _repr_html_(self) -> str:
+        return html_text(self.rows, [*self.remarks, *(f"{cell.name} failed: {cell.why}" for cell in self.failed)])
+
     @property
     def entries(self) -> list[Entry]:
         """The rows: methods and variants of them."""
@@ -299,6 +304,18 @@ class Comparison:
         """
         write_table(Path(path), self.rows)
 
+    def to_pandas(self) -> Any:
+        """Return every figure of every row as a data frame; pandas must be installed.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row a method and condition; of every figure its mean, the ends of its interval (`_from`, `_to`) and, where
+            it is tested, p.
+        """
+        names, lines = flat_table(self.rows)
+        return make_frame(dict(zip(names, map(list, zip(*lines, strict=True)), strict=True)))
+
     def run(
         self,
         *,
@@ -306,6 +323,7 @@ class Comparison:
         watch: Tell | None = None,
         minutes: float | None = None,
         shard: str | None = None,
+        progress: bool = True,
     ) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
 
@@ -322,6 +340,8 @@ class Comparison:
         shard
             "2/5" plays the second of five shares, for several machines; they may use one folder, or folders of their
             own that `Comparison.merge` puts together.
+        progress
+            Whether to show how far it is, on a terminal or in a notebook.
 
         Returns
         -------
@@ -344,7 +364,7 @@ class Comparison:
             with suppress(OSError):  # nothing is left behind, unless it was there before
                 self.path.rmdir()
             raise
-        with self._shard.locked(self.path):
+        with self._shard.locked(self.path), showing(progress, self, watch) as watched:
             self._write()
 
             def tell(cell: Cell, event: Mapping[str, Any]) -> None:
@@ -353,8 +373,7 @@ class Comparison:
                     cell.state = "running" if kind == "begin" else kind
                     cell.why = event.get("why")
                     self._write()
-                if watch is not None:
-                    watch(cell, event)
+                watched(cell, event)
                 if self.search is not None:
                     self.search.watch(cell, event)
 

@@ -103,7 +103,8 @@ class Design:
             first = self.experiment(condition, self.entries[0]).dump()
             asked = _layered(asked, {key: tables.look_up(first, key) for key in self.same})
         try:
-            return Experiment.of(self.source, **_layered(asked, setting or {}, more or {}))
+            whole = Experiment.of(self.source, **_layered(asked, setting or {}, more or {}))
+            return whole.model_copy(update={"name": None})  # rows are called by what they set
         except RequestError as error:
             own = entry.name if set(entry.overrides) - {"method.name"} or setting else ""
             where = [condition.name, own, describe(setting) if setting else ""]

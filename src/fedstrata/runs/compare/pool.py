@@ -31,7 +31,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.gpu_sharing import sharing_gpu
-from fedstrata.runs.execution import Watch
+from fedstrata.runs.journal import Watch
 from fedstrata.runs.training import begin, resume
 
 PATIENCE = 10.0  # seconds that a process has to put its things away before it is killed
@@ -58,7 +58,7 @@ class CellRunner:
             with keeping_to(1):
                 data = self._data(experiment)
                 if (path / "experiment.toml").exists():
-                    run = resume(path, federation=data, model=self._model, watch=watch)
+                    run = resume(path, federation=data, model=self._model, watch=watch, progress=False)
                 else:
                     run = begin(experiment, data, self._model, path, watch)
             return {"event": "finished", "summary": run.summary}

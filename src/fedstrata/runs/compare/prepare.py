@@ -49,6 +49,7 @@ def compare(
     watch: Tell | None = None,
     minutes: float | None = None,
     shard: str | None = None,
+    progress: bool = True,
 ) -> Comparison:
     """Run every method under every condition with every seed, and sum the runs up.
 
@@ -86,7 +87,7 @@ def compare(
         comparison. Beside them "budget" ("rounds=50") and "seeds" of a trial, "validation", the share that is held out
         (0.2), "metric", where it is another one, and "rows" with further keys of single rows. "tuner": "optuna" tries
         so many "trials", of lists and of ranges such as "0.001..0.3:log".
-    jobs, watch, minutes, shard
+    jobs, watch, minutes, shard, progress
         As in `Comparison.run`.
 
     Returns
@@ -115,7 +116,7 @@ def compare(
     Shard.read(shard)
     request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric, tune)
     prepared = prepare(experiment, request, overrides, federation, model, out)
-    return prepared.run(jobs=jobs, watch=watch, minutes=minutes, shard=shard)
+    return prepared.run(jobs=jobs, watch=watch, minutes=minutes, shard=shard, progress=progress)
 
 
 def prepare(

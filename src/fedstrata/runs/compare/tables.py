@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core import html
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.runs.compare.friedman import Friedman
@@ -121,6 +122,16 @@ def _latex(grid: Grid) -> str:
     begin = rf"\begin{{tabular}}{{l{'r' * (len(last) - 1)}}}"
     table = [r"\toprule", *_rows(heads), r"\midrule", *_rows(lines), r"\bottomrule"]
     return "\n".join([begin, *table, r"\end{tabular}", ""])
+
+
+def html_text(rows: Sequence[Row], remarks: Sequence[str]) -> str:
+    """Write the rows as a notebook shows them: all figures or, under conditions, a table a metric."""
+    several = len(metrics_in(rows)) > 1
+    parts = []
+    for metric, grid in _grids(rows, marked=False):
+        parts.append(html.title(titled(metric.name)) if several and conditions_of(rows) else "")
+        parts.append(html.table(grid.titles, grid.lines, grid.best))
+    return "".join([*parts, html.notes(remarks)])
 
 
 def csv_text(rows: Sequence[Row]) -> str:

@@ -1,20 +1,21 @@
-"""Progress of a comparison on standard error: a live table on a terminal, a line a cell elsewhere."""
+"""Progress of a comparison: a live table on a terminal or in a notebook; else, from the command line, a line a cell."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
-from fedstrata.cli.progress import Reporter, remarked
 from fedstrata.runs.compare.grid import titled, write_value
-from fedstrata.runs.compare.pool import ENDS
+from fedstrata.runs.compare.pool import ENDS, Tell
+from fedstrata.runs.progress import Reporter, remarked
+from fedstrata.runs.screen import is_watched, open_screen
 
 if TYPE_CHECKING:
     from fedstrata.runs.compare import Comparison
@@ -138,19 +139,20 @@ class LiveTable(Watcher):
 
     def __init__(self, comparison: Comparison, console: Console):
         super().__init__(comparison)
-        self._live = Live(get_renderable=self.table, console=console, refresh_per_second=4)
-        self._live.start()
+        self._screen = open_screen(console, self.table)
+        self._screen.start()
 
     def show(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """Show an event; the table draws itself."""
         if event["event"] == "failed":
-            self._live.console.print(f"{cell.name} failed: {event['why'].strip().splitlines()[-1]}", markup=False)
+            self._screen.say(f"{cell.name} failed: {event['why'].strip().splitlines()[-1]}")
         elif (said := remarked(event)) is not None:
-            self._live.console.print(f"{cell.name}: {said}", markup=False)
+            self._screen.say(f"{cell.name}: {said}")
+        self._screen.refresh()
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        self._live.stop()
+        self._screen.stop()
 
     def table(self) -> Table:
         """Draw what is known now."""
@@ -203,4 +205,24 @@ def watcher(quiet: bool, comparison: Comparison) -> Watcher:
     console = Console(stderr=True)
     if quiet:
         return Watcher(comparison)
-    return LiveTable(comparison, console) if console.is_terminal else LiveLines(comparison)
+    return LiveTable(comparison, console) if is_watched(console) else LiveLines(comparison)
+
+
+@contextmanager
+def showing(progress: bool, comparison: Comparison, watch: Tell | None) -> Iterator[Tell]:
+    """Show a comparison that was started from Python where somebody sees it."""
+    console = Console(stderr=True)
+    if not (progress and is_watched(console)):
+        yield watch or (lambda *_: None)
+        return
+    shown = LiveTable(comparison, console)
+
+    def both(cell: Cell, event: Mapping[str, Any]) -> None:
+        shown(cell, event)
+        if watch is not None:
+            watch(cell, event)
+
+    try:
+        yield both
+    finally:
+        shown.close()

@@ -1,18 +1,20 @@
-"""Progress of a run on standard error: a live table on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live table on a terminal or in a notebook; from the command line, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedstrata.core.events import FAULTS, describe_fault
+from fedstrata.runs.journal import Watch
+from fedstrata.runs.screen import is_watched, open_screen
 
 LINES = 10  # plain progress lines in a whole run
 PATIENCE = 10.0  # seconds after which there is one in any case
@@ -53,7 +55,23 @@ def reporter(quiet: bool, title: str = "") -> Reporter:
     console = Console(stderr=True)
     if quiet:
         return Reporter()
-    return Figures(console, title) if console.is_terminal else ProgressLines(title)
+    return Figures(console, title) if is_watched(console) else ProgressLines(title)
+
+
+@contextmanager
+def showing(progress: bool, watch: Watch | None) -> Iterator[Watch]:
+    """Show a run that was started from Python where somebody sees it; scripts without a terminal stay silent."""
+    console = Console(stderr=True)
+    shown = Figures(console, "") if progress and is_watched(console) else Reporter()
+
+    def both(event: Mapping[str, Any]) -> object:
+        shown(event)
+        return None if watch is None else watch(event)
+
+    try:
+        yield both
+    finally:
+        shown.close()
 
 
 class Figures(Reporter):
@@ -71,13 +89,13 @@ class Figures(Reporter):
         )
         self._task = self._bar.add_task(title, said="", total=None)
         self._scored: deque[Mapping[str, Any]] = deque(maxlen=ROWS)
-        self._live = Live(get_renderable=self._drawn, console=console, refresh_per_second=4)
+        self._screen = open_screen(console, self._drawn)
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Show an event."""
         super().__call__(event)
         if event["event"] == "begin":
-            self._live.start()
+            self._screen.start()
             self._bar.reset(
                 self._task,
                 total=event["rounds"],
@@ -90,11 +108,12 @@ class Figures(Reporter):
                 self._scored.append({**{key: event.get(key) for key in COLUMNS}, "bytes": megabytes})
             self._bar.update(self._task, completed=event["round"], said=_clients(event))
         elif (said := remarked(event)) is not None:
-            self._live.console.print(said, markup=False)
+            self._screen.say(said)
+        self._screen.refresh()
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        self._live.stop()
+        self._screen.stop()
 
     def _drawn(self) -> Group:
         table = Table(box=None, header_style="bold", pad_edge=False)

@@ -1,0 +1,39 @@
+"""`fedstrata export`: a trained model for programs that do not know fedstrata."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.options import AsJson
+from fedstrata.cli.predict import Keys, Model
+from fedstrata.core.errors import RequestError
+
+
+def export(
+    run: Model,
+    onnx: Annotated[bool, typer.Option("--onnx", help="ONNX; needs fedstrata[onnx].")] = False,
+    torchscript: Annotated[bool, typer.Option("--torchscript", help="For torch.jit.load.")] = False,
+    torch_export: Annotated[bool, typer.Option("--torch-export", help="For torch.export.load.")] = False,
+    state_dict: Annotated[bool, typer.Option("--state-dict", help="The network's weights, for torch.load.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")] = None,
+    keys: Keys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the model of a run so that it can be used without fedstrata."""
+    from fedstrata.remote.label_names import open_model
+    from fedstrata.runs import export as exporting
+
+    asked = dict(zip(exporting.KINDS, (onnx, torchscript, torch_export, state_dict), strict=True))
+    chosen = [kind for kind, wanted in asked.items() if wanted]
+    if len(chosen) != 1:
+        raise RequestError(f"name one form: {', '.join(f'--{kind}' for kind in asked)}")
+    (kind,) = chosen
+    saved = open_model(run, keys)
+    path = out or Path(f"model{exporting.SUFFIXES[kind]}")
+    exporting.export(saved, kind, path)
+    told = {"kind": kind, "out": str(path), "bytes": path.stat().st_size, "classes": saved.classes}
+    print(json.dumps(told) if as_json else f"{kind}: {path} ({told['bytes']:,} bytes)")

@@ -1,0 +1,77 @@
+"""Parts as an experiment file describes them, checked and with all their options written out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedstrata.config import tables
+from fedstrata.core import registry
+from fedstrata.core.errors import RequestError
+from fedstrata.data.sets.base import DataSet
+
+GIVEN = "given"  # data or model handed over from Python
+
+DEFAULTS: dict[str, Any] = {
+    "schedule": {"kind": "none"},
+    "driver": {"kind": "rounds"},
+    "selector": {"kind": "random"},
+    "sampler": {"kind": "shuffle"},
+    "corrections": [],
+    "combiner": {"kind": "size"},
+    "server_step": {"kind": "sgd"},
+    "optimizer": {"kind": "sgd"},
+    "lr_schedule": {"kind": "constant"},
+    "partition": {"kind": "dirichlet-class", "alpha": 0.1},
+}
+
+
+def make(stage: str, spec: Mapping[str, Any], key: str) -> Any:
+    """Build the part that a table describes."""
+    if "kind" not in spec:
+        raise RequestError(f"{key}.kind is required; allowed: {', '.join(sorted(registry.names(stage)))}")
+    options = {k: v for k, v in spec.items() if k != "kind"}
+    return registry.build(stage, str(spec["kind"]), options, key)
+
+
+def complete(stage: str, spec: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Check a part's table and write its name and all its options out."""
+    part = make(stage, spec, key)
+    return {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
+
+
+def complete_named(stage: str, section: BaseModel, key: str) -> Any:
+    """Do the same for the tables that have a name instead of a kind, with options beside their own keys."""
+    options, own = section.model_extra or {}, {field: getattr(section, field) for field in type(section).model_fields}
+    name: str = own["name"]
+    given = name == GIVEN
+    known = set() if given else registry.options(stage, name, f"{key}.name")
+    for option in options:
+        if option not in known:
+            raise registry.unknown_option(f"{key}.{option}", option, known | set(own))
+    if given:
+        return section
+    built = registry.build(stage, name, options, key)
+    if isinstance(built, DataSet):
+        kept = built.names_clients and own["clients"] is None
+        usual = {"kind": "natural"} if kept else DEFAULTS["partition"]
+        partition = tables.merge(usual, own["partition"], f"{key}.partition")
+        own["partition"] = complete("partitions", partition, f"{key}.partition")
+        counts_itself = registry.find("partitions", own["partition"]["kind"], f"{key}.partition").counts_clients
+        own["clients"] = own["clients"] or (None if counts_itself else 20)
+        noises = tables.merge_lists([], _noises(own["noise"]), f"{key}.noise")
+        own["noise"] = [complete("noises", noise, f"{key}.noise.{i}") for i, noise in enumerate(noises)]
+    return type(section)(**own, **dataclasses.asdict(built))
+
+
+def _noises(noise: Any) -> Any:
+    """Read the short form: `{labels = 0.3, features = 0.1}`."""
+    if noise is None or not isinstance(noise, Mapping):
+        return noise
+    short = {"labels": ("label-noise", "rate"), "features": ("feature-noise", "sigma")}
+    if strange := [key for key in noise if key not in short]:
+        raise registry.unknown_option(f"data.noise.{strange[0]}", strange[0], set(short))
+    return [{"kind": kind, option: noise[key]} for key, (kind, option) in short.items() if noise.get(key)]

@@ -1,0 +1,85 @@
+"""A federation's parts out of arrays: a test set, who holds what, and features on one scale."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.core.errors import RequestError
+from fedstrata.core.index import Split
+from fedstrata.core.inputs import Inputs
+from fedstrata.core.rng import Streams
+from fedstrata.data.ownership import copy_rows, deal_samples, owner_names, read_holders, take_for_server
+from fedstrata.data.partitions.base import hold_out
+from fedstrata.data.preprocessing import Preprocessing
+from fedstrata.data.reading import read_samples
+from fedstrata.data.scaling import Scale, bring_to_scale
+
+
+def assemble(
+    x: Any,
+    y: Any,
+    clients: Any,
+    partition: Any,
+    test: tuple[Any, ...] | float,
+    test_clients: Any,
+    groups: Any,
+    inputs: Inputs | None,
+    preprocessing: Preprocessing | None,
+    scale: Scale | None,
+    proxy: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the fields of a federation; `Federation.from_arrays` says what the arguments mean."""
+    if not isinstance(test, tuple | float | int):
+        raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
+    gaps = scale is not None and preprocessing is not None and preprocessing.fills
+    samples, classes = read_samples(x, y, groups, gaps=gaps)
+    if not len(samples):
+        raise RequestError("there are no samples")
+    streams = Streams(seed)
+    if isinstance(test, tuple):
+        test_samples, _ = read_samples(*test, classes=classes, gaps=gaps)
+        train_rows, test_rows = np.arange(len(samples)), np.arange(len(test_samples))
+    else:
+        test_samples, codes = samples, samples.y.numpy()
+        train_rows, test_rows = hold_out(np.arange(len(codes)), codes, test, streams("hold-out"))
+
+    train_rows, held = take_for_server(proxy, train_rows, samples.y.numpy(), streams)
+    if clients is None or isinstance(clients, int | Integral):
+        deal = deal_samples(partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams)
+        split, test_split = Split.of(deal.train).among(train_rows), Split.of(deal.test).among(test_rows)
+        notes, names = tuple(deal.notes), None if deal.names is None else tuple(map(str, deal.names))
+    else:
+        own_test = test_samples is samples
+        split, test_split = read_holders(clients, train_rows, len(samples), test_clients, test_rows, own_test)
+        notes, names = (), owner_names(clients)
+    if test_samples is samples:
+        test_samples, test_split = copy_rows(samples, test_rows), test_split.numbered(test_rows)
+    if not len(split.rows):
+        raise RequestError("no client has any training samples")
+    inputs = inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0)
+    proxies = copy_rows(samples, held)
+    told = None
+    if scale is not None:
+        parts = (samples, split), (test_samples, test_split), (proxies, None)
+        done = bring_to_scale(scale, parts, preprocessing or Preprocessing())
+        samples, test_samples, proxies = done.parts
+        inputs, preprocessing, told = done.inputs, done.preprocessing, done.told
+    return {
+        "train": samples,
+        "test": test_samples,
+        "train_split": split,
+        "test_split": test_split,
+        "classes": classes,
+        "left_out": len(train_rows) - len(split.rows),
+        "notes": notes,
+        "inputs": inputs,
+        "proxy": proxies if len(held) else None,
+        "preprocessing": preprocessing or Preprocessing.of(inputs, samples.x.shape[1:]),
+        "features_told": told,
+        "names": names,
+    }

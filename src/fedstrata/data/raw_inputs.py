@@ -1,0 +1,166 @@
+"""Inputs as people have them, for a model that is trained: files, folders of images, data frames, arrays.
+
+Training reads data to learn what they are like (`sets/own.py`); here that is known, and inputs must fit it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstrata.core.errors import RequestError
+from fedstrata.data.files import Files
+from fedstrata.data.formats.images import SUFFIXES, Picture, pictures, read_images
+from fedstrata.data.preprocessing import Preprocessing
+from fedstrata.data.reading import Label, read_features
+
+KINDS = ".csv, .tsv, .parquet, .npz, .npy, an image, or a folder of images"
+
+
+@dataclass(frozen=True)
+class RawInputs:
+    """Samples as a model takes them, the name of each where it has one, and its label where it is known."""
+
+    x: Tensor
+    names: Sequence[str]
+    labels: Sequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def read_inputs(raw: Any, preprocessing: Preprocessing, shape: Sequence[int], label: str | None = None) -> RawInputs:
+    """Read whatever holds samples of a shape; `label` names the column of a table that holds their labels."""
+    given = _from_file(Path(raw), shape, label) if isinstance(raw, str | PathLike) else (raw, None, None)
+    if _lists_images(raw):
+        given = _from_pictures([Picture(Files(Path(one).parent), Path(one).name) for one in raw], shape, raw)
+    found, names, labels = given
+    if preprocessing.columns:
+        x = torch.from_numpy(preprocessing.encode(found))
+    elif isinstance(found, Mapping) or hasattr(found, "columns"):
+        raise RequestError(f"the model was trained on arrays of shape {tuple(shape)}, not on a table with names")
+    else:
+        x = read_features(found)
+        if tuple(x.shape[1:]) != tuple(shape):
+            raise RequestError(f"samples have shape {tuple(x.shape[1:])}; the model was trained on {tuple(shape)}")
+    if not len(x):
+        raise RequestError("there are no samples")
+    bad = (~x.flatten(1).isfinite().all(1)).nonzero().flatten().tolist() if x.is_floating_point() else []
+    if bad:
+        raise RequestError(f"{len(bad)} samples hold missing or infinite values, the first at row {bad[0]}")
+    if labels is not None and len(labels) != len(x):
+        raise RequestError(f"{len(x)} samples but {len(labels)} labels")
+    return RawInputs(x, [str(row) for row in range(len(x))] if names is None else names, labels)
+
+
+def class_indices(labels: Sequence[Any], classes: Sequence[Label]) -> np.ndarray:
+    """Return the class index of every label; "3" and 3.0 are the class 3."""
+    index = {str(label): i for i, label in enumerate(classes)}
+    found = [index.get(text := str(label).strip(), index.get(_without_point(text))) for label in labels]
+    if strange := sorted({str(label) for label, at in zip(labels, found, strict=True) if at is None}):
+        known = ", ".join(map(str, classes[:20]))
+        raise RequestError(f'"{strange[0]}" is no class of the model; it knows {known}')
+    return np.array(found, dtype=np.int64)
+
+
+def _without_point(text: str) -> str:
+    """Return 3 for 3.0: so do tables write whole numbers beside gaps."""
+    try:
+        return str(int(float(text))) if float(text).is_integer() else text
+    except (ValueError, OverflowError):
+        return text
+
+
+Found = tuple[Any, Sequence[str] | None, Sequence[Any] | None]  # samples, names, labels
+
+
+def _from_file(path: Path, shape: Sequence[int], label: str | None) -> Found:
+    path = path.expanduser()
+    if not path.exists():
+        raise RequestError(f"{path} does not exist")
+    kind = path.suffix.lower()
+    try:
+        if path.is_dir():
+            return _from_pictures(pictures(Files(path)), shape, path)
+        if kind in SUFFIXES:
+            return _from_pictures([Picture(Files(path.parent), path.name)], shape, path)
+        if kind in (".csv", ".tsv", ".txt"):
+            return _with_labels(_read_columns(path), label)
+        if kind in (".parquet", ".pq"):
+            return _with_labels(_read_parquet(path), label)
+        if kind in (".npz", ".npy"):
+            return _read_arrays(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+    raise RequestError(f"{path} is not of a known kind; allowed: {KINDS}")
+
+
+def _with_labels(columns: dict[str, Any], label: str | None) -> Found:
+    return columns, None, columns.get("label" if label is None else label)
+
+
+def _read_columns(path: Path) -> dict[str, list[str]]:
+    text = path.read_text(encoding="utf-8-sig")
+    first = text.split("\n", 1)[0]
+    mark = max("\t;,", key=first.count)
+    header, *rows = [row for row in csv.reader(io.StringIO(text), delimiter=mark) if row] or [[]]
+    if not rows:
+        raise ValueError("it has no rows under the line that names the columns")
+    if odd := [line for line, row in enumerate(rows, 2) if len(row) != len(header)]:
+        raise ValueError(f"row {odd[0]} has not {len(header)} fields, as the first line")
+    return {name.strip(): [row[i] for row in rows] for i, name in enumerate(header)}
+
+
+def _read_parquet(path: Path) -> dict[str, Any]:
+    try:
+        parquet: Any = import_module("pyarrow.parquet")
+    except ImportError:
+        raise RequestError(f"{path}: Parquet needs pyarrow; get it with: pip install 'fedstrata[parquet]'") from None
+    try:
+        table = parquet.read_table(path)
+    except Exception as error:  # whatever pyarrow raises for a file that is none
+        raise ValueError(str(error)) from None
+    return {name: np.asarray(table.column(name).to_numpy()) for name in table.column_names}
+
+
+def _read_arrays(path: Path) -> Found:
+    """Read samples; of a file with a test set, the test set."""
+    held = np.load(path, allow_pickle=False)
+    if isinstance(held, np.ndarray):
+        return _as_images(held), None, None
+    with held:
+        part = "test_" if "test_x" in held.files else ""
+        if f"{part}x" not in held.files:
+            raise ValueError(f"it has no array x; it has: {', '.join(held.files)}")
+        return _as_images(held[f"{part}x"]), None, held[f"{part}y"] if f"{part}y" in held.files else None
+
+
+def _as_images(x: np.ndarray) -> np.ndarray:
+    """Add the one channel of grey images, as training does."""
+    return x[:, None] if x.dtype == np.uint8 and x.ndim == 3 else x
+
+
+def _lists_images(raw: Any) -> bool:
+    return isinstance(raw, list | tuple) and bool(raw) and all(isinstance(one, str | PathLike) for one in raw)
+
+
+def _from_pictures(found: Sequence[Picture], shape: Sequence[int], place: Any) -> Found:
+    """Read images in the channels and the size that the model takes; other sizes are scaled to it if it is square."""
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise RequestError(f"the model takes samples of shape {tuple(shape)}, not images")
+    if not found:
+        raise RequestError(f"{place} holds no images")
+    channels, height, width = shape
+    (x,) = read_images(found, size=height if height == width else None, channels=channels)
+    folders = [picture.folder() for picture in found]
+    return x, [picture.name for picture in found], folders if all(folders) else None

@@ -1,0 +1,145 @@
+"""Training that goes wrong is told: what is seen, the likely cause, and a setting to try.
+
+A diagnosis is a function of the evaluations so far, so that a resumed run says the same as one that was never
+interrupted. Where healthy runs end: of all recipes on digits, the test loss is never above 1.1 times that of a guess,
+and above it in at most two evaluations in a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from fedstrata.client.network import Network
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.plan import Plan
+from fedstrata.data.federation_info import FederationInfo
+
+SOFTMAX = (
+    "it ends in softmax, and the loss applies one itself: it will learn slowly, if at all; let it return what goes "
+    "into its softmax"
+)
+SEVERAL, MOST = 5, 20  # evaluations in a row that count as several: a tenth of all, within these
+ABOVE = 1.02  # times the loss of a guess: a model that has not begun to learn lies around it
+EXPLODED = 10.0  # times the loss of a guess
+FALLS = 0.01  # of the loss of a guess: a model at chance whose loss falls by so much is only slow
+MOVED = 1.2  # times the loss of a guess: a loss that was ever above this, in training or after it, made too long steps
+EXACT = 1e-4  # how far a sum of probabilities may be from 1
+FACTOR = 10.0  # between the rate that was bad and the one to try,
+LARGE, SMALL = 0.1, 0.001  # which is no larger than this where it shall be smaller, and no smaller where larger
+
+
+def ends_in_softmax(plan: Plan, federation: FederationInfo) -> bool:
+    """Say whether a model gives probabilities instead of logits: numbers from 0 on whose sum is 1, for any sample."""
+    local = plan.local
+    network = Network(local.build().to(local.dtype), local.head).eval()
+    with torch.no_grad():
+        answers = network(local.inputs(federation.trial(), local.dtype))[1]
+    return bool((answers >= 0).all() and ((answers.sum(1) - 1).abs() < EXACT).all())
+
+
+class Diagnosis(NamedTuple):
+    """What is wrong; the more severe, the higher."""
+
+    severity: int
+    why: str
+
+
+@dataclass
+class Health:
+    """Looks at every evaluation of a run, and says once what is wrong, or again where it got worse."""
+
+    experiment: Experiment
+    classes: int
+    tests: int  # samples that models are scored on
+    softmax: bool = False
+    told: Diagnosis | None = None
+    _seen: list[dict[str, float]] = field(default_factory=list)
+    _broken: bool = False  # whether a client's training was not finite
+
+    def see(self, event: Mapping[str, Any]) -> Diagnosis | None:
+        """Take note of an event; return what is worse than anything that was told."""
+        self._broken |= event["event"] == "dropped" and event["why"] == "not finite"
+        if "loss_test" not in event:
+            return None
+        figures = ("round", "loss_test", "balanced_accuracy", "loss_train")
+        self._seen.append({key: math.nan if event.get(key) is None else float(event[key]) for key in figures})
+        labels = sum(recall is not None for recall in event.get("recall") or ()) or self.classes
+        found = self._diagnose(labels)
+        if found is None or (self.told is not None and found.severity <= self.told.severity):
+            return None
+        self.told = found
+        return found
+
+    @property
+    def guess(self) -> float:
+        """Loss of a guess that gives all labels the same chance."""
+        return math.log(self.classes)
+
+    def _diagnose(self, labels: int) -> Diagnosis | None:
+        last, several = self._seen[-1], self._several()
+        loss = last["loss_test"]
+        if not math.isfinite(loss):
+            return Diagnosis(4, f"the model is not finite any more: {self._too_long()}")
+        if loss > EXPLODED * self.guess:
+            seen = f"the loss on test samples is {loss:.3g}, {loss / self.guess:.0f} times that of a guess"
+            return Diagnosis(3, f"{seen}: {self._too_long()}")
+        row = self._seen[-several:]
+        if len(row) < several:
+            return None
+        if all(own["loss_test"] > ABOVE * self.guess for own in row):
+            seen = f"the loss on test samples was above that of a guess ({self.guess:.3g}) in {several} evaluations"
+            return Diagnosis(2, f"{seen} in a row, last {loss:.3g}: {self._too_long()}")
+        chance = 1 / labels + 2 * math.sqrt((1 - 1 / labels) / labels / max(self.tests, 1))
+        falls = row[0]["loss_test"] - loss > FALLS * self.guess
+        if all(own["balanced_accuracy"] <= chance for own in row) and not falls:
+            seen = f"in {several} evaluations in a row the model was no better than chance"
+            said = f"balanced accuracy {last['balanced_accuracy']:.3f}, loss {loss:.3g}; a guess has {self.guess:.3g}"
+            losses = [own[key] for own in self._seen for key in ("loss_test", "loss_train")]
+            moved = self._broken or any(loss > MOVED * self.guess for loss in losses)
+            cause = self._too_long() if moved or self._server_rate() is not None else self._too_short()
+            return Diagnosis(1, f"{seen} ({said}): {cause}")
+        return None
+
+    def _several(self) -> int:
+        """Return how many evaluations are several in a run of this length."""
+        planned = self.experiment.train.rounds // self.experiment.train.evaluate.every
+        return min(max(SEVERAL, planned // 10), MOST)
+
+    def _server_rate(self) -> float | None:
+        """Return the rate of the server's steps where it may be the cause: of adaptive ones, or one above 1."""
+        step: Mapping[str, Any] = self.experiment.method.server_step
+        rate = step.get("lr")
+        if not isinstance(rate, int | float) or (step["kind"] == "sgd" and rate <= 1):
+            return None
+        return float(rate)
+
+    def _too_long(self) -> str:
+        if self.softmax:
+            return f"the likely cause is the model, {SOFTMAX}"
+        rate = self._server_rate()
+        if rate is None:
+            return f"the steps of clients are probably too long; try train.lr={smaller(self.experiment.train.lr):g}"
+        lower = 1.0 if self.experiment.method.server_step["kind"] == "sgd" else smaller(rate)
+        return f"the steps of the server are probably too long; try method.server_step.lr={lower:g}"
+
+    def _too_short(self) -> str:
+        if self.softmax:
+            return f"the likely cause is the model, {SOFTMAX}"
+        larger = max(self.experiment.train.lr * FACTOR, SMALL)
+        return f"the steps of clients are probably too short; try train.lr={larger:g}"
+
+
+def smaller(rate: float) -> float:
+    """Return a rate to try instead of one that is too large."""
+    return min(rate / FACTOR, LARGE)
+
+
+def worst_told(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what the events of a run say of its training: the last diagnosis, which is the most severe."""
+    told = [event for event in events if event["event"] == "training"]
+    return [f"in round {told[-1]['round']}: {told[-1]['why']}"] if told else []

@@ -1,0 +1,77 @@
+"""What a run says while it goes on: every event is written down, shown to whoever watches, and checked for trouble."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fedstrata.runs.folder import Run
+from fedstrata.runs.health import SOFTMAX, Health, ends_in_softmax
+from fedstrata.runs.session import Session
+
+REVEALING = {  # what an event tells of the clients' data
+    "round": (
+        "label_divergence",
+        "label_divergence_selected",
+        "label_imbalance",
+        "labels",
+        "client_accuracy",
+        "client_deciles",
+    ),
+    "clusters": ("members",),
+}
+
+
+class StopSignal:
+    """What `watch` returns to end a run; there is one, `fedstrata.STOP`."""
+
+    def __repr__(self) -> str:
+        return "fedstrata.STOP"
+
+
+STOP: Final = StopSignal()
+ASKED = "asked for by watch"  # why such a run ended
+
+Watch = Callable[[Mapping[str, Any]], object]
+
+
+class Journal:
+    """The events of one run, from its first to its last."""
+
+    def __init__(self, session: Session, folder: Run, watch: Watch | None, began: float):
+        federation = session.federation
+        self.stop_asked = False  # by whoever watches
+        self.scored = False  # whether the last round was evaluated
+        self._folder, self._watch, self._began = folder, watch, began
+        self._hides_data = session.hides_data
+        self._softmax = ends_in_softmax(session.plan, federation)
+        self._health = Health(session.experiment, len(federation.classes), federation.tests, self._softmax)
+        for event in folder.events():  # of a run that goes on
+            self._health.see(event)
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Show an event to whoever watches, without writing it down."""
+        if self._watch is not None and self._watch(event) is STOP:
+            self.stop_asked = True
+
+    def log(self, kind: str, **fields: Any) -> None:
+        """Write an event down and show it."""
+        if kind == "round":
+            fields["wall"] = {"seconds": round(time.perf_counter() - self._began, 3)}
+            self.scored = "accuracy" in fields
+        if self._hides_data:  # they are made of what the server is not told
+            fields = {key: value for key, value in fields.items() if key not in REVEALING.get(kind, ())}
+        self._folder.log(kind, **fields)
+        self.tell({"event": kind, **fields})
+        if wrong := self._health.see({"event": kind, **fields}):
+            self.log("training", round=fields["round"], why=wrong.why)
+
+    def warn_of_model(self) -> None:
+        """Say what is seen of the model before it is trained."""
+        if self._softmax:
+            self.log("warning", what="model", why=SOFTMAX)
+
+    def why_stop(self) -> str | None:
+        """Say why the next round is the last, or None."""
+        return ASKED if self.stop_asked else None

@@ -1,0 +1,133 @@
+"""A model file as something to work with: a module, predictions, scores."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedstrata.client.probe import CHUNK
+from fedstrata.config.build import make_network_builder
+from fedstrata.config.experiment import ModelChoice
+from fedstrata.config.model_info import ModelInfo, read_model
+from fedstrata.core.errors import RequestError
+from fedstrata.core.rng import Streams
+from fedstrata.data.raw_inputs import RawInputs, class_indices, read_inputs
+from fedstrata.data.reading import Label
+from fedstrata.models.classifier import Classifier
+from fedstrata.server.metrics import accuracy, mean_recall, recalls
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The model in a file.
+
+    Attributes
+    ----------
+    path
+        The file.
+    names
+        What its outputs stand for, where the file holds placeholders and a site has opened their names.
+    """
+
+    path: Path
+    names: tuple[Label, ...] | None = None
+
+    @classmethod
+    def find(cls, path: str | Path) -> SavedModel:
+        """Take a run folder, whose last model it is, or a model file."""
+        path = Path(path)
+        file = path / "model.safetensors" if path.is_dir() else path
+        if not file.is_file():
+            why = "its run is not finished, or it is no run folder" if path.is_dir() else "there is no such file"
+            raise RequestError(f"{path} holds no model: {why}")
+        return cls(file)
+
+    @cached_property
+    def _read(self) -> tuple[dict[str, Tensor], ModelInfo | None]:
+        return read_model(self.path, str(self.path))
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors by name."""
+        return self._read[0]
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the file says of itself."""
+        if self._read[1] is None:
+            raise RequestError(
+                f"{self.path} does not say what its model is; only files that a run of this version wrote can be used "
+                "on their own"
+            )
+        return self._read[1]
+
+    @property
+    def classes(self) -> tuple[Label, ...]:
+        """What the outputs stand for, in order."""
+        return self.info.classes if self.names is None else self.names
+
+    def module(self, model: nn.Module | None = None) -> Classifier:
+        """Build the network, with its weights and what comes before it, ready to be used."""
+        info = self.info
+        if info.given and model is None:
+            raise RequestError(f"the module in {self.path} came from Python; give it again, as `model`")
+        if not info.given and model is not None:
+            raise RequestError(f"{self.path} holds a {info.model['name']}; it needs no model")
+        network = self._built() if model is None else copy.deepcopy(model)
+        kinds = {tensor.dtype for tensor in self.tensors.values() if tensor.is_floating_point()}
+        try:
+            network.to(torch.float64 if torch.float64 in kinds else torch.float32).load_state_dict(self.tensors)
+        except RuntimeError as error:
+            raise RequestError(f"{self.path} does not fit that model: {error}") from None
+        return Classifier(network, info.preprocessing, self.classes).eval()
+
+    def _built(self) -> nn.Module:
+        choice, shape = ModelChoice(**self.info.model), _network_shape(self.info)
+        return make_network_builder(choice, shape, len(self.info.classes), Streams(0))()
+
+    def inputs(self, raw: Any) -> RawInputs:
+        """Read raw inputs, whatever holds them."""
+        return read_inputs(raw, self.info.preprocessing, _network_shape(self.info), self.info.columns.get("label"))
+
+    def logits(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
+        """Return the logits of samples as `inputs` gives them, some at a time."""
+        module = self.module(model)
+        together = len(x) if self.info.preprocessing.per_client else CHUNK  # those are scaled by all there are
+        with torch.no_grad():
+            return torch.cat([module(x[at : at + together]) for at in range(0, len(x), together)])
+
+    def probabilities(self, x: Tensor, model: nn.Module | None = None) -> np.ndarray:
+        """Return how likely each class is, by sample."""
+        shares: np.ndarray = self.logits(x, model).double().softmax(1).numpy()
+        return shares
+
+    def evaluate(self, raw: Any, model: nn.Module | None = None) -> dict[str, Any]:
+        """Score the model on samples whose labels are known."""
+        held = self.inputs(raw)
+        if held.labels is None:
+            column = self.info.columns.get("label", "label")
+            where = f"a column {column}" if self.info.preprocessing.columns else "labels: y, or folders named by class"
+            raise RequestError(f"{raw} has no labels to compare with: {where} is needed")
+        y = class_indices(held.labels, self.classes)
+        logits = self.logits(held.x, model)
+        hits = logits.argmax(1).numpy() == y
+        recall = recalls(hits, y, len(self.classes))
+        return {
+            "samples": len(y),
+            "accuracy": accuracy(hits),
+            "balanced_accuracy": mean_recall(recall),
+            "loss": float(cross_entropy(logits, torch.from_numpy(y))),
+            "recall": {str(label): share for label, share in zip(self.classes, recall, strict=True)},
+        }
+
+
+def _network_shape(info: ModelInfo) -> tuple[int, ...]:
+    return tuple(info.sample["shape"])

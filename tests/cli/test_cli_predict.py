@@ -1,0 +1,116 @@
+"""`fedstrata predict`, `evaluate` and `export`: answers in words, wrong requests in one line, nothing half written."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from in_process_sites import SITES, SMALL, with_keys
+
+from fedstrata import train
+from fedstrata.config.experiment import Experiment
+from fedstrata.deploy.keys import make
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.session import run_at_sites
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on own arrays with names for labels, and the file they came from."""
+    place = tmp_path_factory.mktemp("own")
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    x = (rng.normal(size=(200, 3)) + 2 * y[:, None]).astype(np.float32)
+    names = np.array(["ham", "spam"])[y]
+    np.savez(place / "mail.npz", x=x[:150], y=names[:150], test_x=x[150:], test_y=names[150:])
+    asked = {"data.name": "own", "data.path": str(place / "mail.npz"), "data.clients": 3, "train.rounds": 5}
+    return train(overrides=asked | {"engine.workers": 1}, out=place / "run"), place / "mail.npz"
+
+
+def test_predictions_as_json_and_as_a_table(cli, run, tmp_path):
+    done, data = run
+    code, out, _ = cli("predict", str(done.path), str(data), "--json")
+    told = json.loads(out)
+    truth = np.load(data)["test_y"]
+    assert code == 0
+    assert np.mean(np.array(told["predictions"]) == truth) == done.summary["accuracy"]
+    assert told["classes"] == ["ham", "spam"]
+    assert len(told["probabilities"]) == len(told["inputs"]) == 50
+    code, out, _ = cli("predict", str(done.path), str(data), "-o", str(tmp_path / "out.csv"))
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert (code, out) == (0, f"50 predictions: {tmp_path / 'out.csv'}\n")
+    assert [row["prediction"] for row in rows] == told["predictions"]
+    assert all(0.5 <= float(row["probability"]) <= 1 for row in rows)
+    assert cli("predict", str(done.path / "best.safetensors"), str(data))[1].startswith("input,prediction,probability")
+
+
+def test_evaluation_gives_the_figures_of_the_summary(cli, run):
+    done, data = run
+    told = json.loads(cli("evaluate", str(done.path), str(data), "--json")[1])
+    for key in ("accuracy", "balanced_accuracy"):
+        assert told[key] == done.summary[key]
+    assert told["loss"] == pytest.approx(done.summary["loss_test"], rel=1e-5)
+    assert (told["samples"], set(told["recall"])) == (50, {"ham", "spam"})
+    assert "recall of spam" in cli("evaluate", str(done.path), str(data))[1]
+
+
+def test_an_export_says_where_it_is(cli, run, tmp_path):
+    done, _ = run
+    code, out, _ = cli("export", str(done.path), "--torch-export", "-o", str(tmp_path / "model.pt2"), "--json")
+    assert code == 0
+    assert json.loads(out)["kind"] == "torch-export"
+    assert torch.export.load(tmp_path / "model.pt2").module()(torch.zeros(5, 3)).shape == (5, 2)
+    assert cli("export", str(done.path), "--state-dict")[0] == 0
+    assert (tmp_path / "model.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["predict", "RUN", "nowhere.npz"], "nowhere.npz does not exist"),
+        (["predict", "nowhere", "DATA"], "holds no model"),
+        (["predict", "RUN", "notes.md"], "not of a known kind"),
+        (["predict", "RUN", "wide.npy"], r"shape (7,); the model was trained on (3,)"),
+        (["predict", "RUN", "photo.png"], "not images"),
+        (["predict", "RUN", "broken.npz"], "cannot be read"),
+        (["predict", "RUN", "DATA", "-o", "no/such/out.csv"], "name a file"),
+        (["evaluate", "RUN", "narrow.npy"], "has no labels"),
+        (["evaluate", "RUN", "other.npz"], '"eggs" is no class of the model; it knows ham, spam'),
+        (["export", "RUN"], "name one form"),
+        (["export", "RUN", "--onnx", "--state-dict"], "name one form"),
+        (["export", "RUN", "--state-dict", "-o", "no/such.pt"], "there is no folder"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_writes_nothing(cli, run, tmp_path, args, said):
+    done, data = run
+    np.save("wide.npy", np.zeros((2, 7)))
+    np.save("narrow.npy", np.zeros((2, 3)))
+    np.savez("other.npz", x=np.zeros((1, 3)), y=np.array(["eggs"]))
+    for name in ("notes.md", "photo.png", "broken.npz"):
+        (tmp_path / name).write_text("words")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = cli(*[{"RUN": str(done.path), "DATA": str(data)}.get(arg, arg) for arg in args])
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert said in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_where_labels_were_masked_at_sites_keys_give_the_names_back(cli, tmp_path):
+    make(tmp_path / "keys", SITES)
+    wish = SMALL | {"privacy.labels": "prf", "train.rounds": 1}
+    transport = with_keys(tmp_path / "keys", wish)
+    credentials = Credentials.load(tmp_path / "keys" / "server")
+    run_at_sites(transport, Experiment.of(None, **wish), tmp_path / "run", 3, credentials=credentials)
+    np.save("x.npy", next(iter(transport.hosts.values())).load().test.x[:4].numpy())
+    code, out, err = cli("predict", "run", "x.npy", "--json")
+    assert code == 0
+    assert all(label.startswith("placeholder ") for label in json.loads(out)["predictions"])
+    assert "--keys" in err
+    _, out, err = cli("predict", "run", "x.npy", "--json", "--keys", f"keys/sites/{SITES[0]}")
+    assert (sorted(json.loads(out)["classes"]), err) == (list(range(10)), "")
+    code, _, err = cli("predict", "run", "x.npy", "--keys", "keys/server")
+    assert (code, len(err.splitlines())) == (2, 1)
