@@ -54,13 +54,13 @@ class Here:
 class Restartable(Host):
     """A host that says how it was made, so that it can be made anew."""
 
-    def __init__(self, name, load, credentials=None, folder=None, policy=None):
-        super().__init__(name, load, credentials, folder, policy)
-        self.load, self.credentials, self.folder, self.policy = load, credentials, folder, policy
+    def __init__(self, name, load, credentials=None, folder=None, policy=None, trusted=None):
+        super().__init__(name, load, credentials, folder, policy, trusted)
+        self.load, self.credentials, self.folder, self.policy, self.trusted = load, credentials, folder, policy, trusted
 
     def restarted(self, load=None):
         """Return the site as it is after its process ended and began again, with other data where they are given."""
-        return Restartable(self.name, load or self.load, self.credentials, self.folder, self.policy)
+        return Restartable(self.name, load or self.load, self.credentials, self.folder, self.policy, self.trusted)
 
 
 @cache
@@ -76,6 +76,7 @@ def hosts(
     memory=None,
     having=lambda federation: federation,
     policy=lambda name: None,
+    trusted=lambda name: None,
 ):
     """Make sites; `memory` is a folder for their state, `having` changes what they have, `policy` what they allow."""
     experiment = Experiment.of(None, **overrides)
@@ -89,6 +90,7 @@ def hosts(
             credentials(name),
             None if memory is None else memory / name,
             policy(name),
+            trusted(name),
         )
         for i, name in enumerate(sites)
     }

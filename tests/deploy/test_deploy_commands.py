@@ -115,10 +115,22 @@ def test_a_site_says_what_it_has_in_three_ways(tmp_path):
         client.described("digits", {"data.clases": 3})
 
 
+def test_a_site_pins_the_enclave_that_it_trusts():
+    pinned = client.described("digits", {"privacy.enclave.measurement": "ab" * 48}).privacy.enclave
+    assert (pinned.attestation, pinned.measurement) == ("sev-snp", "ab" * 48)
+    assert client.described("digits", {}).privacy.enclave.measurement is None
+    with pytest.raises(RequestError, match=r"privacy\.enclave\.measurement = 'abc': 96 hexadecimal digits"):
+        client.described("digits", {"privacy.enclave.measurement": "abc"})
+    with pytest.raises(RequestError, match="say what data this site has"):
+        client.described(None, {"privacy.enclave.measurement": "ab" * 48})
+    with pytest.raises(RequestError, match=r"privacy\.aggregate cannot be set"):
+        client.described("digits", {"privacy.aggregate": "masked"})
+
+
 def test_what_the_site_process_is_told(made):
     policy = SitePolicy(approval="ask")
     here = client.FederationClient(
-        "a", "h:8000", made / "sites/a", {"name": "digits"}, 3, partition=(1, 3), policy=policy
+        "a", "h:8000", made / "sites/a", {"name": "digits"}, 3, {"noise": 0.1}, (1, 3), policy=policy
     )
     assert here.config(Path("/s/site")) == {
         "site": "a",
@@ -129,6 +141,7 @@ def test_what_the_site_process_is_told(made):
         "policy": policy.model_dump(mode="json"),
         "folder": str(Path.cwd()),
         "data": {"data": {"name": "digits"}, "seed": 3},
+        "enclave": {"noise": 0.1},
         "partition": [1, 3],
     }
 

@@ -28,6 +28,7 @@ from fedstrata.privacy.sums.protocol import (
     SURVIVORS,
     SumTask,
     listed,
+    magnitude,
 )
 from fedstrata.privacy.sums.shamir import share_secret
 from fedstrata.privacy.sums.summing import Summing
@@ -52,10 +53,11 @@ def key_directory(n):
     return KeyDirectory.of(identity(SERVER), [identity(client) for client in range(n)])
 
 
-def world(n, size=4, job=JOB, encoding=NARROW, needed=None, rolled=None):
+def world(n, size=4, job=JOB, encoding=NARROW, needed=None, rolled=None, weights=None):
     """Return a server and n members that have not yet met."""
     keys = key_directory(rolled or n)
-    task = SumTask(job, tuple(range(n)), size, keys.digest, encoding, needed)
+    magnitudes = tuple(magnitude((weights or {}).get(i, 1.0)) for i in range(n))
+    task = SumTask(job, tuple(range(n)), size, keys.digest, encoding, needed, magnitudes)
     members = {i: SumMember(task, i, identity(i), keys, entropy("member", job, i)) for i in range(n)}
     return SimpleNamespace(task=task, server=Summing(task, identity(SERVER), keys), members=members, key_directory=keys)
 

@@ -30,11 +30,15 @@ from fedstrata.privacy.sums.protocol import (
     DELIVERY,
     INPUT,
     KEYS,
+    LIGHT,
+    NOTHING,
     REVEAL,
     SHARES,
     SURVIVORS,
     listed,
     listing,
+    magnitude,
+    one_weighs_all,
     pack_fields,
 )
 from fedstrata.privacy.sums.shamir import UnrecoverableError
@@ -145,6 +149,55 @@ def test_weights_outside_0_to_1_are_refused(weight):
         w.members[0].masked(delivery, np.zeros(4))
     with pytest.raises(RefusedError, match="once, and in its turn"):  # there is no second try
         w.members[0].masked(from_server(DELIVERY, struct.pack("<d", 1.0)), np.zeros(4))
+
+
+ALL_ON_ONE = {0: 1.0, 1: 0.0, 2: 1e-4, 3: 0.0, 4: 1e-4}
+
+
+def test_a_sum_in_which_one_weighs_all_is_not_unmasked():
+    """The server takes everybody's masked words, and asks to see what is member 0's update but for a hair."""
+    w, values = world(5, weights=ALL_ON_ONE), numbers(5, 4)
+    play(w, values, ALL_ON_ONE, until=3)
+    for member in w.members.values():
+        with pytest.raises(RefusedError, match="fewer than 3 clients have any weight"):
+            member.agree(from_server(SURVIVORS, pack_fields(range(5))))
+    with pytest.raises(UnrecoverableError, match="fewer than 3 clients have any weight"):
+        w.server.survivors()
+
+
+def test_those_who_make_a_sum_heavy_enough_must_be_in_it():
+    weights = {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0}
+    w = world(5, weights=weights, needed=2)
+    play(w, numbers(5, 4), weights, until=3)
+    with pytest.raises(RefusedError, match="fewer than 3 clients have any weight"):
+        w.members[0].agree(from_server(SURVIVORS, pack_fields([0, 1, 3, 4])))
+
+
+def test_weights_other_than_all_were_told_are_refused():
+    """Everybody is told that all weigh alike; but to whom is this so?"""
+    w = world(5)
+    play(w, {}, until=2)
+    deliveries = w.server.deliveries(ALL_ON_ONE)
+    for member in range(1, 5):
+        with pytest.raises(RefusedError, match="another one than all members were told of"):
+            w.members[member].masked(deliveries[member], np.zeros(4))
+
+
+def test_members_that_are_told_different_weights_share_no_keys():
+    w = world(5)
+    frames = play(w, {}, until=1).said[ADVERTISE]
+    victim = world(5, weights=ALL_ON_ONE).members[1]
+    victim.advertise()
+    with pytest.raises(RefusedError, match="another task"):
+        victim.share(from_server(KEYS, *listing({i: frames[i] for i in (0, 2, 3, 4)})))
+
+
+def test_magnitudes_tell_weights_to_a_factor_of_two():
+    weights = np.random.default_rng(0).uniform(0, 1, 200)
+    assert all(2.0 ** (magnitude(w) - 1) <= w < 2.0 ** magnitude(w) for w in weights.tolist())
+    assert magnitude(0.0) == magnitude(5e-324) == NOTHING
+    assert all(one_weighs_all(few) for few in ([], [NOTHING] * 9, [1, 1], [1, 1 - LIGHT, -LIGHT]))
+    assert not one_weighs_all([1, 1 - LIGHT, 1 - LIGHT, NOTHING])
 
 
 def test_shares_that_were_exchanged_are_refused():

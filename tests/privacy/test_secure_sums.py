@@ -67,7 +67,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("size", [0, 1, 7, 20_000])
 @pytest.mark.parametrize(("encoding", "dtype"), [(NARROW, np.float32), (WIDE, np.float64)])
 def test_sum_is_that_of_the_encoded_numbers(weights, size, encoding, dtype):
-    w, values = world(5, size, encoding=encoding), numbers(5, size, dtype=dtype)
+    w, values = world(5, size, encoding=encoding, weights=weights), numbers(5, size, dtype=dtype)
     total = play(w, values, weights).total
     assert total.dtype == np.float64
     np.testing.assert_array_equal(total, plain_sum(encoding, values, weights, 5))
@@ -92,7 +92,7 @@ def test_every_pattern_of_drop_outs(n, needed, patterns):
     for pattern in combinations_with_replacement(range(NEVER + 1), n):
         order = np.random.default_rng(sum(pattern)).permutation(n)
         stops = {int(member): step for member, step in zip(order, pattern, strict=True)}
-        w = world(n, 3, needed=needed)
+        w = world(n, 3, needed=needed, weights=weights)
         if sum(step == NEVER for step in pattern) >= t + 1:  # everybody who is there has t others
             aggregated = {i: values[i] for i in range(n) if stops[i] > 2}
             np.testing.assert_array_equal(
@@ -170,7 +170,7 @@ def test_in_one_process():
     np.testing.assert_array_equal(told.total, plain_sum(NARROW, values, weights, 6))
     again = secure_sum(values, weights, range(6), parties(6, seed=1), OTHER_JOB)
     np.testing.assert_array_equal(told.total, again.total)
-    w = world(6, 500)
+    w = world(6, 500, weights=weights)
     said = play(w, values, weights).said
     for i in range(6):
         assert told.up[i] == sum(len(said[kind][i]) for kind in (ADVERTISE, SHARES, INPUT, AGREE, REVEAL))

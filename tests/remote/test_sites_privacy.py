@@ -383,15 +383,13 @@ def test_tests_are_counted_by_label_only_over_all_sites(tmp_path, keys):
 
 
 def test_what_sites_cannot_do_is_refused_before_they_are_asked(tmp_path, keys):
-    insecure = {"privacy.enclave.attestation": "dev-insecure", "privacy.enclave.allow_insecure": True}
     for wish, why in [
         ({"privacy.labels": "ckks-paper"}, "one secret key"),
-        (FLIPS | {"privacy.clustering": "enclave", **insecure}, "which enclave it may trust"),
         ({"data.proxy": 10}, "the server holds none"),
         ({"data.drift": {}}, "is its own"),
     ]:
         with pytest.raises(RequestError, match=why):
             away(keys, with_keys(keys, SMALL), wish, tmp_path / "run")
-    for wish in (PRF, FLIPS | {"privacy.clustering": "masked"}, MASKED):
+    for wish in (PRF, *(FLIPS | {"privacy.clustering": where} for where in ("masked", "enclave")), MASKED):
         with pytest.raises(RequestError, match="needs keys"):
             at_sites(tmp_path, wish)

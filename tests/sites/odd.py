@@ -1,7 +1,7 @@
 """A site that can be told to misbehave: `python odd.py deploy client ...` is `fedstrata deploy client ...` otherwise.
 
 A wish is a file SITE-ROUND (rounds counted from 1) in the folder FEDSTRATA_WISHES. It says what to do, and may say in
-which kind of step: "hold gradient". There the site also notes what cannot be seen from outside.
+which kind of step: "hold gradient"; SITE-0 holds evaluation. There the site also notes what cannot be seen outside.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from fedstrata.deploy import client
 from fedstrata.remote import site_process
 from fedstrata.remote.flower import stream_site
 from fedstrata.remote.flower.framing import Kind
+from fedstrata.remote.site_server import Host
 
 LIES = {
     "nan": lambda tensor: tensor * torch.nan,
@@ -42,17 +43,26 @@ def lied(data: bytes, how: str) -> bytes:
 
 def misbehave(name: str) -> None:
     """Do tasks as it is wished to, and note when the site is on the stream."""
-    answer, parcels = Site.answer, stream_site.parcels
+    answer, evaluate, parcels = Site.answer, Host._evaluate, stream_site.parcels
+
+    def hold(wish: Path) -> None:
+        """Wait until a wish is taken back."""
+        wish.with_suffix(".held").touch()
+        while wish.exists():
+            time.sleep(0.02)
+
+    def evaluated(self, *fields: bytes):
+        if (wish := place() / f"{name}-0").exists():
+            hold(wish)
+        return evaluate(self, *fields)
 
     def answered(self, data: bytes, *more):
         task = unpack_task(data)
         wish = place() / f"{name}-{task.round + 1}"
         word, _, kind = wish.read_text().partition(" ") if wish.exists() else ("", "", "")
         word = word if kind in ("", task.kind) else ""
-        if word == "hold":  # until the wish is taken back
-            wish.with_suffix(".held").touch()
-            while wish.exists():
-                time.sleep(0.02)
+        if word == "hold":
+            hold(wish)
         said = answer(self, data, *more)
         if word == "note":
             wish.with_suffix(".done").touch()
@@ -64,7 +74,7 @@ def misbehave(name: str) -> None:
                 (place() / f"{name}.joined").touch()
             yield parcel
 
-    Site.answer, stream_site.parcels = answered, heard
+    Site.answer, Host._evaluate, stream_site.parcels = answered, evaluated, heard
 
 
 if __name__ == "__main__":

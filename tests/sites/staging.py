@@ -31,6 +31,7 @@ for sign in (signal.SIGINT, signal.SIGHUP):
     signal.signal(sign, signal.SIG_DFL)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+ENCLAVE = ("--set", "privacy.enclave.attestation=dev-insecure", "--set", "privacy.enclave.allow_insecure=true")
 ODD = (str(Path(__file__).with_name("odd.py")),)
 
 
@@ -138,7 +139,7 @@ class Federation:
         server.says("the server is up")
 
     def start_site(self, site: str, *changes: str, wait: bool = True) -> None:
-        data = ("--data", "digits", "--partition", f"{SITES.index(site)}/{len(SITES)}", *changes)
+        data = ("--data", "digits", "--partition", f"{SITES.index(site)}/{len(SITES)}", *ENCLAVE, *changes)
         program = FEDSTRATA if site == "a" else ODD
         self.commands[site] = Started(self.folder, site, *self.site(site), *data, program=program)
         if wait:

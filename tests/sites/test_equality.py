@@ -55,6 +55,14 @@ def test_over_the_stream(federation, tmp_path, name):
     equal(here, federation.run(tmp_path / "there", overrides, stream=True))
 
 
+@pytest.mark.filterwarnings("ignore::fedstrata.privacy.enclave.dev_insecure.InsecureWarning")
+def test_an_enclave_at_the_server_that_sites_verify_and_tell(federation, tmp_path):
+    inside = {"method.name": "flips", "train.clients_per_round": 2, "privacy.clustering": "enclave"}
+    inside |= {"privacy.enclave.attestation": "dev-insecure", "privacy.enclave.allow_insecure": True}
+    here = train(overrides=SMALL | inside, out=tmp_path / "here")
+    equal(here, federation.run(tmp_path / "there", SMALL | inside, stream=True))
+
+
 def test_masked_labels_have_names_at_a_site_and_none_at_the_server(federation, tmp_path):
     asked = SMALL | {"privacy.labels": "prf", "train.rounds": 6, "train.lr": 0.2, "data.partition": "iid"}
     run = federation.run(tmp_path / "there", asked, stream=True)

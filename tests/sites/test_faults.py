@@ -156,6 +156,34 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(sites, tmp_path):
     assert [e["wall"]["round"] for e in of(done, "resumed")] == [2]
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["the sum was kept", "the sum was lost"])
+def test_a_server_that_was_killed_gets_no_second_sum_under_masks(sites, tmp_path, kept):
+    """It dies when it knows the sum of round 2, before its checkpoint, and asks again."""
+    asked = SMALL | {"train.rounds": 3, "train.evaluate.every": 2, "privacy.aggregate": "masked"}
+    asked |= {"privacy.encoding.bits": 64, "privacy.encoding.fraction": 40}
+    pause = sites.wish("c", 0, "hold")  # evaluation comes after the sum
+    with sites.playing(tmp_path / "run", asked, stream=True) as run:
+        run.holds("c", 0)
+        sites.commands["server"].kill()
+        pause.unlink()
+        sums = list((tmp_path / "run/checkpoint").glob("sum-*"))
+        assert [file.name for file in sums] == ["sum-1-0"]
+        if not kept:
+            sums[0].unlink()
+        sites.start_server()
+        sites.call("run", "--resume", str(tmp_path / "run"), "--stream", "--server", sites.address)
+    done = Run.open(tmp_path / "run")
+    refused = {e["site"]: e["why"] for e in of(done, "site_refused")}
+    if kept:
+        assert not refused
+        assert distance(train(overrides=asked, out=tmp_path / "here"), done) < 1e-9
+    else:
+        assert set(refused) == {"a", "b", "c"}
+        assert all("gave its update for round 2, step 0" in why for why in refused.values())
+    assert [e["round"] for e in of(done, "sum_reused")] == ([2] if kept else [])
+    assert [e["round"] for e in of(done, "no_update")] == ([] if kept else [2])
+
+
 def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(sites, tmp_path):
     """The last test: for a minute after a power cut, Flower does not let a site come back."""
     sites.wish("c", 2, "hold")

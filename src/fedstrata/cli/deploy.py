@@ -143,10 +143,11 @@ def client(
     rules = read_policy(policy, allow_part or [])
     experiment = described(data, overrides(sets))
     table, seed = experiment.dump()["data"], experiment.train.seed
+    enclave = experiment.privacy.enclave.model_dump()
     own = None if keys is None else of_site(keys, name)
     share = None if partition is None else part(partition)
     with _until_stopped(f"site {name} has ended"):
-        attend(FederationClient(name, at, own, table, seed, share, patience, rules), _say)
+        attend(FederationClient(name, at, own, table, seed, enclave, share, patience, rules), _say)
 
 
 @app.command()

@@ -29,6 +29,7 @@ FAULTS = {  # kinds of events, and what people call them
     "site_not_scored": "site not scored",
     "not_scored_by_label": "labels not scored",
     "state_lost": "site lost its state",
+    "sum_reused": "sum from before the crash",
 }
 
 

@@ -28,6 +28,7 @@ from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
+from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.remote.policy.resources import environment
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import PolicyError
@@ -53,6 +54,7 @@ class FederationClient:
     keys: Path | None  # its key folder; None: insecure
     data: Mapping[str, Any]  # the experiment's [data]
     seed: int
+    enclave: Mapping[str, Any] = field(default_factory=dict)  # the one that it trusts: [privacy.enclave]
     partition: tuple[int, int] | None = None
     patience: float = 90.0  # seconds in which the server must take it
     policy: SitePolicy = field(default_factory=SitePolicy)  # what it agrees to
@@ -68,16 +70,32 @@ class FederationClient:
             "policy": self.policy.model_dump(mode="json"),
             "folder": str(Path.cwd()),
             "data": {"data": dict(self.data), "seed": self.seed},
+            "enclave": dict(self.enclave),
             "partition": None if self.partition is None else list(self.partition),
         }
 
 
 def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
-    """Read what a site has: an experiment file, the name of a data set, or a file or folder of its own samples."""
-    if strange := [key for key in overrides if key.split(".")[0] != "data" and key != "train.seed"]:
-        raise RequestError(f"{strange[0]} cannot be set: a site only says what data it has (data.*, train.seed)")
+    """Read what a site has: an experiment file, the name of a data set, or a file or folder of its own samples.
+
+    And which enclave it trusts.
+    """
+    own = ("data.", "train.seed", "privacy.enclave.")
+    if strange := [key for key in overrides if not key.startswith(own)]:
+        raise RequestError(
+            f"{strange[0]} cannot be set: a site only says what data it has (data.*, train.seed) and which enclave it "
+            "trusts (privacy.enclave.*)"
+        )
+    experiment = _described(data, overrides)
+    pinned = Setting(**experiment.privacy.enclave.model_dump())
+    if pinned.measurement is not None or pinned.attestation == "dev-insecure":
+        _ = pinned.policy  # which says what is wrong with it
+    return experiment
+
+
+def _described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
     if data is None:
-        if not overrides:
+        if not any(key.startswith("data.") for key in overrides):
             raise RequestError(
                 "say what data this site has: --data EXPERIMENT.toml, --data NAME, --data FILE, or --set"
             )

@@ -1,7 +1,8 @@
 """Where servers and sites of this machine keep what they need between two commands.
 
     STATE/server-PORT/    the server's database, log and address
-    STATE/site-NAME/      a site's log, its training state, what left it (audit.jsonl) and runs its owner was asked for
+    STATE/site-NAME/      a site's log, its training state (memory/), what it gave (ledger.json), what left it
+                          (audit.jsonl) and runs its owner was asked for (runs/)
 
 STATE is the environment variable FEDSTRATA_STATE, or ~/.local/state/fedstrata. Only its owner may look inside.
 """

@@ -19,7 +19,7 @@ from fedstrata.privacy.identity import Identity, KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise, at_most_one
 from fedstrata.privacy.protect import cut
 from fedstrata.privacy.sums.fixed_point import Encoding
-from fedstrata.privacy.sums.protocol import SumTask, enough_weight
+from fedstrata.privacy.sums.protocol import TOO_LIGHT, SumTask, magnitude, one_weighs_all
 from fedstrata.privacy.sums.secure_sum import Carry, carry_out
 from fedstrata.privacy.sums.summing import Summing
 
@@ -37,9 +37,11 @@ class MaskedStep:
     job: bytes
     clients: Sequence[int]  # all that were asked
 
-    def task(self, size: int) -> SumTask:
-        """Describe the sum of arrays of a size, the same at every party."""
-        return SumTask(self.job, tuple(sorted(self.clients)), size, self.key_directory.digest, self.encoding)
+    def task(self, size: int, weights: Mapping[int, float]) -> SumTask:
+        """Describe the sum of arrays of a size, the same at every party; who has no weight is not in it."""
+        members = tuple(sorted(self.clients))
+        magnitudes = tuple(magnitude(weights.get(member, 0.0)) for member in members)
+        return SumTask(self.job, members, size, self.key_directory.digest, self.encoding, magnitudes=magnitudes)
 
 
 @dataclass
@@ -73,9 +75,10 @@ class StepSum:
         One that fails on the way, of which `refuse` is told, is left out of the sum.
         """
         self._begin()
-        enough_weight(weights)
         shares, most = _shares(weights)
-        task = step.task(_size(layout))
+        if one_weighs_all([magnitude(share) for share in shares.values()]):
+            raise UnsummableError(TOO_LIGHT)
+        task = step.task(_size(layout), shares)
         if task.alone(weights):
             raise UnsummableError(f"{len(weights)} of {len(task.members)} are too few to take the masks off")
         aggregated = carry_out(

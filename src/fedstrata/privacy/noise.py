@@ -32,6 +32,14 @@ class UpdateNoise:
     noise: float
     local: bool
 
+    @property
+    def cost(self) -> float:
+        """What a report spends: (sensitivity / noise) squared. Costs add up, and epsilon follows from their sum.
+
+        Without noise nothing is promised, and nothing counted.
+        """
+        return ((2 if self.local else 1) / self.noise) ** 2 if self.noise else 0.0
+
     def leaving(self, update: np.ndarray, unit: float, draw: Callable[[], Rng]) -> np.ndarray:
         """Return what leaves a client, before weights and masks; in fixed point, numbers are `unit` apart, else 0."""
         rounding = unit / 2 * len(update) ** 0.5  # how much longer an update may become where it is written so

@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedstrata.config.experiment import Experiment, Privacy
+from fedstrata.config.experiment import Differential, Experiment, Privacy
 from fedstrata.core.client_info import ClientInfo
 from fedstrata.core.engine import Engine, Log
 from fedstrata.core.errors import RequestError
@@ -33,6 +34,7 @@ SIMULATED = "simulation"  # the run that simulated clients seal their maps for
 
 if TYPE_CHECKING:
     from fedstrata.privacy.clustering import PrivateClusters
+    from fedstrata.privacy.enclave.launch import Started
     from fedstrata.privacy.histograms import NoisyHistograms
     from fedstrata.privacy.labels.masking import MaskedLabels
 
@@ -141,8 +143,25 @@ def accountant(experiment: Experiment, plan: Plan, client_info: ClientInfo) -> A
     equal = experiment.method.combiner["kind"] == "uniform"  # other weights' sum would tell who took part
     always = experiment.system.availability.kind == "always" and client_info.later is None
     drawn = isinstance(plan.selector, Random) and equal and always and plan.system.reliable and dp.where == "server"
-    delta = dp.delta if dp.delta is not None else 0.1 / clients
-    return Accountant(dp.noise, delta, FixedSize(k, clients) if drawn else None, dp.where == "local")
+    sampling = FixedSize(k, clients) if drawn else None
+    return Accountant(dp.noise, delta_of(dp, clients), sampling, dp.where == "local")
+
+
+def most_spent(privacy: Privacy, clients: int) -> float:
+    """Return what reports of one client may cost in a run (`UpdateNoise.cost`), by the budget.
+
+    No amplification by sampling: a client knows when it took part.
+    """
+    dp, noise = privacy.dp, noise_of(privacy)
+    if dp is None or noise is None or dp.budget is None:
+        return inf
+    spends = Accountant(dp.noise, delta_of(dp, clients), local=noise.local)
+    return spends.rounds_within(dp.budget) * noise.cost
+
+
+def delta_of(dp: Differential, clients: int) -> float:
+    """Return the delta that is asked for, or a tenth of one client's share."""
+    return dp.delta if dp.delta is not None else 0.1 / clients
 
 
 def tells_counts(privacy: Privacy, plan: Plan) -> bool:
@@ -276,9 +295,15 @@ def _enter_enclave(experiment: Experiment, now: Setup) -> None:
     every = experiment.train.evaluate.every
     how = setting, plan.rounds
     started = start(plan.selector, federation, plan.streams, *how, scoring=scoring, every=every, note=now.note)
-    now.plan = replace(plan, selector=started.select)
+    select_inside(now, started)
+    now.evaluator = _in_own_order(started.evaluator, federation.codes)
+
+
+def select_inside(now: Setup, started: Started) -> None:
+    """Let an enclave that was told label counts select, and the server know none."""
+    now.plan = replace(now.plan, selector=started.select)
     now.client_info = replace(now.client_info, known={**now.client_info.known, "counts": None})
-    now.evaluator, now.close = _in_own_order(started.evaluator, federation.codes), started.close
+    now.close = started.close
     weakref.finalize(started.select, started.close)  # also where the run is never begun
 
 

@@ -27,6 +27,10 @@ AT_SITES = (
     "Every site drew its secrets on its own machine. It did what this experiment says, as the server sent it: a server "
     "that sends another one is told what that one says."
 )
+OWN_LEDGER = (
+    "Every site counts on its own disk what it gave, before it leaves: one report for each step, whatever crashed, and "
+    "none beyond the budget. It claims nothing for rounds in which others were drawn, because it knows its own."
+)
 LOTS = (
     "Clients draw lots for how many samples of each batch they give: it does not see who gave how many. How long a "
     "client takes to answer may tell something of it."
@@ -64,7 +68,7 @@ def statement(
     `moving`: what clients hold changes from round to round. `features`: what clients told of theirs.
     """
     said: dict[str, Any] = {
-        "server": _server(experiment, plan, told, clusters),
+        "server": _server(experiment, plan, told, clusters, simulated),
         "other clients": _others(experiment, plan),
         "server with a client": _colluding(experiment, plan),
     }
@@ -87,6 +91,8 @@ def statement(
                 guarantee,
                 "Beside, reports tell how many samples and steps they are of.",
             ]
+        if not simulated:
+            said["differential privacy"].append(OWN_LEDGER)
         said["epsilon"] = epsilon
     if moving and experiment.privacy.labels != "none":
         said["server"].append(TOLD_AGAIN)
@@ -96,7 +102,9 @@ def statement(
     return said
 
 
-def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: str | None) -> list[str]:
+def _server(
+    experiment: Experiment, plan: Plan, told: frozenset[str], clusters: str | None, simulated: bool
+) -> list[str]:
     privacy, masked = experiment.privacy, experiment.privacy.labels != "none"
     told |= {"labels", "totals"} if masked else set()  # whatever the method needs, the protocol tells that
     words = {"label": "placeholder", "labels": "placeholders"} if masked else {"label": "label", "labels": "labels"}
@@ -105,7 +113,7 @@ def _server(experiment: Experiment, plan: Plan, told: frozenset[str], clusters: 
         said.append("Labels are placeholders: it is not told which label is which. " + NAMED_BY_MODEL)
     said += [clusters[:1].upper() + clusters[1:] + "."] if clusters else []
     if privacy.clustering == "enclave":
-        said.append(_enclave(experiment))
+        said.append(_enclave(experiment, simulated))
     said.append(_updates(experiment, plan))
     noised = privacy.dp is not None and privacy.dp.where == "local"
     also = ", how high its mean loss was and how long its update is"
@@ -129,8 +137,10 @@ def _updates(experiment: Experiment, plan: Plan) -> str:
         normed = " The sums of batch norm are masked likewise." if plan.space.normed else ""
         return (
             f"Of the clients' {what}s it sees the weighted sum over at least {plan.fewest} of them, exact to the "
-            "encoding, and no single one; unless it breaks the protocol, by weights of 0 for all others or with the "
-            f"help of enough clients.{normed}"
+            f"encoding, and no single one. Each client gives its {what} for a step once, also after a crash; it checks "
+            "who is in the sum, and that no one weighs all of it. With the help of enough clients the server could see "
+            f"more.{normed} What sums of several rounds, or runs, over different clients tell together is not hidden: "
+            f"where the model hardly changed, their difference is near to the {what} of who was missing."
         )
     if privacy.dp is not None and privacy.dp.where == "local":
         return f"It sees every client's {what}, clipped and with noise."
@@ -142,10 +152,11 @@ def _updates(experiment: Experiment, plan: Plan) -> str:
     return f"It sees every client's {what}, and could find out much about the samples behind it."
 
 
-def _enclave(experiment: Experiment) -> str:
+def _enclave(experiment: Experiment, simulated: bool) -> str:
     setting = experiment.privacy.enclave
+    what = "and the test set are in an enclave" if simulated else "are in an enclave, which every site verified itself"
     noise = "" if not setting.noise else f", of which a share of {setting.noise:g} is drawn at random"
-    hidden = f"Label counts and the test set are in an enclave; it sees who is selected{noise}, and figures of models."
+    hidden = f"Label counts {what}; it sees who is selected{noise}, and figures of models."
     over_time = "Who is selected together shows, over many rounds, who is in the same cluster."
     if setting.attestation == "dev-insecure":
         return (
@@ -166,6 +177,8 @@ def _others(experiment: Experiment, plan: Plan) -> list[str]:
         said.append("Every label that any client holds: the printed protocol shows them differences of labels.")
     if experiment.privacy.clustering == "masked":
         said.append("The centres of all clusters, in every step of finding them.")
+    if experiment.privacy.aggregate == "masked":
+        said.append("How much each client weighs in the sums that they take part in, to a factor of two.")
     if isinstance(plan.local.sampler, Lots):
         said.append("How many samples of each label, or placeholder, there are in all.")
     if plan.space.normed and (plan.driver.steps_at_server or plan.driver.together):

@@ -36,6 +36,7 @@ from fedstrata.privacy.sums.secure_sum import Carry
 from fedstrata.remote.chain import SealedChain
 from fedstrata.remote.checks import check_report, expected, model_of, read_all_reduce, unlike
 from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.kept_sums import KeptSum, KeptSums
 from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.site_registry import SiteRegistry, by_client
@@ -79,9 +80,12 @@ class AtSites:
         noise: UpdateNoise | None = None,
         relay: SealedChain | None = None,
         clip: float | None = None,
+        kept_sums: KeptSums | None = None,
     ):
         self._site_registry, self._names, self._plan, self._note = site_registry, site_registry.names, plan, note
         self._masks, self._noise, self._relay, self._clip = masks, noise, relay, clip
+        self._kept_sums = kept_sums if masks is not None or noise is not None else None
+        self._kept: KeptSum | None = None  # what an interrupted server left of the step
         self._tasks: Sequence[Task] = ()
         self._sum = StepSum(noise, unpredictable, clip)
         self._overhead_bytes = 0, 0
@@ -93,6 +97,13 @@ class AtSites:
         self._tasks, self._overhead_bytes, self._statistics = tasks, (0, 0), None
         # The server's noise is drawn from what no site could draw it from again.
         self._sum = StepSum(self._noise, unpredictable, self._clip)
+        self._kept = self._kept_sums.find(tasks) if self._kept_sums is not None and step.combine else None
+        if self._kept is not None:
+            why = "it was kept when the server was interrupted: sites give their updates once"
+            self._note("sum_reused", round=tasks[0].round + 1, step=tasks[0].step, why=why)
+            self._overhead_bytes = self._kept.overhead_bytes
+            self._reports = {report.client: report for report in self._kept.reports}
+            return list(self._kept.reports)
         relay = self._relay if step.combine else None
         if relay is not None:  # a hop of a chain
             (task,) = tasks
@@ -124,7 +135,9 @@ class AtSites:
         return [report.open() for report in self._reports.values()]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
-        """Sum what the last step's sites sent."""
+        """Sum what the last step's sites sent; what they give only once is kept."""
+        if self._kept is not None:
+            return self._kept.of(weights)
         if self._masks is not None:
             sums = self._masked_sum(self._masks, weights)
             self._overhead_bytes = self._sum.overhead
@@ -134,7 +147,10 @@ class AtSites:
         else:
             sums = weighted_sum(self._reports, weights)
         met = {} if self._statistics is None else {"statistics": self._statistics}
-        return replace(sums, total={**sums.total, **met})
+        sums = replace(sums, total={**sums.total, **met})
+        if self._kept_sums is not None:
+            self._keep(self._kept_sums, sums)
+        return sums
 
     def each(self) -> Mapping[int, Report]:
         """Return the last step's reports whole."""
@@ -165,7 +181,7 @@ class AtSites:
         """Let sites that reported add up under masks; one that fails on the way is left out of the sum."""
 
         def connect(task: Sum) -> Carry:
-            about = to_json({"job": task.job.hex(), "members": task.members})
+            about = to_json({"job": task.job.hex(), "members": task.members, "magnitudes": task.magnitudes})
             ask = by_client(self._names, partial(self._told, tasks=self._tasks, fields=1))
             return lambda step, messages: ask(
                 {c: build_request("sum", step.encode(), about, m) for c, m in messages.items()}
@@ -175,6 +191,13 @@ class AtSites:
             self._left_out(client, self._tasks, str(error))
 
         return self._sum.sum_masked(weights, self._layout(), masks.step(self._tasks), connect, refuse)
+
+    def _keep(self, kept_sums: KeptSums, sums: Sums) -> None:
+        """Store a sum before it is applied: its sites give it once."""
+        opened, first = [report.open() for report in self._reports.values()], self._tasks[0]
+        if not kept_sums.keep(self._tasks, KeptSum(opened, sums, self._overhead_bytes)):
+            why = "the sums of this round are too large to be kept; after a crash, its steps make no update"
+            self._note("fallback", what="sum of a step", round=first.round + 1, step=first.step, used="none", why=why)
 
     def _layout(self) -> Tensors:
         """Return what every site of the step sends, without its numbers."""

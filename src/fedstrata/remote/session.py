@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from fedstrata.data.devices import Devices
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.privacy import FEWEST
+from fedstrata.privacy.enclave.launch import Setting
+from fedstrata.privacy.enclave.policy import Terms
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.labels.kept import kept_beside
 from fedstrata.privacy.refusals import refuse
@@ -33,15 +36,18 @@ from fedstrata.privacy.setup import (
     encoding_of,
     hides_label_counts,
     noise_of,
+    select_inside,
     tells_counts,
 )
 from fedstrata.remote.chain import SealedChain, unsealable
 from fedstrata.remote.checks import longest_reply
 from fedstrata.remote.clock import Observed
 from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.enclave import start_at_sites
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, ask_facts, heard, proposed, recorded, replies
@@ -54,6 +60,7 @@ from fedstrata.runs.training import begin, resume
 from fedstrata.server.bounds import bound_reports
 
 Log = Callable[..., None]
+Refuse = Callable[[str, FedstrataError], None]
 DEADLINE = 3600.0  # seconds for an exchange where nobody says how many: a silent site must not stop a run
 MASKED = "labels_masked"  # the event that keeps what the server learned of labels
 LENGTH = 10.0  # to which sites shorten their update under masks, unless the experiment says another
@@ -73,6 +80,10 @@ class SiteClients:
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
     known: RemoteFederation | None = None  # what sites said of themselves
+
+    @cached_property
+    def _kept_sums(self) -> KeptSums:
+        return KeptSums(Run(self.folder).checkpoints.path)
 
     # ---- before a run
 
@@ -141,15 +152,18 @@ class SiteClients:
             setup.note(MASKED, mode=privacy.labels, **asdict(federation.masked))
         if privacy.histogram_epsilon is not None:
             setup.blurred(NoisyHistograms(privacy.histogram_epsilon))
+        if privacy.clustering == "server":
+            return
+        flips, names, classes = setup.plan.selector, self.site_registry.names, len(federation.classes)
+        assert isinstance(flips, Flips)
+        credentials, epsilon = self._keys(f'privacy.clustering = "{privacy.clustering}"'), privacy.histogram_epsilon
+        places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in setup.client_info.holders}
         if privacy.clustering == "masked":
-            assert isinstance(setup.plan.selector, Flips)
-            credentials, epsilon = self._keys('privacy.clustering = "masked"'), privacy.histogram_epsilon
-            places = {int(i): {**self._place(i, federation), "epsilon": epsilon} for i in setup.client_info.holders}
-            classes = len(federation.classes)
-            clustered(
-                setup,
-                clustered_at(self._heard, credentials, self.site_registry.names, places, setup.plan.selector, classes),
-            )
+            clustered(setup, clustered_at(self._heard, credentials, names, places, flips, classes))
+            return
+        plan, setting = setup.plan, Setting(**privacy.enclave.model_dump())
+        terms = Terms(len(names), classes, plan.rounds, plan.streams.seed, flips, setting.noise)
+        select_inside(setup, start_at_sites(self._all_heard, credentials, names, places, terms, setting, setup.note))
 
     def with_real_clock(self, plan: Plan) -> Plan:
         """Return the plan with time as the clock says it."""
@@ -162,14 +176,15 @@ class SiteClients:
         assert federation is not None
 
         def now(round: int) -> ClientInfo:
-            there = site_registry.attending(plan.fewest)
+            attending = site_registry.attending(plan.fewest)
+            there = {*self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])}
             facts = tuple(site_registry.facts.values())
             known = (
                 replace(federation, facts=facts).client_info(plan.needs, plan.streams)
                 if site_registry.changed
                 else client_info
             )
-            return replace(known, holders=np.array([i for i in known.holders if names[i] in there], dtype=np.int64))
+            return replace(known, holders=np.array([i for i in known.holders if i in there], dtype=np.int64))
 
         return replace(client_info, later=now)
 
@@ -188,7 +203,8 @@ class SiteClients:
         log("sites", wall={"sites": site_registry.names})
         if self.no_stream is not None:
             log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
-        engine = AtSites(site_registry, plan, log, masks, noise, relay, clip_of(self.experiment, plan))
+        clip = clip_of(self.experiment, plan)
+        engine = AtSites(site_registry, plan, log, masks, noise, relay, clip, self._kept_sums)
         return bound_reports(engine, bounds_of(self.experiment, plan), log, site_registry.names)
 
     def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
@@ -273,6 +289,18 @@ class SiteClients:
             client = site_registry.names.index(name)
             self._noted("site_refused", round=0, step=0, site=name, client=client, why=str(error))
 
+        return self._replies(requests, fields, refuse)
+
+    def _all_heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
+        """Ask before the run, all of them or nobody."""
+
+        def refuse(name: str, error: FedstrataError) -> None:
+            raise RequestError(f"site {name}: {error}")
+
+        return self._replies(requests, fields, refuse)
+
+    def _replies(self, requests: Mapping[str, bytes], fields: int, refuse: Refuse) -> dict[str, tuple[bytes, ...]]:
+        site_registry = self.site_registry
         ours = {name: within(site_registry.run, request) for name, request in requests.items()}
         return replies(ours, heard(site_registry.transport, ours, fields, site_registry.deadline), refuse)
 
@@ -339,12 +367,6 @@ def possible_at_sites(experiment: Experiment) -> None:
             'privacy.labels = "ckks-paper"',
             "its clients share one secret key, which no server can bring them safely",
             'use privacy.labels = "prf"',
-        ),
-        (
-            privacy.clustering == "enclave",
-            'privacy.clustering = "enclave"',
-            "every site would have to know, from somebody other than the server, which enclave it may trust",
-            'use privacy.clustering = "masked"',
         ),
         (
             bool(data.proxy),

@@ -6,6 +6,7 @@
     meet      hello, before sums under masks
     cluster   take part in k-means by masked sums, with the label shares that it has
     centres   a step of it
+    enclave   tell label counts to an enclave, once it has shown that it is one that the site trusts
 
 The server keeps the sealed map and shows it when a run begins or goes on; only the site can read it, so nothing of a
 run has to outlive the site's process. Secrets come from the machine, or from the site's own key where they must be the
@@ -28,6 +29,8 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label
 from fedstrata.privacy.agreement import derive
 from fedstrata.privacy.clustering import ClusterMember
+from fedstrata.privacy.enclave.launch import Setting
+from fedstrata.privacy.enclave.service import SECRET
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.histograms import NoisyHistograms
 from fedstrata.privacy.identity import KeyDirectory
@@ -39,6 +42,7 @@ from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.enclave import CONFIRM, SUBMIT, EnclaveParty
 from fedstrata.remote.introduction import aligned
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import PolicyError, read_values, to_json
@@ -48,9 +52,15 @@ class SitePrivacy:
     """Keeps a site's secrets; `load` gives its data, `credentials` say who is who, the gate what is allowed."""
 
     def __init__(
-        self, name: str, load: Callable[[], Federation], credentials: Credentials | None, gate: PolicyGate | None = None
+        self,
+        name: str,
+        load: Callable[[], Federation],
+        credentials: Credentials | None,
+        gate: PolicyGate | None = None,
+        trusted: Setting | None = None,  # the enclave
     ):
-        self.name, self._load, self._credentials, self._gate = name, load, credentials, gate or PolicyGate()
+        self.name, self._load, self._credentials = name, load, credentials
+        self._gate, self._enclave = gate or PolicyGate(), EnclaveParty(trusted)
         # Memories for all runs: sums of different runs could be subtracted as well.
         self._served, self._tested = Served(), Served()
         self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()
@@ -63,6 +73,7 @@ class SitePrivacy:
             "meet": self._meet,
             "cluster": self._cluster,
             "centres": self._centres,
+            "enclave": self._tell_enclave,
         }
 
     @property
@@ -184,6 +195,18 @@ class SitePrivacy:
         if what == b"tell":
             return (member.cluster(asked),)
         return (participant.masked(member.contribution(asked)).tobytes(),)
+
+    def _tell_enclave(self, step: bytes, data: bytes) -> tuple[bytes]:
+        if step == SUBMIT:
+            return (self._enclave.submit(data),)
+        if step == CONFIRM:
+            self._enclave.confirm(data)
+            return (b"",)
+        told = read_values(data)
+        counts, roll = self.own(told).counts[0], self.key_directory(told)
+        # The same in a run that goes on: a fresh enclave catches up with what the last one drew.
+        secret = derive(self._secret, str(told["run"]).encode(), b"fedstrata enclave noise", SECRET)
+        return (self._enclave.hello(told, self.credentials.identity, roll, counts, secret),)
 
     # ---- the map of placeholders, in the server's keeping
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.origin import find_own_parts_in
 from fedstrata.data.federation import Federation
+from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.joining import with_stream
 from fedstrata.remote.policy.resources import keep_to
@@ -38,7 +39,7 @@ def main(path: str) -> None:
     load()  # what is wrong with it should be said now
     credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]))
     folder = None if config.get("state") is None else Path(config["state"])
-    host = Host(config["site"], load, credentials, folder, policy)
+    host = Host(config["site"], load, credentials, folder, policy, Setting(**config["enclave"]))
     serve(with_stream(host.answer, policy.check_server), Path(config["socket"]))
 
 

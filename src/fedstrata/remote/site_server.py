@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,19 +30,20 @@ from fedstrata.core import origin
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import ParameterSpace
-from fedstrata.core.messages import Report, fast_replace
+from fedstrata.core.messages import Report, Tag, fast_replace
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
 from fedstrata.core.wire import pack, pack_report, unpack, unpack_report, unpack_task
 from fedstrata.data.federation import Federation
+from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.privacy.envelopes import Letterbox
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.identity import KeyDirectory
 from fedstrata.privacy.noise import UpdateNoise
 from fedstrata.privacy.protect import cut, hide_figures, protect_report, protect_update, sum_figures
 from fedstrata.privacy.refusals import refuse
-from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_label_counts, noise_of
+from fedstrata.privacy.setup import clip_of, encoding_of, hides_figures, hides_label_counts, most_spent, noise_of
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.member import SumMember
@@ -51,6 +53,7 @@ from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
+from fedstrata.remote.ledger import Ledger
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.protocol import (
@@ -71,6 +74,7 @@ MET, REPORT = b"meet", b"report"
 OPENING = ("introduce", "begin")  # requests that tell of a run; all others belong to one
 TOLD = (SiteError, RefusedError, StatelessError)  # errors whose words were written for others to read
 WORDS = 200  # characters of a refusal that the audit log keeps
+SUMMED = frozenset({"train", "gradient"})  # tasks whose updates are summed, as all drivers here name them
 
 
 @dataclass
@@ -90,16 +94,25 @@ class SiteSession:
     clip: float | None = None  # the same: the length that all sites keep to
     hides_figures: bool = False  # the same: whether losses and lengths of updates are
     key_directory: KeyDirectory | None = None  # the same
+    most_spent: float = inf  # of a privacy budget
+    step: Tag = (0, 0)  # round and step of the task at hand
+    given: bool = False  # whether the ledger has it
     leaving: np.ndarray | None = None  # what was trained and waits for its sum, flat
     member: SumMember | None = None
     hops: ChainSite | None = None  # where a chain's models pass the server sealed
+
+    @property
+    def protected(self) -> bool:
+        """Whether updates leave under masks or with noise: then once for each step."""
+        return self.key_directory is not None or self.noise is not None
 
 
 class Host:
     """Answers for one site.
 
     `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state
-    (`memory/`), what left it and what its owner approved; `policy` is what its owner allows.
+    (`memory/`), what it gave (`ledger.json`), what left it and what its owner approved; `policy` is what its owner
+    allows, and `trusted` the enclave that it may tell its labels.
     """
 
     def __init__(
@@ -109,9 +122,10 @@ class Host:
         credentials: Credentials | None = None,
         folder: Path | None = None,
         policy: SitePolicy | None = None,
+        trusted: Setting | None = None,
     ):
         self.name, self._load, self._folder, self._gate = name, load, folder, PolicyGate(policy, folder)
-        self._guard = SitePrivacy(name, load, credentials, self._gate)
+        self._guard, self._ledger = SitePrivacy(name, load, credentials, self._gate, trusted), Ledger(folder)
         self._about: dict[str, Any] = {}  # the request, in words for the audit log
         self._session: SiteSession | None = None
         self._running: RunningTask | None = None  # under way: it waits for others
@@ -213,7 +227,7 @@ class Host:
         self._session = SiteSession(
             run,
             here.id,
-            Site(here, trainer, Versions() if self._folder is None else StateOnDisk(self._folder, run, present)),
+            Site(here, trainer, self._versions(run, present)),
             federation,
             network,
             ParameterSpace.of(module, plan.local.head),
@@ -224,6 +238,7 @@ class Host:
             clip_of(experiment, plan),
             hides_figures(privacy, plan),
             self._guard.key_directory(told) if privacy.aggregate == "masked" else None,
+            most_spent(privacy, len(told["sites"])),
             hops=self._hops(told, plan) if told.get("chained") else None,
         )
         untested = len(self._load().test_split[0]) - len(federation.test_split[0])
@@ -273,7 +288,12 @@ class Host:
         self._about |= {"round": task.round, "step": task.step, "task": task.kind}
         if self._running is not None:  # it still waits for others
             self._running.end()
+        session.step, session.given, session.leaving, session.member = (task.round, task.step), False, None, None
+        if session.protected and task.kind in SUMMED:  # not to train for nothing
+            self._ledger.check(session.run, session.step)
         participant = self._guard.participant(invitation) if invitation else None
+        if participant is not None:  # what it brings there is given
+            self._give(session)
         self._running = RunningTask(session.site, data, cast(By, by.decode()) if by else None, participant)
         return self._said(self._running)
 
@@ -309,11 +329,19 @@ class Host:
             if noise is not None and noise.local and noise.noise:
                 self._about["noise"] = noise.noise
         if session.key_directory is None:
-            return what, pack_report(
-                report if leaving is None else fast_replace(report, aggregated=cut(leaving, report.aggregated))
-            )
+            if leaving is not None:
+                self._give(session)
+                report = fast_replace(report, aggregated=cut(leaving, report.aggregated))
+            return what, pack_report(report)
         session.leaving, session.member = leaving, None
         return what, pack_report(report.open())
+
+    def _give(self, session: SiteSession) -> None:
+        """Write down that the update at hand leaves, before anything of it does."""
+        if not session.given:
+            cost = 0.0 if session.noise is None else session.noise.cost
+            self._ledger.enter(session.run, session.step, cost, session.most_spent)
+            session.given = True
 
     def _hidden(self, report: Report, session: SiteSession) -> Report:
         """Tell loss and length of an update in the sum only; where it is noised, not at all."""
@@ -333,13 +361,17 @@ class Host:
             told = read_values(about)
             members = tuple(int(member) for member in told["members"])
             job = bytes.fromhex(told["job"])
-            task = Sum(job, members, len(session.leaving), session.key_directory.digest, session.encoding)
+            size, roll = len(session.leaving), session.key_directory.digest
+            task = Sum(job, members, size, roll, session.encoding, magnitudes=tuple(told["magnitudes"]))
             session.member = SumMember(
                 task, session.client, self._guard.credentials.identity, session.key_directory, os.urandom
             )
         if session.member is None:
             raise RefusedError("a secure sum begins with its keys")
-        return (act(session.member, step.decode(), message, session.leaving),)
+        reply = act(session.member, step.decode(), message, session.leaving)
+        if step == b"masked":
+            self._give(session)
+        return (reply,)
 
     def _evaluate(self, data: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session = self._at_work()

@@ -190,10 +190,7 @@ def start(
             'privacy.clustering = "enclave" does not fit data.drift and data.stream: clients tell their labels once'
         )
     verifier, policy = setting.verifier, setting.policy
-    if setting.attestation == dev_insecure.KIND:
-        dev_insecure.permit(setting.allow_insecure, note)
-    else:
-        sev_snp.attester(Path(setting.certificates))  # the service is on this machine: say at once what is missing
+    check_host(setting, note)
     terms = Terms(len(federation), len(federation.classes), rounds, streams.seed, flips, setting.noise, scoring)
     draws: list[Entropy] = [streams("enclave", client=party).bytes for party in range(terms.clients + 1)]
     identities = [Identity.new(draw) for draw in draws]
@@ -211,6 +208,14 @@ def start(
         raise
     evaluator = None if scoring is None else Scorer(enclave, every)
     return Started(InEnclave(enclave), evaluator, enclave.close, enclave)
+
+
+def check_host(setting: Setting, note: Callable[..., Any]) -> None:
+    """Say at once what the service, which is on this machine, is missing; or that it is none."""
+    if setting.attestation == dev_insecure.KIND:
+        dev_insecure.permit(setting.allow_insecure, note)
+    else:
+        sev_snp.attester(Path(setting.certificates))
 
 
 def _holders(federation: Federation) -> np.ndarray:

@@ -24,10 +24,12 @@ from fedstrata.privacy.sums.protocol import (
     REVEAL,
     SHARES,
     SURVIVORS,
+    TOO_LIGHT,
     SumTask,
     fields_of,
     listed,
     listing,
+    magnitude,
     pack_fields,
     unpack_fields,
 )
@@ -88,7 +90,7 @@ class SumMember:
     def masked(self, delivery: bytes, values: Any) -> bytes:
         """Weight and mask an array; `delivery` holds the weight and what the neighbours dealt."""
         fields = self._take(delivery, DELIVERY)
-        weight, boxes = _weight(fields[:1]), listed(fields[1:], self._pairs)
+        weight, boxes = self._weight(fields[:1]), listed(fields[1:], self._pairs)
         self._enough(len(boxes), "dealt shares")
         for other, box in boxes.items():
             pair = self._pairs[other]
@@ -109,6 +111,8 @@ class SumMember:
             raise RefusedError(f"a sum over fewer than {FEWEST} members, or one without me, is not unmasked")
         if not set(self._task.neighbours[self._me]).intersection(self._survivors) <= set(self._held):
             raise RefusedError("a neighbour that dealt no shares is said to be in the sum")
+        if self._task.shows_one(self._survivors):
+            raise RefusedError(TOO_LIGHT)
         if self._task.alone(self._survivors):
             raise RefusedError("some members have too few neighbours in the sum: it is not unmasked")
         near = {other: self._agreement(self._me, other) for other in self._near()}
@@ -132,6 +136,16 @@ class SumMember:
         bound_to = self._task.between(self._me, join(self._told), other, join(fields))
         wrap = self._wrap.pair(other, fields[2], bound_to)  # its half for masks is free to authenticate
         return _Pair(self._mask.pair(other, fields[1], bound_to).mask, wrap.wrap, wrap.mask, bound_to)
+
+    def _weight(self, fields: tuple[bytes, ...]) -> float:
+        """Read the own weight; it must be what everybody was told of it."""
+        (data,) = fields_of(fields, 1, 8)
+        weight = float(struct.unpack("<d", data)[0])
+        if not 0 <= weight <= 1:  # so that NaN is refused, too
+            raise RefusedError(f"a weight of {weight} is outside 0 to 1")
+        if magnitude(weight) != self._task.weighs[self._me]:
+            raise RefusedError(f"a weight of {weight} is another one than all members were told of")
+        return weight
 
     def _near(self) -> set[int]:
         """Return the neighbours that are in the sum."""
@@ -158,11 +172,3 @@ class SumMember:
 
     def _sent(self, kind: str, fields: tuple[bytes, ...]) -> bytes:
         return Frame(kind, self._task.job, self._me, fields).sign(self._identity)
-
-
-def _weight(fields: tuple[bytes, ...]) -> float:
-    (data,) = fields_of(fields, 1, 8)
-    weight = float(struct.unpack("<d", data)[0])
-    if not 0 <= weight <= 1:  # so that NaN is refused, too
-        raise RefusedError(f"a weight of {weight} is outside 0 to 1")
-    return weight

@@ -18,24 +18,29 @@ those of its pairwise masks if it is not, never both, and so sees the sum and no
 A member that stops anywhere is a drop-out. Keys are drawn for one job and every derived key serves one mask, bound to
 the job, the task, the roll and the two parties' keys.
 
+How much each member weighs, to a factor of two, is part of the task, so all are told the same; each checks that its
+own weight is as the task says, and that enough of those in the sum weigh something: a sum in which one weighs all is
+not unmasked.
+
 What a server that does not follow the protocol can do: stop the job; choose who counts as missing, as long as every
-survivor keeps t neighbours; and choose weights, of which a member sees its own only, so that weights of 0 for all
-others would show it the remaining one. It cannot put in keys of its own: they are signed. Where all mask with all and
-fewer than a third collude, it cannot show different lists (of two groups that agree, an honest member would be in both)
-and cannot get both secrets of a member. In larger sets the circle of neighbours is safe against colluding members by
-chance, but not against a server that tries jobs, and with them circles, until its colluders sit well.
+survivor keeps t neighbours; and choose weights, within that rule. It cannot put in keys of its own: they are signed.
+Where all mask with all and fewer than a third collude, it cannot show different lists (of two groups that agree, an
+honest member would be in both) and cannot get both secrets of a member. In larger sets the circle of neighbours is safe
+against colluding members by chance, but not against a server that tries jobs, and with them circles, until its
+colluders sit well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from math import frexp
 
 import numpy as np
 
-from fedstrata.core.errors import RequestError, UnsummableError
+from fedstrata.core.errors import RequestError
 from fedstrata.privacy import FEWEST
 from fedstrata.privacy.agreement import derive, transcript_of
 from fedstrata.privacy.frames import RefusedError, join
@@ -45,14 +50,20 @@ from fedstrata.privacy.sums.neighbours import neighbours, threshold
 DOMAIN = b"fedstrata secure sum"
 ADVERTISE, KEYS, SHARES, DELIVERY, INPUT = "sum/advertise", "sum/keys", "sum/shares", "sum/delivery", "sum/input"
 SURVIVORS, AGREE, AGREED, REVEAL = "sum/survivors", "sum/agree", "sum/agreed", "sum/reveal"
-LEAST_WEIGHT = 1e-3  # of the largest, below which an update is lost among the others
+LIGHT = 10  # halvings below the heaviest (a thousandth), from which on an update is lost among the others
+NOTHING = -1_000  # the magnitude of no weight
+TOO_LIGHT = f"masked updates are not summed where fewer than {FEWEST} clients have any weight"
 
 
-def enough_weight(weights: Mapping[int, float]) -> None:
-    """Refuse a sum in which all but one or two clients weigh next to nothing: it would show them."""
-    most = max(weights.values(), default=0.0)
-    if sum(weight >= LEAST_WEIGHT * most for weight in weights.values()) < FEWEST:
-        raise UnsummableError(f"masked updates are not summed where fewer than {FEWEST} clients have any weight")
+def magnitude(weight: float) -> int:
+    """Return the power of two next to a weight of 0 to 1: all that other members are told of it."""
+    return max(frexp(weight)[1], NOTHING) if weight else NOTHING
+
+
+def one_weighs_all(magnitudes: Collection[int]) -> bool:
+    """Say whether all but one or two weigh next to nothing: their sum would show those."""
+    heaviest = max(magnitudes, default=NOTHING)
+    return heaviest == NOTHING or sum(one >= heaviest - LIGHT for one in magnitudes) < FEWEST
 
 
 @dataclass(frozen=True)
@@ -68,12 +79,17 @@ class SumTask:
     key_directory: bytes  # the digest of the roll
     encoding: Encoding = NARROW
     needed: int | None = None
+    magnitudes: tuple[int, ...] = ()  # of the members' weights; none: all weigh 1
 
     def __post_init__(self) -> None:
+        if not self.magnitudes:
+            object.__setattr__(self, "magnitudes", (magnitude(1.0),) * len(self.members))
         if len(self.members) < FEWEST:
             raise RequestError(f"a secure sum needs at least {FEWEST} members, not {len(self.members)}")
         if list(self.members) != sorted(set(self.members)):
             raise RequestError("the members of a secure sum are told once each, in ascending order")
+        if len(self.magnitudes) != len(self.members) or any(type(one) is not int for one in self.magnitudes):
+            raise RequestError("the weight of every member of a secure sum has a magnitude, a whole number")
         most = min(map(len, self.neighbours.values()))
         if not 2 <= self.threshold <= most:
             raise RequestError(f"needed = {self.needed}: 2 to {most} shares can be asked for")
@@ -81,7 +97,7 @@ class SumTask:
     @cached_property
     def digest(self) -> bytes:
         """What two parties compare to know that they were told the same."""
-        numbers = [self.size, self.encoding.bits, self.encoding.fraction, self.needed or 0]
+        numbers = [self.size, self.encoding.bits, self.encoding.fraction, self.needed or 0, *self.magnitudes]
         told = [b"%d" % number for number in numbers]
         return sha256(join([DOMAIN, self.job, self.key_directory, pack_fields(self.members), *told])).digest()
 
@@ -95,6 +111,15 @@ class SumTask:
         """How many shares recover a secret."""
         k = len(self.neighbours[self.members[0]])
         return self.needed or threshold(len(self.members), k)
+
+    @cached_property
+    def weighs(self) -> dict[int, int]:
+        """How much each member weighs, to a factor of two."""
+        return dict(zip(self.members, self.magnitudes, strict=True))
+
+    def shows_one(self, present: Collection[int]) -> bool:
+        """Say whether a sum over those who are present would show one or two of them."""
+        return one_weighs_all([self.weighs[member] for member in present])
 
     def alone(self, present: Collection[int]) -> list[int]:
         """Tell those who have too few neighbours among the ones that are present."""

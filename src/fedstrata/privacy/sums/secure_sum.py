@@ -17,7 +17,7 @@ from fedstrata.privacy.frames import Refuse, RefusedError, never
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.sums.fixed_point import NARROW, Encoding
 from fedstrata.privacy.sums.member import SumMember
-from fedstrata.privacy.sums.protocol import SumTask
+from fedstrata.privacy.sums.protocol import SumTask, magnitude
 from fedstrata.privacy.sums.summing import Summing
 
 Carry = Callable[[str, Mapping[int, bytes]], Mapping[int, bytes]]  # a step, and what it asks of whom -> the replies
@@ -112,9 +112,9 @@ def secure_sum(
     """
     if not values or not set(values) <= set(asked):
         raise RequestError("a secure sum is over arrays of clients that were asked, and at least of some")
-    task = SumTask(
-        job, tuple(sorted(asked)), len(next(iter(values.values()))), parties.key_directory.digest, encoding, needed
-    )
     given = {client: weights.get(client, 0.0) for client in values}
+    members, size = tuple(sorted(asked)), len(next(iter(values.values())))
+    magnitudes = tuple(magnitude(given.get(member, 0.0)) for member in members)
+    task = SumTask(job, members, size, parties.key_directory.digest, encoding, needed, magnitudes)
     server = Summing(task, parties.server, parties.key_directory)
     return carry_out(server, task.members, given, in_memory(task, parties, values), never)

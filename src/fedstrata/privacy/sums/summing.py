@@ -30,6 +30,7 @@ from fedstrata.privacy.sums.protocol import (
     REVEAL,
     SHARES,
     SURVIVORS,
+    TOO_LIGHT,
     SumTask,
     fields_of,
     listed,
@@ -99,6 +100,8 @@ class Summing:
         """Tell who is in the sum."""
         if len(self._survivors) < FEWEST:
             raise UnrecoverableError(f"{len(self._survivors)} inputs arrived: fewer than {FEWEST} are not summed")
+        if self._task.shows_one(self._survivors):
+            raise UnrecoverableError(TOO_LIGHT)
         self._ends(INPUT, self._survivors)
         self._survivors.sort()
         told = self._sent(SURVIVORS, (pack_fields(self._survivors),))
