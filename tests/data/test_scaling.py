@@ -248,9 +248,14 @@ def test_options_that_do_not_fit_are_refused(options, said):
         build_federation(Experiment.of(None, **asked(**options)))
 
 
-def test_a_site_scales_its_own_table_by_its_own_statistics():
+def test_features_of_a_site_stay_raw_until_all_sites_agree_on_a_scale():
     patients()
     site = source({"name": "own", "path": "patients.csv", "label": "diagnosis", "fill": "median"}, 0)
-    assert site.preprocessing.per_client
+    assert site.unscaled == "federated"
     assert site.features_told is None
-    assert np.allclose(site.train.x.mean(0), 0, atol=1e-5)
+    assert site.preprocessing.mean is None
+    assert 20 < site.train.x[:, 0].mean() < 80, "years, as the table has them"
+    with pytest.raises(RequestError, match="noise on features comes after they are scaled"):
+        source(
+            {"name": "own", "path": "patients.csv", "label": "diagnosis", "fill": 1.0, "noise": ["feature-noise"]}, 0
+        )

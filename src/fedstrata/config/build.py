@@ -81,7 +81,10 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
     )
     federation = Federation(**parts, name=data.name)
     noises = [make("noises", noise, f"data.noise.{i}") for i, noise in enumerate(data.noise or [])]
-    federation = federation.with_noise(noises, experiment.train.seed)
+    noisy = federation.with_noise(noises, experiment.train.seed)
+    if federation.unscaled is not None and noisy.train.x.data_ptr() != federation.train.x.data_ptr():
+        raise RequestError("data.noise: noise on features comes after they are scaled, which sites do in a run")
+    federation = noisy
     drift = Drift(**data.drift.model_dump()) if data.drift else None
     stream = Stream(**data.stream.model_dump()) if data.stream else None
     return federation.moving(drift, stream, experiment.train.seed)

@@ -24,6 +24,7 @@ BITS = 4  # of a median, that one exchange finds
 CHUNK = 1 << 22  # pixels counted together
 GREY = np.arange(256) / 255  # shades on the scale of 0 to 1
 
+Kind = Literal["sums", "squares", "values", "below"]
 Ask = Callable[["Question"], np.ndarray]  # the sum of all clients' answers
 
 
@@ -37,7 +38,7 @@ class Question:
     below      how many of them lie below thresholds, `numbers` [two a column, thresholds], as places among all numbers
     """
 
-    kind: Literal["sums", "squares", "values", "below"]
+    kind: Kind
     numbers: np.ndarray | None = None
 
     @property

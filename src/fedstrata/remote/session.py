@@ -28,10 +28,12 @@ from fedstrata.remote.clock import Observed
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
+from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, event_of
+from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
 from fedstrata.remote.protocol import build_request, to_json
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
-from fedstrata.remote.site_registry import SiteRegistry, heard, introduced, recorded, replies
+from fedstrata.remote.site_registry import SiteRegistry, by_client, heard, introduced, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
@@ -70,6 +72,7 @@ class SiteClients:
         names = site_registry.names if federation.masked is None else federation.masked.sites
         site_registry.facts = dict(zip(names, federation.facts, strict=True))
         site_registry.classes = federation.classes
+        federation = self._with_features(federation)
         site_registry.welcome = lambda name: self._welcome(name, federation)
         self.known = federation
         return federation
@@ -104,6 +107,17 @@ class SiteClients:
         return RemoteFederation.of(
             introduced(site_registry.transport, site_registry.names, site_registry.question, site_registry.deadline)
         )
+
+    def _with_features(self, federation: RemoteFederation) -> RemoteFederation:
+        """Let sites agree on how their features are scaled, or take what was agreed on when the run began."""
+        if self.resumed:
+            return as_agreed(federation, Run.open(self.folder).events())
+        masked = self.experiment.privacy.aggregate == "masked"
+        keys = self._keys('privacy.aggregate = "masked"') if masked else None
+        federation = agree_on_features(federation, self._everybody, keys, self.site_registry.names)
+        if (event := event_of(federation, masked)) is not None:
+            self._noted(AGREED, **event)
+        return federation
 
     def set_up(self, setup: Setup) -> None:
         """Let sites do their part of what comes before the first round."""
@@ -233,6 +247,7 @@ class SiteClients:
         """Return what tells a site of the run."""
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
+        about["preprocessing"] = federation.preprocessing.to_json()
         return build_request("begin", to_json(about), to_json(self.experiment.dump()))
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
@@ -244,6 +259,16 @@ class SiteClients:
             self._noted("site_refused", round=0, step=0, site=name, client=client, why=str(error))
 
         return replies(requests, heard(site_registry.transport, requests, fields, site_registry.deadline), refuse)
+
+    def _everybody(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Ask all sites before the run, by client; one that does not answer ends it."""
+        names = self.site_registry.names
+        said = by_client(names, lambda asked: self._heard(asked, 1))(requests)
+        for client in requests:
+            if client not in said:
+                whys = [fields["why"] for _, fields in self.notes if fields.get("site") == names[client]]
+                raise RequestError(f"site {names[client]}: {whys[-1]}; all sites are needed to begin, try again")
+        return said
 
     def _noted(self, kind: str, **fields: Any) -> None:
         self.notes.append((kind, fields))
@@ -262,7 +287,10 @@ def run_at_sites(
     no_stream: str | None = None,
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with."""
-    path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
+    path, asked = Path(out), Path(out) / "experiment.toml" if resumed else experiment
+    described = asked if isinstance(asked, Experiment) else Experiment.of(asked)
+    if not resumed:
+        described = settle_sites_per_round(described, len(transport.names()))
     possible_at_sites(described)
     deadline = deadline or described.system.deadline or None
     before = recorded(path) if resumed else None

@@ -6,6 +6,7 @@
     meet      hello, before sums under masks
     cluster   take part in k-means by masked sums, with the label shares that it has
     centres   a step of it
+    features  answer a question about its features (`site_features.py`)
 
 The server keeps the sealed map and shows it when a run begins or goes on; only the site can read it, so nothing of a
 run has to outlive the site's process. Secrets come from the machine, or from the site's own key where they must be the
@@ -41,6 +42,7 @@ from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import aligned
 from fedstrata.remote.protocol import read_values, to_json
+from fedstrata.remote.site_features import SiteFeatures
 
 
 class SitePrivacy:
@@ -60,6 +62,7 @@ class SitePrivacy:
             "meet": self._meet,
             "cluster": self._cluster,
             "centres": self._centres,
+            "features": SiteFeatures(load, self).answer,
         }
 
     @property

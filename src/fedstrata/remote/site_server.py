@@ -47,6 +47,7 @@ from fedstrata.remote.client_state import StateOnDisk
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
 from fedstrata.remote.protocol import IN, AbsentError, build_refusal, build_reply, read_request, read_values, to_json
+from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.remote.transport import attempted
 from fedstrata.server.evaluator import answers
@@ -137,7 +138,7 @@ class Host:
         present = self._load().fingerprint
         if self._session is not None and self._session.run == told["run"]:  # a server that went on from a checkpoint
             return (to_json({"data": present}),)
-        federation = self._guard.own(told)
+        federation = on_the_scale(self._guard.own(told), told.get("preprocessing"))
         experiment = Experiment.of(read_values(text))
         privacy, plan = experiment.privacy, build_plan(experiment, federation)
         local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
