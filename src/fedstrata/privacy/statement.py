@@ -27,6 +27,10 @@ AT_SITES = (
     "Every site drew its secrets on its own machine. It did what this experiment says, as the server sent it: a server "
     "that sends another one is told what that one says."
 )
+KIND_OF_DATA = (
+    "Of every site's data it is told the kind: the shape of samples, or the names of columns and whether they hold "
+    "numbers or text; and how many samples there are."
+)
 LOTS = (
     "Clients draw lots for how many samples of each batch they give: it does not see who gave how many. How long a "
     "client takes to answer may tell something of it."
@@ -91,6 +95,8 @@ def statement(
     if moving and experiment.privacy.labels != "none":
         said["server"].append(TOLD_AGAIN)
     said["note"] = SIMULATED if simulated else AT_SITES
+    if not simulated:
+        said["server"].append(KIND_OF_DATA)
     if not simulated and not hides_label_counts(experiment.privacy):
         said["server"].append("Of every site's test samples it is told how many there are of each label.")
     return said
