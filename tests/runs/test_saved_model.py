@@ -307,6 +307,11 @@ def test_logits_are_found_in_what_a_module_of_one_s_own_answers(tmp_path):
     asked = {"train.rounds": 3, "train.lr": 1.0, **ALONE}
     run = train(overrides=asked, federation=federation, model=Answers(), out=tmp_path / "run")
     assert run.module(Answers())(torch.from_numpy(x)).shape == (90, 2)
+    run.export("mine.pt2", model=Answers())
+    alone = torch.export.load("mine.pt2").module()
+    assert torch.allclose(alone(torch.from_numpy(x)), run.module(Answers())(torch.from_numpy(x)), atol=1e-5)
+    with pytest.raises(RequestError, match="does not say a kind; allowed: kind = onnx"):
+        run.export("mine.tar", model=Answers())
     assert (np.array(run.predict(x, Answers())) == np.where(x[:, 0] > 0, "plus", "minus")).mean() > 0.9
 
 

@@ -110,4 +110,4 @@ KINDS: dict[str, Callable[[SavedModel, Classifier], bytes]] = {
     "torch-export": _torch_export,
     "state-dict": _state_dict,
 }
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "torch-export": ".pt2", "state-dict": ".pt"}
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".ts", "torch-export": ".pt2", "state-dict": ".pt"}

@@ -33,7 +33,8 @@ from fedstrata.core.files import write_atomically, writing_to
 from fedstrata.core.messages import Tensors
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.frames import columns_of_rounds, make_frame
-from fedstrata.runs.saved_model import Predictor, SavedModel
+from fedstrata.runs.predictor import Predictor
+from fedstrata.runs.saved_model import SavedModel
 
 LOCK = "lock"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,89 +131,3 @@ class SavedModel:
 
 def _network_shape(info: ModelInfo) -> tuple[int, ...]:
     return tuple(info.sample["shape"])
-
-
-class Predictor(ABC):
-    """What a run and its best round share: a saved model that can be used at once."""
-
-    @property
-    @abstractmethod
-    def saved(self) -> SavedModel:
-        """The model as its file describes it."""
-
-    @property
-    def classes(self) -> tuple[Label, ...]:
-        """What the outputs of the model stand for, in order."""
-        return self.saved.classes
-
-    def module(self, model: nn.Module | None = None) -> Classifier:
-        """Build the model, ready to be used: raw inputs go in, logits in the order of `classes` come out.
-
-        Parameters
-        ----------
-        model
-            Where the network came from Python, that network; it is left as it was.
-
-        Returns
-        -------
-        Classifier
-            A `torch.nn.Module` in eval mode.
-
-        Raises
-        ------
-        RequestError
-            If the run is not finished, or the network came from Python and is not given.
-        """
-        return self.saved.module(model)
-
-    def predict(self, x: Any, model: nn.Module | None = None) -> np.ndarray:
-        """Return the label that the model finds the likeliest for each sample.
-
-        Parameters
-        ----------
-        x
-            Raw inputs: an array or tensor, a data frame or a mapping of columns, a file (CSV, Parquet, .npz, .npy), an
-            image, a list of images, or a folder of them.
-        model
-            Where the network came from Python, that network.
-
-        Returns
-        -------
-        ndarray
-            A label a sample.
-
-        Raises
-        ------
-        RequestError
-            If the inputs do not fit what the model was trained on.
-
-        Examples
-        --------
-        >>> import fedstrata
-        >>> from sklearn.datasets import load_digits
-        >>> run = fedstrata.train(overrides={"train.rounds": 3, "data.partition": "iid"})
-        >>> images = load_digits().images[:, None] / 16
-        >>> float((run.predict(images) == load_digits().target).mean()) > 0.8
-        True
-        """
-        saved = self.saved
-        found: np.ndarray = np.array(saved.classes)[saved.logits(saved.inputs(x).x, model).argmax(1).numpy()]
-        return found
-
-    def predict_proba(self, x: Any, model: nn.Module | None = None) -> np.ndarray:
-        """Return how likely the model finds each class, as scikit-learn's classifiers do.
-
-        Parameters
-        ----------
-        x
-            As in `predict`.
-        model
-            As in `predict`.
-
-        Returns
-        -------
-        ndarray
-            [samples, classes], in the order of `classes`.
-        """
-        saved = self.saved
-        return saved.probabilities(saved.inputs(x).x, model)
