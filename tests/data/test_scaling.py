@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 import fedstrata
 from fedstrata import Column, Experiment, Federation, Inputs, Preprocessing, RequestError
 from fedstrata.config.build import build_federation
-from fedstrata.data.statistics import Exchanges, mean_and_deviation, medians
+from fedstrata.data.statistics import Answers, Exchanges, mean_and_deviation, medians
 from fedstrata.privacy.features import from_words, to_words
 from fedstrata.remote.source import source
 
@@ -25,6 +25,10 @@ SMALL = {"train.rounds": 2, "train.clients_per_round": "all", "train.epochs": 1}
 def dealt(rows: int, seed: int = 0, clients: int = 5) -> list[np.ndarray]:
     order = np.random.default_rng(seed).permutation(rows)
     return [order[i::clients] for i in range(clients)]
+
+
+def among(x: np.ndarray, clients: list[np.ndarray], exchanges: Exchanges | None = None):
+    return (exchanges or Exchanges()).among([Answers(lambda rows=rows: x[rows]) for rows in clients])
 
 
 def skewed(rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
@@ -38,18 +42,18 @@ def skewed(rows: int = 200) -> tuple[np.ndarray, np.ndarray]:
 
 def test_means_and_deviations_from_sums_are_those_of_the_pooled_rows():
     x, _ = skewed()
-    mean, std = mean_and_deviation(x[:, 1:], dealt(len(x)), Exchanges())
+    mean, std = mean_and_deviation(among(x[:, 1:], dealt(len(x))))
     assert np.allclose(mean, x[:, 1:].mean(0), rtol=1e-12, atol=1e-12)
     assert np.allclose(std, x[:, 1:].std(0), rtol=1e-12, atol=0)
 
 
 def test_channels_of_signals_and_images_have_one_each():
     x = np.random.default_rng(0).normal(2, 3, (30, 4, 7))
-    mean, std = mean_and_deviation(x, dealt(30), Exchanges())
+    mean, std = mean_and_deviation(among(x, dealt(30)))
     assert np.allclose(mean, x.mean((0, 2)), rtol=1e-12)
     assert np.allclose(std, x.std((0, 2)), rtol=1e-12)
     pixels = np.random.default_rng(0).integers(0, 256, (30, 3, 5, 5)).astype(np.uint8)
-    mean, std = mean_and_deviation(pixels, dealt(30), Exchanges())
+    mean, std = mean_and_deviation(among(pixels, dealt(30)))
     assert np.allclose(mean, (pixels / 255).mean((0, 2, 3)), rtol=1e-12)
     assert np.allclose(std, (pixels / 255).std((0, 2, 3)), rtol=1e-12)
 
@@ -57,8 +61,8 @@ def test_channels_of_signals_and_images_have_one_each():
 def test_only_sums_are_brought():
     x, _ = skewed(50)
     exchanges = Exchanges()
-    mean_and_deviation(x, dealt(50), exchanges)
-    assert [brought.shape for brought in exchanges.brought] == [(5, 5), (5, 4)], "how many and sums, then squares"
+    mean_and_deviation(among(x, dealt(50), exchanges))
+    assert [brought.shape for _, brought in exchanges.brought] == [(5, 5), (5, 4)], "how many and sums, then squares"
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,13 +71,13 @@ def test_only_sums_are_brought():
     st.integers(1, 4),
 )
 def test_medians_from_counts_are_those_of_the_pooled_rows(x, clients):
-    found = medians([x[rows] for rows in dealt(len(x), clients=clients)], Exchanges())
+    found = medians(among(x, dealt(len(x), clients=clients)))
     assert np.allclose(found, np.median(x, axis=0), rtol=1e-15, atol=0)
 
 
 def test_medians_pass_over_gaps():
     x = np.array([[1.0, np.nan], [np.nan, np.nan], [5.0, np.nan], [2.0, np.nan]])
-    found = medians([x[:2], x[2:]], Exchanges())
+    found = medians(among(x, [np.arange(2), np.arange(2, 4)]))
     assert found[0] == 2.0
     assert np.isnan(found[1])
 
@@ -205,7 +209,7 @@ exact = st.floats(-1e30, 1e30).filter(lambda number: number == 0 or abs(number) 
 @settings(max_examples=60, deadline=None)
 @given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 3)), elements=exact))
 def test_numbers_in_words_add_up_to_the_last_bit(brought):
-    words = to_words(brought)
+    words = to_words(brought, counts=False)
     assert (words == np.round(words)).all()
     total = from_words(words.sum(0), brought.shape[1])
     assert total.tolist() == [math.fsum(column) for column in brought.T]
@@ -244,9 +248,14 @@ def test_options_that_do_not_fit_are_refused(options, said):
         build_federation(Experiment.of(None, **asked(**options)))
 
 
-def test_a_site_scales_its_own_table_by_its_own_statistics():
+def test_features_of_a_site_stay_raw_until_all_sites_agree_on_a_scale():
     patients()
     site = source({"name": "own", "path": "patients.csv", "label": "diagnosis", "fill": "median"}, 0)
-    assert site.preprocessing.per_client
+    assert site.unscaled == "federated"
     assert site.features_told is None
-    assert np.allclose(site.train.x.mean(0), 0, atol=1e-5)
+    assert site.preprocessing.mean is None
+    assert 20 < site.train.x[:, 0].mean() < 80, "years, as the table has them"
+    with pytest.raises(RequestError, match="noise on features comes after they are scaled"):
+        source(
+            {"name": "own", "path": "patients.csv", "label": "diagnosis", "fill": 1.0, "noise": ["feature-noise"]}, 0
+        )

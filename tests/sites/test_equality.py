@@ -67,7 +67,7 @@ def test_masked_labels_have_names_at_a_site_and_none_at_the_server(federation, t
     asked = SMALL | {"privacy.labels": "prf", "train.rounds": 6, "train.lr": 0.2, "data.partition": "iid"}
     run = federation.run(tmp_path / "there", asked, stream=True)
     digits = build_federation(Experiment.of(None, **asked)).test
-    np.savez(tmp_path / "digits.npz", x=digits.x.numpy(), y=digits.y.numpy())
+    np.savez(tmp_path / "digits.npz", x=digits.x.numpy() * 16, y=digits.y.numpy())  # raw: what was done to them travels
     site = open_model(run.path, federation.folder / "keys/sites/a")
     assert sorted(site.classes) == list(range(10))
     assert site.evaluate(tmp_path / "digits.npz")["accuracy"] == pytest.approx(run.summary["accuracy"], abs=0.1)
@@ -75,6 +75,38 @@ def test_masked_labels_have_names_at_a_site_and_none_at_the_server(federation, t
     assert set(run.predict(tmp_path / "digits.npz")) <= {f"placeholder {i}" for i in range(10)}
     with pytest.raises(RequestError, match="not those of a site"):
         open_model(run.path, federation.folder / "keys/server")
+
+
+def test_own_tables_go_by_the_names_of_columns_and_are_scaled_over_all_sites(federation, tmp_path):
+    rng, lines = np.random.default_rng(0), list[tuple[str, ...]]()
+    for i in range(120):
+        pressure = "" if i % 7 == 0 else f"{120 + 40 * (i % 2) + rng.normal(0, 8):.3f}"
+        lines.append((f"{rng.integers(20, 80)}", pressure, ("no", "yes", "once")[i % 3], ("well", "ill")[i % 2]))
+    columns, own = ("age", "pressure", "smokes", "diagnosis"), {"data.label": "diagnosis", "data.fill": "median"}
+    for name, order in (("straight", (0, 1, 2, 3)), ("turned", (3, 2, 1, 0))):
+        table = "\n".join(",".join(line[i] for i in order) for line in (columns, *lines))
+        (tmp_path / f"{name}.csv").write_text(table + "\n")
+    asked = SMALL | {"model.name": "mlp", "privacy.aggregate": "masked"}
+    here = {"data.name": "own", "data.path": str(tmp_path / "straight.csv"), "data.partition": "iid", **own}
+    sets = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+    try:
+        for site in ("a", "b", "c"):
+            federation.commands[site].process.terminate()
+            federation.commands[site].process.wait()
+            path = tmp_path / ("turned.csv" if site == "b" else "straight.csv")
+            federation.start_site(site, "--data", str(path), *sets, "--set", "data.partition=iid", wait=False)
+        for site in ("a", "b", "c"):
+            federation.connected(site)
+        there = federation.run(tmp_path / "there", asked, stream=True)
+    finally:
+        for site in ("a", "b", "c"):
+            federation.commands[site].process.terminate()
+            federation.commands[site].process.wait()
+        federation.mend()
+    simulated = train(overrides=asked | here, out=tmp_path / "here")
+    assert there.saved.info.preprocessing == simulated.saved.info.preprocessing, "masked sums are exact"
+    assert distance(simulated, there) < 1e-3, "updates are rounded under masks"
+    assert there.predict(tmp_path / "turned.csv").tolist() == simulated.predict(tmp_path / "straight.csv").tolist()
 
 
 def test_by_messages_and_from_the_command_line(federation, tmp_path):

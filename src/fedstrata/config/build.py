@@ -32,6 +32,7 @@ from fedstrata.core.rng import Streams, seed_torch
 from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Driver, ServerSide, ServerStep
 from fedstrata.core.steps import BY_CHOICE
+from fedstrata.data.assembly import assemble
 from fedstrata.data.devices import Devices, read_trace
 from fedstrata.data.drift import Drift, Stream
 from fedstrata.data.federation import Federation
@@ -54,8 +55,8 @@ NAMED = "its classes have names, and the placeholders of this run have none here
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
-def build_federation(experiment: Experiment) -> Federation:
-    """Load the data set and deal it out."""
+def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
+    """Load the data set and deal it out; without `scaled`, features that others have a say in stay raw."""
     data = experiment.data
     if data.name == GIVEN:
         raise RequestError(
@@ -63,23 +64,28 @@ def build_federation(experiment: Experiment) -> Federation:
         )
     part = _named("datasets", data, "data")
     arrays = expect_arrays(part, part.load())
-    mean, std = arrays.mean, arrays.std
-    federation = Federation.from_arrays(
+    pixels = arrays.x.dtype == np.uint8
+    parts = assemble(
         arrays.x,
         arrays.y,
         data.clients,
-        partition=make("partitions", data.partition or {}, "data.partition"),
-        test=arrays.test,
+        make("partitions", data.partition or {}, "data.partition"),
+        arrays.test,
+        test_clients=None,
         groups=arrays.groups,
-        inputs=Inputs(scale=255.0 if arrays.x.dtype == np.uint8 else 1.0, mean=mean, std=std),
+        inputs=Inputs(scale=255.0 if pixels else 1.0, mean=arrays.mean, std=arrays.std),
         preprocessing=arrays.preprocessing,
         scale=arrays.scale,
         proxy=data.proxy,
         seed=experiment.train.seed,
-        name=data.name,
+        scaled=scaled,
     )
+    federation = Federation(**parts, name=data.name)
     noises = [make("noises", noise, f"data.noise.{i}") for i, noise in enumerate(data.noise or [])]
-    federation = federation.with_noise(noises, experiment.train.seed)
+    noisy = federation.with_noise(noises, experiment.train.seed)
+    if federation.unscaled is not None and noisy.train.x.data_ptr() != federation.train.x.data_ptr():
+        raise RequestError("data.noise: noise on features comes after they are scaled, which sites do in a run")
+    federation = noisy
     drift = Drift(**data.drift.model_dump()) if data.drift else None
     stream = Stream(**data.stream.model_dump()) if data.stream else None
     return federation.moving(drift, stream, experiment.train.seed)

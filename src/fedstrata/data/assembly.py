@@ -16,7 +16,7 @@ from fedstrata.data.ownership import copy_rows, deal_samples, owner_names, read_
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import read_samples
-from fedstrata.data.scaling import Scale, bring_to_scale
+from fedstrata.data.scaling import Scale, bring_to_scale, to_be_scaled
 
 
 def assemble(
@@ -32,8 +32,12 @@ def assemble(
     scale: Scale | None,
     proxy: int,
     seed: int,
+    scaled: bool = True,
 ) -> dict[str, Any]:
-    """Return the fields of a federation; `Federation.from_arrays` says what the arguments mean."""
+    """Return the fields of a federation; `Federation.from_arrays` says what the arguments mean.
+
+    Without `scaled`, features stay raw: they are of one owner, and others have a say in how they are scaled.
+    """
     if not isinstance(test, tuple | float | int):
         raise RequestError("test must be a tuple (x, y), (x, y, groups) or the fraction to hold out")
     gaps = scale is not None and preprocessing is not None and preprocessing.fills
@@ -64,7 +68,9 @@ def assemble(
     inputs = inputs or Inputs(scale=255.0 if samples.x.dtype == torch.uint8 else 1.0)
     proxies = copy_rows(samples, held)
     told = None
-    if scale is not None:
+    if scale is not None and not scaled:
+        preprocessing = to_be_scaled(scale, samples.x.numpy(), preprocessing or Preprocessing())
+    elif scale is not None:
         parts = (samples, split), (test_samples, test_split), (proxies, None)
         done = bring_to_scale(scale, parts, preprocessing or Preprocessing())
         samples, test_samples, proxies = done.parts
@@ -81,5 +87,6 @@ def assemble(
         "proxy": proxies if len(held) else None,
         "preprocessing": preprocessing or Preprocessing.of(inputs, samples.x.shape[1:]),
         "features_told": told,
+        "unscaled": None if scaled else scale,
         "names": names,
     }

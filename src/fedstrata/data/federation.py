@@ -70,6 +70,8 @@ class Federation:
         From raw inputs to what a network sees: all that was done to the samples, and what `inputs` does.
     features_told
         What clients told of their features for that; None: nothing.
+    unscaled
+        How features are still to be scaled, together with those of other owners (a real site's). None: they are.
     names
         Of the clients, where they have any: owners of samples, groups of the partition `natural`.
 
@@ -103,6 +105,7 @@ class Federation:
     codes: np.ndarray | None = None
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     features_told: FeaturesTold | None = None
+    unscaled: Scale | None = None
     names: tuple[str, ...] | None = None
     _now: tuple[int, Federation] | None = field(default=None, repr=False, compare=False)  # the round asked for last
 

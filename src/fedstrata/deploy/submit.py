@@ -27,6 +27,7 @@ from fedstrata.core.event_lines import DAMAGED, read_event
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
 from fedstrata.deploy.server import FederationServer, tail
+from fedstrata.remote.few_sites import to_submit
 from fedstrata.remote.flower.app_config import BLANK, RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
 from fedstrata.remote.session import possible_at_sites
@@ -127,7 +128,7 @@ def submitted(submission: Submission) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
         place = Path(name)
         app, experiment, config = write_app(place), place / "experiment.toml", place / "run.toml"
-        experiment.write_text(submission.experiment.to_toml())
+        experiment.write_text(to_submit(submission.experiment))
         config.write_text(tomli_w.dumps(submission.config(experiment)))
         submission.server.begun(submission.path)
         submission.news.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ stand for 32 of its bits each: 128 before the point and 128 behind it. What is s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
 from fedstrata.data.formats.tabular import some
 from fedstrata.data.scaling import FeaturesTold
+from fedstrata.data.statistics import add_up
 from fedstrata.privacy.simulated import identities, job_of, secrets
 from fedstrata.privacy.sums.fixed_point import Encoding
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
@@ -31,8 +31,8 @@ def add_under_masks(told: FeaturesTold, holders: Sequence[int], clients: int, st
     """
     server, everybody, key_directory = identities(streams, clients)
     up = told.word_bytes
-    for step, brought in enumerate(told.exchanges):
-        words, purpose = to_words(brought), f"features {step}"
+    for step, (counts, brought) in enumerate(told.exchanges):
+        words, purpose = to_words(brought, counts), f"features {step}"
         parties = Parties(
             server,
             {i: everybody[i] for i in holders},
@@ -43,15 +43,15 @@ def add_under_masks(told: FeaturesTold, holders: Sequence[int], clients: int, st
         job = job_of(streams, purpose, -1, 0)
         done = secure_sum(values, dict.fromkeys(holders, 1.0), holders, parties, job, WHOLE)
         up += sum(done.up.values())
-        total, plain = from_words(done.total, brought.shape[1]), [fsum(column) for column in brought.T]
-        if not np.allclose(total, plain, rtol=1e-15, atol=len(holders) * 2.0**-FRACTION):
+        total = from_words(done.total, brought.shape[1])
+        if not np.allclose(total, add_up(brought), rtol=1e-15, atol=len(holders) * 2.0**-FRACTION):
             raise AssertionError("a masked sum of features differs from the sum in the open")
     return up
 
 
-def to_words(brought: np.ndarray) -> np.ndarray:
-    """Cut numbers into words of 32 bits, [clients, numbers] -> [clients, words]; counts need one each."""
-    if _is_counts(brought):
+def to_words(brought: np.ndarray, counts: bool) -> np.ndarray:
+    """Cut numbers into words of 32 bits, [clients, numbers] -> [clients, words]; counts are one each."""
+    if counts:
         return brought
     if not (np.abs(brought) < 2.0 ** (FRACTION - 1)).all():
         raise RequestError(
@@ -71,10 +71,6 @@ def from_words(words: np.ndarray, count: int) -> np.ndarray:
     parts = words.reshape(WORDS, count)
     whole = [sum(int(parts[i, j]) << (BITS * i) for i in range(WORDS)) for j in range(count)]
     return np.array([one / 2**FRACTION for one in whole])
-
-
-def _is_counts(brought: np.ndarray) -> bool:
-    return bool((brought == np.round(brought)).all() and (np.abs(brought) < 2.0**BITS).all())
 
 
 def describe(told: FeaturesTold, masked: bool, dp: bool) -> dict[str, list[str]]:

@@ -31,6 +31,10 @@ OWN_LEDGER = (
     "Every site counts on its own disk what it gave, before it leaves: one report for each step, whatever crashed, and "
     "none beyond the budget. It claims nothing for rounds in which others were drawn, because it knows its own."
 )
+KIND_OF_DATA = (
+    "Of every site's data it is told the kind: the shape of samples, or the names of columns and whether they hold "
+    "numbers or text; and how many samples there are."
+)
 LOTS = (
     "Clients draw lots for how many samples of each batch they give: it does not see who gave how many. How long a "
     "client takes to answer may tell something of it."
@@ -97,6 +101,8 @@ def statement(
     if moving and experiment.privacy.labels != "none":
         said["server"].append(TOLD_AGAIN)
     said["note"] = SIMULATED if simulated else AT_SITES
+    if not simulated:
+        said["server"].append(KIND_OF_DATA)
     if not simulated and not hides_label_counts(experiment.privacy):
         said["server"].append("Of every site's test samples it is told how many there are of each label.")
     return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from math import isfinite, prod
 from typing import Any
@@ -21,8 +21,10 @@ from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Label, order_labels
+from fedstrata.data.scaling import FeaturesTold, Scale, inputs_of
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.masking import hold_table
+from fedstrata.remote.same_features import check_told, common_preprocessing
 
 MOST = 10**9  # samples of a site, and numbers of a sample
 CLASSES, NAME = 100_000, 200  # labels of a site, and characters of one: they are written into every run's events
@@ -44,14 +46,17 @@ class Introduction:
     fingerprint: str  # changes when its data do
     speed: float = 1.0
     counts: tuple[int, ...] | None = None  # samples of each of its labels, where the server may know
+    preprocessing: Preprocessing | None = None  # done to raw inputs; with `unscaled`, to be done
+    unscaled: Scale | None = None  # how features are still to be scaled, together with those of the other sites
 
     @classmethod
     def of(cls, federation: Federation, named: bool = True, counts: np.ndarray | None = None) -> Introduction:
         """Describe a site's own data, a federation of one: its labels where they may be named, and counts as given."""
         x, inputs = federation.train.x, federation.inputs
+        raw = federation.unscaled is not None and x.is_floating_point()
         return cls(
             shape=tuple(x.shape[1:]),
-            dtype=str(x.dtype).removeprefix("torch."),
+            dtype=str(torch.float32 if raw else x.dtype).removeprefix("torch."),
             classes=federation.classes if named else None,
             samples=int(federation.train_split.sizes[0]),
             tests=int(federation.test_split.sizes[0]),
@@ -60,6 +65,8 @@ class Introduction:
             std=inputs.std,
             fingerprint=federation.fingerprint,
             counts=None if counts is None else tuple(counts.tolist()),
+            preprocessing=federation.preprocessing,
+            unscaled=federation.unscaled,
         )
 
     def dump(self) -> dict[str, Any]:
@@ -86,19 +93,13 @@ class Introduction:
             raise RequestError(f"site {site} has samples of a kind that there is not: {facts.dtype} {facts.shape}")
         if prod(facts.shape) > MOST:
             raise RequestError(f"site {site} has samples with shape {facts.shape}, which nobody could hold")
+        check_told(facts.preprocessing, facts.shape, facts.unscaled is not None, site)
         return facts
 
 
 def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
     """Return the labels of all sites together, as far as they are told; refuse sites that cannot be of one kind."""
-    (first, model), *others = sites.items()
-    for name, facts in others:
-        for what in ("shape", "dtype", "scale", "mean", "std"):
-            own, expected = getattr(facts, what), getattr(model, what)
-            if own != expected:
-                how = '; give both sites the same data.mean and data.std, with data.scale = "given"'
-                said = f"site {name} has samples with {what} {own}, site {first} has {expected}"
-                raise RequestError(said + (how if what in ("mean", "std") else ""))
+    common_preprocessing(sites)
     seen: dict[str, tuple[Label, str]] = {}
     for name, facts in sites.items():
         for label in facts.classes or ():
@@ -148,9 +149,10 @@ class RemoteFederation:
     bandwidths: np.ndarray | None = None
     masked: MaskedRemoteFederation | None = None  # where labels are placeholders
     wrong_labels: None = None  # nobody knows
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)  # from raw inputs to what a network sees
+    features_told: FeaturesTold | None = None
     moves: None = None  # what a site has, and when, is its own
     proxy: None = None
-    features_told: None = None  # sites scale features themselves
     names: tuple[str, ...] | None = None
     left_out: int = 0
     notes: tuple[str, ...] = ()
@@ -161,7 +163,8 @@ class RemoteFederation:
         facts = tuple(sites.values())
         classes = common_classes(sites) or tuple(range(UNKNOWN if masked is None else masked.placeholders))
         check_classes(classes)
-        return cls(facts, classes, speeds=np.array([f.speed for f in facts]), masked=masked, names=tuple(sites))
+        speeds, names = np.array([f.speed for f in facts]), tuple(sites)
+        return cls(facts, classes, speeds, masked=masked, preprocessing=common_preprocessing(sites), names=names)
 
     def __len__(self) -> int:
         return len(self.facts)
@@ -170,17 +173,15 @@ class RemoteFederation:
     def inputs(self) -> Inputs:
         """From stored samples to what a network sees, the same at all sites."""
         model = self.facts[0]
+        if model.unscaled is not None:
+            return inputs_of(self.preprocessing, getattr(torch, model.dtype))
         return Inputs(scale=model.scale, mean=model.mean, std=model.std)
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """From what sites store to what a network sees; what they do to their raw inputs, they know."""
-        return Preprocessing.of(self.inputs, self.facts[0].shape)
 
     def trial(self) -> Tensor:
         """Return something of the kind of the sites' samples to try a network with."""
         model = self.facts[0]
-        return torch.zeros((2, *model.shape), dtype=getattr(torch, model.dtype))
+        shape = model.shape if self.preprocessing.shape is None else self.preprocessing.shape
+        return torch.zeros((2, *shape), dtype=getattr(torch, model.dtype))
 
     def with_devices(self, speeds: np.ndarray | None, bandwidths: np.ndarray | None) -> RemoteFederation:
         """Return sites other devices."""
@@ -217,7 +218,7 @@ class RemoteFederation:
     def identity(self) -> str:
         """What stays when sites come back with other samples: the kind of data, and how many sites."""
         model = self.facts[0]
-        kind = (model.shape, model.dtype, model.scale, model.mean, model.std, self.classes, len(self.facts))
+        kind = (model.dtype, self.inputs, self.preprocessing.to_json(), self.classes, len(self.facts))
         return sha256(repr(kind).encode()).hexdigest()
 
     def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:
@@ -225,6 +226,7 @@ class RemoteFederation:
         sizes, speeds = (np.array([getattr(f, name) for f in self.facts]) for name in ("samples", "speed"))
         facts = {"sizes": lambda: sizes, **label_facts(lambda: self.counts), "speeds": lambda: speeds}
         client_info = ClientInfo.of(sizes, len(self.classes), facts, needs, streams)
+        client_info = replace(client_info, features=0 if self.features_told is None else self.features_told.nbytes)
         if self.masked is None:
             return client_info
         placed = {name: value for name, value in self.masked.known().items() if name in needs}

@@ -46,11 +46,13 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.enclave import start_at_sites
 from fedstrata.remote.engine import AtSites, Masks
 from fedstrata.remote.evaluator import SiteEvaluator
+from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, event_of
+from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
 from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
-from fedstrata.remote.site_registry import SiteRegistry, ask_facts, heard, proposed, recorded, replies
+from fedstrata.remote.site_registry import SiteRegistry, ask_facts, by_client, heard, proposed, recorded, replies
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
@@ -101,6 +103,7 @@ class SiteClients:
         names = site_registry.names if federation.masked is None else federation.masked.sites
         site_registry.facts = dict(zip(names, federation.facts, strict=True))
         site_registry.classes = federation.classes
+        federation = self._with_features(federation)
         site_registry.welcome = lambda name: self._welcome(name, federation)
         self.known = federation
         return federation
@@ -143,6 +146,17 @@ class SiteClients:
             raise RequestError(_too_few(0, 1, self.notes))
         site_registry.facts = facts
         return RemoteFederation.of(facts)
+
+    def _with_features(self, federation: RemoteFederation) -> RemoteFederation:
+        """Let sites agree on how their features are scaled, or take what was agreed on when the run began."""
+        if self.resumed:
+            return as_agreed(federation, Run.open(self.folder).events())
+        masked = self.experiment.privacy.aggregate == "masked"
+        keys = self._keys('privacy.aggregate = "masked"') if masked else None
+        federation = agree_on_features(federation, self._everybody, keys, self.site_registry.names)
+        if (event := event_of(federation, masked)) is not None:
+            self._noted(AGREED, **event)
+        return federation
 
     def set_up(self, setup: Setup) -> None:
         """Let sites do their part of what comes before the first round."""
@@ -279,6 +293,7 @@ class SiteClients:
         """Return what tells a site of the run."""
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
+        about["preprocessing"] = federation.preprocessing.to_json()
         return build_request("begin", to_json(about), to_json(to_sites(self.experiment)))
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
@@ -304,6 +319,16 @@ class SiteClients:
         ours = {name: within(site_registry.run, request) for name, request in requests.items()}
         return replies(ours, heard(site_registry.transport, ours, fields, site_registry.deadline), refuse)
 
+    def _everybody(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Ask all sites before the run, by client; one that does not answer ends it."""
+        names = self.site_registry.names
+        said = by_client(names, lambda asked: self._heard(asked, 1))(requests)
+        for client in requests:
+            if client not in said:
+                whys = [fields["why"] for _, fields in self.notes if fields.get("site") == names[client]]
+                raise RequestError(f"site {names[client]}: {whys[-1]}; all sites are needed to begin, try again")
+        return said
+
     def _noted(self, kind: str, **fields: Any) -> None:
         self.notes.append((kind, fields))
 
@@ -325,7 +350,10 @@ def run_at_sites(
 
     `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for.
     """
-    path, described = Path(out), Experiment.of(Path(out) / "experiment.toml" if resumed else experiment)
+    path, asked = Path(out), Path(out) / "experiment.toml" if resumed else experiment
+    described = asked if isinstance(asked, Experiment) else Experiment.of(asked)
+    if not resumed:
+        described = settle_sites_per_round(described, len(transport.names()))
     possible_at_sites(described)
     described = doubting_sites(described)
     deadline = deadline or described.system.deadline or DEADLINE

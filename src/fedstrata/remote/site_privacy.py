@@ -7,6 +7,7 @@
     cluster   take part in k-means by masked sums, with the label shares that it has
     centres   a step of it
     enclave   tell label counts to an enclave, once it has shown that it is one that the site trusts
+    features  answer a question about its features (`site_features.py`)
 
 The server keeps the sealed map and shows it when a run begins or goes on; only the site can read it, so nothing of a
 run has to outlive the site's process. Secrets come from the machine, or from the site's own key where they must be the
@@ -46,6 +47,7 @@ from fedstrata.remote.enclave import CONFIRM, SUBMIT, EnclaveParty
 from fedstrata.remote.introduction import aligned
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import PolicyError, read_values, to_json
+from fedstrata.remote.site_features import SiteFeatures
 
 
 class SitePrivacy:
@@ -74,6 +76,7 @@ class SitePrivacy:
             "cluster": self._cluster,
             "centres": self._centres,
             "enclave": self._tell_enclave,
+            "features": SiteFeatures(load, self).answer,
         }
 
     @property

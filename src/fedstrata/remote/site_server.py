@@ -66,6 +66,7 @@ from fedstrata.remote.protocol import (
     read_values,
     to_json,
 )
+from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.server.evaluator import answers
 
@@ -138,6 +139,7 @@ class Host:
             "evaluate": self._evaluate,
             "sum": self._sum,
             **self._guard.requests,
+            "features": self._features,
             "hello": lambda: self._chained().hello(),
             "hand_on": lambda about, hello: self._chained().hand_on(about, hello),
             "hop": lambda data, about, envelope: self._chained().hop(data, about, envelope, self._trained),
@@ -208,13 +210,19 @@ class Host:
         self._about["run"] = run
         return run
 
+    def _features(self, about: bytes, place: bytes, invitation: bytes) -> tuple[bytes, ...]:
+        """Answer a question about features; in the open only where the run adds up updates in the open too."""
+        if not invitation and self._gate.experiment(str(self._about.get("run"))).privacy.aggregate == "masked":
+            raise RefusedError("in this run, features are added up under masks")
+        return self._guard.requests["features"](about, place, invitation)
+
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
         present, run = self._load().fingerprint, self._run_of(told)
         experiment = self._gate.admit(run, read_values(text))
         if self._session is not None and self._session.run == run:  # a server that went on from a checkpoint
             return (to_json({"data": present}),)
-        federation = self._guard.own(told)
+        federation = on_the_scale(self._guard.own(told), told.get("preprocessing"))
         privacy, plan = experiment.privacy, self._planned(experiment, federation, len(told["sites"]))
         local = replace(plan.local, streams=replace(plan.local.streams, secret=os.urandom(32)))
         own = federation.client(0)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
@@ -37,12 +36,8 @@ def only(federation: Federation, client: int) -> Federation:
 def source(data: Mapping[str, Any], seed: int, part: tuple[int, int] | None = None) -> Federation:
     """Load what a site has; `part` is (i, n): the i-th of n clients among which a named set is dealt out.
 
-    A site that reads a table of its own scales its features by its own statistics, unless these are given.
+    Features of its own data stay raw: how they are scaled, all sites of a run find out together.
     """
     table = dict(data) | ({"clients": part[1]} if part else {"clients": 1, "partition": "iid"})
-    federation = build_federation(Experiment.of({"data": table, "train": {"seed": seed}}))
-    if part is None and federation.features_told is not None:  # of one client: nothing was told, and to nobody
-        done = replace(federation.preprocessing, mean=None, std=None, per_client=True)
-        pixels = federation.train.x.dtype == torch.uint8
-        federation = replace(federation, features_told=None, preprocessing=federation.preprocessing if pixels else done)
+    federation = build_federation(Experiment.of({"data": table, "train": {"seed": seed}}), scaled=False)
     return only(federation, part[0] if part else 0)

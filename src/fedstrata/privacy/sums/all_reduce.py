@@ -20,7 +20,7 @@ from fedstrata.privacy.agreement import Agreement, transcript_of
 from fedstrata.privacy.frames import Frame, Refuse, RefusedError, join, never, open_frame, split
 from fedstrata.privacy.identity import Entropy, Identity, KeyDirectory
 from fedstrata.privacy.masks import add_streams
-from fedstrata.privacy.sums.fixed_point import WIDE
+from fedstrata.privacy.sums.fixed_point import WIDE, Encoding
 from fedstrata.privacy.sums.protocol import fields_of, listed, listing
 from fedstrata.privacy.sums.secure_sum import Parties
 
@@ -63,13 +63,13 @@ class Participant:
         """Everybody who is there, by public key."""
         return [self._key_directory.clients[client] for client in self.present]
 
-    def masked(self, values: Any, present: Collection[int] | None = None) -> np.ndarray:
+    def masked(self, values: Any, present: Collection[int] | None = None, encoding: Encoding = WIDE) -> np.ndarray:
         """Return the words of flat numbers, under a mask with everybody who is still present; by default with all."""
         there = self.present if present is None else present
         if len(set(there)) < FEWEST or not set(there) <= {self.me, *self._pairs}:
             raise RefusedError(f"a sum over {len(there)} clients tells one what another brought")
         self._exchanges += 1  # masks that were used once hide nothing more
-        words = WIDE.words(values, len(there))
+        words = encoding.words(values, len(there))
         keys = {other: _exchange_key(self._pairs[other], self._exchanges) for other in there if other != self.me}
         plus, minus = ([key for other, key in keys.items() if (self.me < other) == adds] for adds in (True, False))
         add_streams(words, plus, minus)
@@ -97,11 +97,11 @@ def invite(
     return sorted(genuine), join([job, *listing(genuine)])
 
 
-def add_words(brought: Sequence[np.ndarray]) -> np.ndarray:
+def add_words(brought: Sequence[np.ndarray], encoding: Encoding = WIDE) -> np.ndarray:
     """Add up what everybody brought: the masks cancel."""
     if len({words.shape for words in brought}) != 1:
         raise RefusedError("clients bring different numbers of words to a meeting")
-    return WIDE.numbers(np.sum(brought, axis=0, dtype=WIDE.dtype))
+    return encoding.numbers(np.sum(brought, axis=0, dtype=encoding.dtype))
 
 
 def read_words(data: bytes) -> np.ndarray:

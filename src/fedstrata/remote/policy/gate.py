@@ -79,6 +79,11 @@ class PolicyGate:
         self.check_approved(run)
         return self._admitted[run].experiment
 
+    def experiment(self, run: str) -> Experiment:
+        """Return what a run is that was admitted."""
+        self.check_approved(run)
+        return self._admitted[run].experiment
+
     def check_approved(self, run: str) -> None:
         """Refuse a run that this site was not asked to take part in, or that its owner does not want (any more)."""
         if run not in self._admitted:

@@ -1,0 +1,413 @@
+"""Own data of real sites: columns go by name, features are scaled over all sites, and the model takes raw inputs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from in_process_sites import SITES, Here, Restartable, model
+from PIL import Image
+
+import fedstrata
+from fedstrata import RequestError
+from fedstrata.config.experiment import Experiment
+from fedstrata.deploy.keys import make
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.features import AGREED
+from fedstrata.remote.few_sites import settle_sites_per_round, to_submit
+from fedstrata.remote.introduction import Introduction
+from fedstrata.remote.protocol import build_reply
+from fedstrata.remote.session import run_at_sites
+from fedstrata.remote.source import source
+
+COLUMNS = ("age", "pressure", "smokes", "sodium")
+TRAIN = {
+    "model.name": "mlp",
+    "model.hidden": (8,),
+    "train.rounds": 3,
+    "train.epochs": 1,
+    "train.batch_size": 16,
+    "train.clients_per_round": "all",
+    "engine.precision": "fp64",
+}
+SMOKES = {"aachen": ("no", "yes"), "bonn": ("no", "once"), "cologne": ("daily", "no", "yes")}
+
+
+def rows(site: str, count: int = 40, gaps: bool = True) -> list[dict[str, str]]:
+    """Return patients of a site, each site's with means of its own."""
+    at = SITES.index(site)
+    rng, found = np.random.default_rng(at), []
+    for i in range(count):
+        ill = (i + at) % 2
+        pressure = 120 + 10 * at + 40 * ill + rng.normal(0, 5)
+        found.append(
+            {
+                "age": f"{rng.integers(20, 50) + 15 * at}",
+                "pressure": "" if gaps and i % 9 == at else f"{pressure:.4f}",
+                "smokes": SMOKES[site][i % len(SMOKES[site])],
+                "sodium": f"{rng.normal(1e6 * (at + 1), 3e4):.3f}",
+                "diagnosis": "ill" if ill else "well",
+            }
+        )
+    return found
+
+
+def write(path: Path, table: list[dict[str, str]], columns=COLUMNS, **more) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        out = csv.DictWriter(file, [*columns, "diagnosis", *more], extrasaction="ignore")
+        out.writeheader()
+        out.writerows([row | more for row in table])
+    return path
+
+
+def tables(folder: Path, columns=lambda site: COLUMNS, **how) -> dict[str, Path]:
+    """Write a training and a test table a site."""
+    for site in SITES:
+        found = rows(site, **how)
+        write(folder / site / "test.csv", found[30:], columns(site))
+        write(folder / site / "train.csv", found[:30], columns(site))
+    return {site: folder / site for site in SITES}
+
+
+def hosts(folders: dict[str, Path], keys: Path | None = None, asked=lambda site: {}, memory: Path | None = None):
+    """Make sites that read own tables."""
+
+    def host(site: str, folder: Path) -> Restartable:
+        data = {"name": "own", "label": "diagnosis", "fill": "median", "path": str(folder / "train.csv")}
+        data = {
+            k: v for k, v in (data | {"test_path": str(folder / "test.csv")} | asked(site)).items() if v is not None
+        }
+        credentials = None if keys is None else Credentials.load(keys / "sites" / site)
+        return Restartable(site, lambda: source(data, 0), credentials, None if memory is None else memory / site)
+
+    return {site: host(site, folder) for site, folder in folders.items()}
+
+
+def at_sites(out: Path, sites, keys: Path | None = None, tamper=lambda name, kind, reply: reply, **more):
+    credentials = None if keys is None else Credentials.load(keys / "server")
+    experiment = Experiment.of(None, **(TRAIN | more))
+    return run_at_sites(Here(sites, tamper), experiment, out, len(SITES), credentials=credentials)
+
+
+def agreed(run) -> fedstrata.Preprocessing:
+    (event,) = [event for event in run.events() if event["event"] == AGREED]
+    return fedstrata.Preprocessing.from_json(event["preprocessing"])
+
+
+def simulated(folder: Path, **more):
+    """Play the same split on one machine: one table whose column says who holds a row."""
+    both = {"train": [], "test": []}
+    for site in SITES:
+        found = rows(site)
+        both["train"] += [row | {"site": site} for row in found[:30]]
+        both["test"] += [row | {"site": site} for row in found[30:]]
+    for part, table in both.items():
+        write(folder / f"{part}.csv", table, (*COLUMNS, "site"))
+    data = {
+        "data.name": "own",
+        "data.path": str(folder / "train.csv"),
+        "data.test_path": str(folder / "test.csv"),
+        "data.label": "diagnosis",
+        "data.client": "site",
+        "data.fill": "median",
+    }
+    return fedstrata.train(overrides={**TRAIN, **data, **more}, out=folder / "run")
+
+
+def test_a_run_over_own_tables_equals_the_simulation_on_the_same_split(tmp_path):
+    there, here = at_sites(tmp_path / "run", hosts(tables(tmp_path))), simulated(tmp_path / "here")
+    assert float((model(there) - model(here)).abs().max()) < 1e-12
+    assert there.summary["accuracy"] == pytest.approx(here.summary["accuracy"], abs=1e-12)
+    done = agreed(there)
+    assert done == here.saved.info.preprocessing
+    assert [column.name for column in done.columns] == list(COLUMNS)
+    assert done.columns[2].values == ("daily", "no", "once", "yes"), "the values of all sites"
+    assert there.summary["bytes_setup"] == here.summary["bytes_setup"]
+    told = " ".join(there.summary["privacy"]["server"])
+    assert "the sum of each of 7 features" in told
+    assert "thresholds that narrow down to the median" in told
+    assert "which values of column smokes each client has" in told
+
+
+def test_columns_go_by_name_whatever_their_order(tmp_path):
+    straight = at_sites(tmp_path / "straight", hosts(tables(tmp_path / "a")))
+    orders = {"aachen": COLUMNS, "bonn": COLUMNS[::-1], "cologne": (*COLUMNS[2:], *COLUMNS[:2])}
+    mixed = at_sites(tmp_path / "mixed", hosts(tables(tmp_path / "b", orders.get)))
+    assert torch.equal(model(mixed), model(straight)), "to the last bit"
+    assert agreed(mixed) == agreed(straight)
+
+
+def test_masked_sums_give_the_same_scale_and_are_said_and_charged(tmp_path):
+    make(tmp_path / "keys", SITES, ["localhost"])
+    folders = tables(tmp_path)
+    brought = []
+
+    def tamper(name, kind, reply):
+        brought.extend([reply] if kind == "features" else [])
+        return reply
+
+    masked = at_sites(
+        tmp_path / "masked",
+        hosts(folders, tmp_path / "keys"),
+        tmp_path / "keys",
+        tamper,
+        **{"privacy.aggregate": "masked"},
+    )
+    plain = at_sites(tmp_path / "plain", hosts(folders))
+    assert agreed(masked) == agreed(plain), "the same sums, bit for bit"
+    assert float((model(masked) - model(plain)).abs().max()) < 1e-4
+    assert "over all clients, by masked sums: the sum of each of 7 features" in " ".join(
+        masked.summary["privacy"]["server"]
+    )
+    assert masked.summary["bytes_setup"] > plain.summary["bytes_setup"] > 0
+    assert len(brought) == 3 * (1 + 16 + 2)
+    assert len(set(brought)) == len(brought), "nobody's answer is another's, or tells that it is 0"
+
+
+def test_thirteen_other_columns_are_refused_by_the_name_of_their_site(tmp_path):
+    folders = tables(tmp_path)
+    wine = [f"wine{i}" for i in range(13)]
+    table = [dict.fromkeys(wine, "1.5") | {"diagnosis": "ill" if i % 2 else "well"} for i in range(30)]
+    for part in ("train", "test"):
+        write(folders["bonn"] / f"{part}.csv", table, wine)
+    with pytest.raises(
+        RequestError, match="site bonn lacks columns age, pressure, smokes, sodium and has also"
+    ) as said:
+        at_sites(tmp_path / "run", hosts(folders))
+    assert "wine0, wine1, wine2, wine3, wine4 and 8 more" in str(said.value)
+    assert "\n" not in str(said.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"drop": ["age"]}, "site bonn lacks column age"),
+        ({"fill": 0.0}, "site bonn fills gaps with 0.0, site aachen with median; all sites need the same data.fill"),
+        ({"scale": "none"}, 'site bonn asks for data.scale = "none", site aachen for "federated"'),
+        (
+            {"scale": "given", "mean": [0.0] * 5, "std": [1.0] * 5},
+            'site bonn asks for data.scale = "given", site aachen for "federated"',
+        ),
+    ],
+)
+def test_sites_that_ask_for_something_else_are_refused_by_name(tmp_path, asked, said):
+    folders = tables(tmp_path)
+    if "mean" in asked:
+        asked = {**asked, "mean": [0.0] * 5, "std": [1.0] * 5}
+    with pytest.raises(RequestError, match=said):
+        at_sites(tmp_path / "run", hosts(folders, asked=lambda site: asked if site == "bonn" else {}))
+
+
+def test_numbers_at_one_site_and_text_at_another_are_refused(tmp_path):
+    folders = tables(tmp_path)
+    for part in ("train", "test"):
+        found = [row | {"smokes": str(i % 2)} for i, row in enumerate(rows("cologne"))]
+        write(folders["cologne"] / f"{part}.csv", found)
+    with pytest.raises(RequestError, match="column smokes holds numbers at site cologne, and text at site aachen"):
+        at_sites(tmp_path / "run", hosts(folders))
+
+
+def test_the_model_file_of_the_server_takes_raw_tables(tmp_path, cli):
+    run = at_sites(tmp_path / "run", hosts(tables(tmp_path)), **{"train.rounds": 12, "train.lr": 0.3})
+    new = [row for site in SITES for row in rows(site)]
+    path = write(tmp_path / "new.csv", new, ("sodium", "smokes", "pressure", "age"))
+    code, _, said = cli("predict", str(run.path), str(path), "-o", str(tmp_path / "out.csv"))
+    assert code == 0, said
+    said = [row["prediction"] for row in csv.DictReader((tmp_path / "out.csv").read_text().splitlines())]
+    right = np.mean([label == row["diagnosis"] for label, row in zip(said, new, strict=True)])
+    assert right > 0.9, "scaled by the sites' mean and deviation; raw numbers give one half"
+    assert run.summary["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("scale", ["per-client", "none", "given"])
+def test_other_scales_work_at_sites_and_tell_nothing(tmp_path, scale):
+    mean, std = [50.0, 140.0, 2e6], [15.0, 30.0, 1e6]
+    how = {"drop": ["smokes"], "fill": 130.0, "scale": scale}
+    if scale == "given":
+        how |= {"mean": mean, "std": std}
+    orders = {"aachen": COLUMNS, "bonn": COLUMNS[::-1], "cologne": COLUMNS}
+
+    def asked(site):
+        turned = {key: how[key][::-1] for key in ("mean", "std") if key in how}
+        return how | (turned if site == "bonn" else {})
+
+    run = at_sites(tmp_path / "run", hosts(tables(tmp_path, orders.get), asked=asked))
+    done = agreed(run)
+    assert done.per_client == (scale == "per-client")
+    assert done.mean == (tuple(mean) if scale == "given" else None), "by name, as the first site has its columns"
+    assert run.summary["bytes_setup"] == 0
+    (event,) = [event for event in run.events() if event["event"] == AGREED]
+    assert (event["scale"], event["told"]) == (scale, None)
+
+
+def test_given_means_must_be_the_same_for_a_column_of_that_name(tmp_path):
+    how = {"drop": ["smokes"], "scale": "given", "mean": [50.0, 140.0, 2e6], "std": [15.0, 30.0, 1e6]}
+    turned = {"mean": how["mean"][::-1], "std": how["std"][::-1]}
+    with pytest.raises(RequestError, match="site bonn gives age mean 2e\\+06 and std 1e\\+06, site aachen 50 and 15"):
+        at_sites(tmp_path / "run", hosts(tables(tmp_path), asked=lambda site: how | (turned if site == "bonn" else {})))
+
+
+def test_own_images_of_different_brightness_are_scaled_over_all_sites(tmp_path):
+    rng, pixels, folders = np.random.default_rng(0), [], {}
+    for at, site in enumerate(SITES):
+        folders[site] = tmp_path / site / "images"
+        for part, count in (("train", 12), ("test", 4)):
+            for i in range(count):
+                image = rng.integers(20 + 60 * at, 100 + 60 * at, (6, 6)).astype(np.uint8)
+                image[:, :3] //= 1 + i % 2
+                place = folders[site] / part / ("left" if i % 2 else "plain")
+                place.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(place / f"{i}.png")
+                pixels += [image] if part == "train" else []
+    only = {"label": None, "fill": None, "test_path": None}
+    sites = hosts(folders, asked=lambda site: only | {"path": str(folders[site])})
+    run = at_sites(tmp_path / "run", sites)
+    done, seen = agreed(run), np.stack(pixels) / 255
+    assert done.mean == pytest.approx([seen.mean()], rel=1e-12)
+    assert done.std == pytest.approx([seen.std()], rel=1e-12)
+    assert run.saved.info.preprocessing == done
+    assert run.predict(np.stack(pixels)[:, None]).shape == (36,)
+
+
+def test_a_run_goes_on_with_the_scale_that_was_agreed_on(tmp_path):
+    folders = tables(tmp_path)
+    whole = at_sites(tmp_path / "whole", hosts(folders))
+    asked = []
+
+    def stop(event):
+        if event["event"] == "round" and event["round"] == 1:
+            raise KeyboardInterrupt
+
+    experiment = Experiment.of(None, **TRAIN)
+    with pytest.raises(KeyboardInterrupt):
+        run_at_sites(Here(hosts(folders, memory=tmp_path / "m")), experiment, tmp_path / "part", 3, watch=stop)
+
+    def tamper(name, kind, reply):
+        asked.append(kind)
+        return reply
+
+    sites = hosts(folders, memory=tmp_path / "m")  # restarted: they know nothing of the run
+    again = run_at_sites(Here(sites, tamper), experiment, tmp_path / "part", 3, resumed=True)
+    assert float((model(again) - model(whole)).abs().max()) < 1e-12
+    assert "features" not in asked, "nothing is found anew"
+    assert again.saved.info.preprocessing == whole.saved.info.preprocessing
+    assert again.summary["bytes_setup"] == whole.summary["bytes_setup"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda row: {**row, "smokes": "thrice"}, "has other values in column smokes"),
+        (
+            lambda row: {"weight" if key == "sodium" else key: value for key, value in row.items()},
+            "lacks column sodium",
+        ),
+    ],
+    ids=["values", "names"],
+)
+def test_a_site_that_comes_back_with_other_columns_is_left_out_with_the_reason(tmp_path, change, said):
+    folders = tables(tmp_path)
+    sites = hosts(folders)
+    transport = Here(sites)
+
+    def watch(event):
+        if event.get("event") == "round" and event["round"] == 1:
+            found = [change(row) for row in rows("bonn")]
+            columns = [key for key in found[0] if key != "diagnosis"]
+            for part in ("train", "test"):
+                write(folders["bonn"] / f"{part}.csv", found, columns)
+            sites["bonn"] = sites["bonn"].restarted()
+
+    run = run_at_sites(transport, Experiment.of(None, **TRAIN), tmp_path / "run", 3, watch=watch)
+    refused = [event for event in run.events() if event["event"] == "site_refused"]
+    assert refused
+    assert all(event["site"] == "bonn" and said in event["why"] for event in refused)
+
+
+def test_a_site_that_does_not_answer_ends_what_has_not_begun(tmp_path):
+    def silent(name, kind, reply):
+        return None if (name, kind) == ("bonn", "features") else reply
+
+    with pytest.raises(RequestError, match="site bonn: it did not answer in time; all sites are needed to begin"):
+        at_sites(tmp_path / "run", hosts(tables(tmp_path)), tamper=silent)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("numbers", [[np.nan] * 3, [1.0], []])
+def test_answers_that_cannot_be_are_refused_by_site(tmp_path, numbers):
+    wrong = build_reply(np.array(numbers, "<f8").tobytes())
+    with pytest.raises(RequestError, match="site bonn says impossible numbers of its features"):
+        at_sites(
+            tmp_path / "run",
+            hosts(tables(tmp_path)),
+            tamper=lambda name, kind, reply: wrong if (name, kind) == ("bonn", "features") else reply,
+        )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": [{"name": "age"}]},
+        {"mean": [1.0], "std": [1.0]},
+        {"mean": [0.0] * 5},
+        {"scale": 0.0},
+        {"columns": [{"name": "x" * 2000}] * 5},
+        {"columns": [{"name": "age", "values": ["a", "a"]}, *({"name": str(i)} for i in range(3))]},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_what_a_site_says_of_its_columns_is_not_trusted(tmp_path, change):
+    federation = source(
+        {"name": "own", "label": "diagnosis", "fill": "median", "path": str(tables(tmp_path)["aachen"] / "train.csv")},
+        0,
+    )
+    said = json.loads(json.dumps(Introduction.of(federation).dump()))
+    assert Introduction.read(said, "aachen").preprocessing == federation.preprocessing
+    said["preprocessing"] |= change
+    with pytest.raises(RequestError, match="site aachen"):
+        Introduction.read(said, "aachen")
+
+
+def test_sums_that_could_be_subtracted_from_earlier_ones_are_not_given(tmp_path):
+    names = (*SITES, "dresden")
+    make(tmp_path / "keys", names, ["localhost"])
+    folders = tables(tmp_path)
+    folders["dresden"] = folders["bonn"]
+    sites = hosts(folders, tmp_path / "keys")
+    how = {"privacy.aggregate": "masked", "train.rounds": 1}
+    at_sites(tmp_path / "four", sites, tmp_path / "keys", **how)
+    fewer = {name: sites[name] for name in SITES}
+    with pytest.raises(RequestError, match="could be subtracted"):
+        at_sites(tmp_path / "three", fewer, tmp_path / "keys", **how)
+    again = at_sites(tmp_path / "again", sites, tmp_path / "keys", **how)
+    assert again.summary["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "sites", "used"),
+    [(None, 3, "all"), (0.5, 3, 2), (0.1, 3, 2), (None, 11, 6), (1, 3, 1), ("all", 3, "all")],
+)
+def test_no_site_is_left_out_by_rounding(asked, sites, used):
+    experiment = Experiment.of(None, **({} if asked is None else {"train.clients_per_round": asked}))
+    submitted = Experiment.of(tomllib.loads(to_submit(experiment)))
+    assert settle_sites_per_round(submitted, sites).train.clients_per_round == used
+
+
+def test_three_sites_all_take_part_unless_the_experiment_says_otherwise(tmp_path):
+    table = {"model": {"name": "mlp"}, "train": {"rounds": 2, "epochs": 1}}
+    trained = []
+
+    def tamper(name, kind, reply):
+        trained.extend([name] if kind == "task" else [])
+        return reply
+
+    run_at_sites(Here(hosts(tables(tmp_path)), tamper), table, tmp_path / "run", 3)
+    assert sorted(trained) == sorted(SITES * 2)
