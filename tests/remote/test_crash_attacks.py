@@ -14,6 +14,7 @@ from in_process_sites import SITES, SMALL, Here, model, with_keys
 
 from fedstrata import Accountant
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.travel import to_sites
 from fedstrata.core.wire import pack_task, unpack_task
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.masked_sum import StepSum
@@ -298,7 +299,7 @@ def test_a_site_counts_its_budget_itself(tmp_path, keys):
     asked = json.loads((tmp_path / "run" / "sites.json").read_text())
     begin = {"run": asked["run"], "client": 1, "sites": list(FOUR), "classes": list(range(10)), "speed": 1.0}
     site, task = network.hosts["bonn"], network.tasks["bonn"]
-    told = json.dumps(Experiment.of(None, **(SMALL | NOISED | budget)).dump()).encode()
+    told = json.dumps(to_sites(Experiment.of(None, **(SMALL | NOISED | budget)))).encode()
     read_reply(site.answer(build_request("begin", json.dumps(begin).encode(), told)), 1)
     more = replace(task, round=2, accepted=None, durable=None)
     with pytest.raises(Exception, match=r"privacy\.dp\.budget"):
