@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from looping import run_loop
 
 from fedstrata.core.web_limits import impatient
 from fedstrata.deploy import auth_proxy, node_signature
@@ -32,7 +33,7 @@ def through(path: str, caller: str | None, called: str = "10.0.0.1", kind: str =
     scope = {"type": kind, "path": path, "client": None if caller is None else (caller, 5), "server": (called, 8000)}
     said = {"host": "127.0.0.1:8000"} | {name.replace("_", "-"): value for name, value in headers.items()}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in said.items()]
-    asyncio.run(Gate(app, keys)(scope, None, send))
+    run_loop(Gate(app, keys)(scope, None, send))
     first = sent[0]
     return "app" if first["type"] == "app" else f"{first['type']} {first.get('status', '')}".strip()
 
@@ -140,7 +141,7 @@ def test_who_falls_silent_in_the_middle_of_a_body_is_given_up(monkeypatch):
         return pieces.pop() if pieces else await asyncio.Event().wait()
 
     scope = {"type": "http", "path": FLEET, "client": ("10.0.0.2", 5), "server": ("10.0.0.1", 8000)}
-    asyncio.run(Gate(app)(scope, receive, None))
+    run_loop(Gate(app)(scope, receive, None))
     assert [message["type"] for message in heard] == ["http.request", "http.disconnect"]
 
 
@@ -172,7 +173,7 @@ def test_connections_that_ask_for_nothing_are_closed():
             await serving
         return ends, answer
 
-    ends, answer = asyncio.run(play())
+    ends, answer = run_loop(play())
     assert set(ends) == {b""}
     assert answer.endswith(b"ok")
 

@@ -206,7 +206,7 @@ def test_what_travels_builds_the_same_run_and_names_no_file(tmp_path):
     own = {"model.init": str(tmp_path / "model.safetensors"), "system.availability.rate": 0.5, "data.name": "digits"}
     experiment = Experiment.of(None, **SMALL, **own)
     told = to_sites(experiment)
-    assert set(told) == {"model", "method", "train", "privacy", "engine"}
+    assert set(told) == {"model", "method", "train", "privacy", "trust", "engine"}
     assert str(tmp_path) not in json.dumps(told)
     there = from_server(told)
     assert (there.method, there.train, there.engine.precision) == (experiment.method, experiment.train, "fp64")

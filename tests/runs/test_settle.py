@@ -16,6 +16,7 @@ from fedstrata.config.open_stages import fill, open_stages, reopen
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.recipes import STAGES
 from fedstrata.methods.situation import Situation, StageChoice
+from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.session import run_at_sites
 from fedstrata.runs.settle import measure, settle
 from fedstrata.testing.tiny import tiny_federation
@@ -187,7 +188,9 @@ def test_the_terminal_the_json_and_the_report_say_what_was_chosen(cli):
 
 def test_sites_tell_their_counts_and_get_the_plan_that_was_chosen(tmp_path):
     asked = {**SHORT, "data.clients": 3, "train.clients_per_round": 2, "train.rounds": 2}
-    run = run_at_sites(Here(hosts(asked)), Experiment.of(None, **asked), tmp_path / "sites", len(SITES))
+    allowed = SitePolicy(parts=(asked["method.name"],))
+    there = Here(hosts(asked, policy=lambda name: allowed))
+    run = run_at_sites(there, Experiment.of(None, **asked), tmp_path / "sites", len(SITES))
     assert chosen(run)["server_step"]["measured"]["effective_labels"] > 1
     assert open_stages(Experiment.of(run.path / "experiment.toml")) == []
     assert not [event for event in run.events() if event["event"] in ("site_refused", "dropped", "no_update")]

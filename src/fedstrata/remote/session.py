@@ -177,6 +177,11 @@ class SiteClients:
             return
         plan, setting = setup.plan, Setting(**privacy.enclave.model_dump())
         terms = Terms(len(names), classes, plan.rounds, plan.streams.seed, flips, setting.noise)
+        if self.resumed:  # sites that were restarted meanwhile do not know the run
+            registry = self.site_registry
+            _, wrong = ask_facts(registry.transport, names, registry.question, registry.deadline)
+            for name, error in wrong.items():
+                raise RequestError(f"site {name}: {error}")
         select_inside(setup, start_at_sites(self._all_heard, credentials, names, places, terms, setting, setup.note))
 
     def with_real_clock(self, plan: Plan) -> Plan:
