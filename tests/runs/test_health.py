@@ -70,6 +70,12 @@ def test_long_runs_wait_longer():
     ("overrides", "losses", "trained", "advice"),
     [
         ({"train.lr": 5.0}, [2.5] * 5, GUESS, "steps of clients are probably too long; try train.lr=0.1"),
+        (
+            {"train.lr": 0.1},
+            [2.5] * 5,
+            0.4,
+            "their labels are probably skewed; try a method that fedstrata inspect advises",
+        ),
         ({"train.lr": 0.2}, [GUESS] * 5, 4.0, "steps of clients are probably too long; try train.lr=0.02"),
         ({"train.lr": 1e-5}, [GUESS] * 5, GUESS, "steps of clients are probably too short; try train.lr=0.001"),
         ({"train.lr": 0.01}, [GUESS] * 5, GUESS, "steps of clients are probably too short; try train.lr=0.1"),

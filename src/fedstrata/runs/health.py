@@ -23,6 +23,10 @@ SOFTMAX = (
     "it ends in softmax, and the loss applies one itself: it will learn slowly, if at all; let it return what goes "
     "into its softmax"
 )
+SKEWED = (
+    "clients learn their own samples well, and those of others not: their labels are probably skewed; try a method "
+    "that fedstrata inspect advises"
+)
 SEVERAL, MOST = 5, 20  # evaluations in a row that count as several: a tenth of all, within these
 ABOVE = 1.02  # times the loss of a guess: a model that has not begun to learn lies around it
 EXPLODED = 10.0  # times the loss of a guess
@@ -93,7 +97,8 @@ class Health:
             return None
         if all(own["loss_test"] > ABOVE * self.guess for own in row):
             seen = f"the loss on test samples was above that of a guess ({self.guess:.3g}) in {several} evaluations"
-            return Diagnosis(2, f"{seen} in a row, last {loss:.3g}: {self._too_long()}")
+            cause = SKEWED if self._fits_clients_alone(last["loss_train"]) else self._too_long()
+            return Diagnosis(2, f"{seen} in a row, last {loss:.3g}: {cause}")
         chance = 1 / labels + 2 * math.sqrt((1 - 1 / labels) / labels / max(self.tests, 1))
         falls = row[0]["loss_test"] - loss > FALLS * self.guess
         if all(own["balanced_accuracy"] <= chance for own in row) and not falls:
@@ -117,6 +122,11 @@ class Health:
         if not isinstance(rate, int | float) or (step["kind"] == "sgd" and rate <= 1):
             return None
         return float(rate)
+
+    def _fits_clients_alone(self, trained: float | None) -> bool:
+        """Say whether clients learn their own samples well, so that steps and model are not the likely cause."""
+        fits = trained is not None and trained < self.guess / 2
+        return fits and not self.softmax and self._server_rate() is None
 
     def _too_long(self) -> str:
         if self.softmax:
