@@ -20,6 +20,7 @@ fedprox = [0.1, 2.0]
 
 [paper.readings]
 "more local work" = { train.epochs = 2 }
+"the best evaluation" = { compare.metric = "best_accuracy" }
 
 [paper.quick]
 data = { name = "digits", clients = 4 }

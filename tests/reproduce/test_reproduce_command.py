@@ -44,7 +44,7 @@ def test_a_table_is_played_kept_and_shown(typed, tmp_path):
     assert len(told["rows"]) == 6
     assert {"setting", "method", "paper", "mean", "low", "high", "difference", "verdict"} <= told["rows"][0].keys()
     assert told["rows"][0]["paper"] == 0.5
-    (listed,) = json.loads(typed("list", "--json").output)
+    listed, _ = json.loads(typed("list", "--json").output)  # and the reading that takes the same runs
     assert (listed["runs"], listed["wanted"], listed["done"], listed["fetch"]) == (28, 28, True, [])
     assert listed["measured"] == [kept[0]["device"]]
     assert listed["minutes"][kept[0]["device"]] > 0
@@ -112,6 +112,21 @@ def test_a_run_that_was_begun_under_other_settings_is_not_gone_on_with(typed, tm
     assert "1 runs played" in typed("run", "X1", "--shard", "1/28", "-q").output
     (kept,) = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
     assert kept["costs"]["rounds"] == 3
+
+
+def test_a_reading_of_another_figure_takes_the_runs_that_are_there(typed, tmp_path):
+    assert typed("run", "X1", "--shard", "1/8", "-q").exit_code == 0
+    before = sorted(path.name for path in (tmp_path / "reproduce/results").iterdir())
+    shown = json.loads(typed("show", "X1", "--json").stdout)
+    (other,) = shown["readings"]
+    assert (other["id"], other["rows"][0]["metric"]) == ("X1 as the best evaluation", "best_accuracy")
+    ours = {(row["setting"], row["method"]): row for row in shown["rows"]}
+    for row in other["rows"]:
+        known = ours[row["setting"], row["method"]]
+        assert row["paper"] == known["paper"]
+        assert row["mean"] is None or row["mean"] >= known["mean"]  # the best is never below the last
+    assert typed("run", "X1", "--reading", "the best evaluation", "--shard", "1/8", "-q").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "reproduce/results").iterdir()) == before
 
 
 def test_another_reading_has_results_of_its_own(typed, tmp_path):

@@ -1,5 +1,7 @@
 """A comparison that has so many minutes stops between rounds, begins nothing it cannot end, and goes on later."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import fedstrata
@@ -38,6 +40,18 @@ def test_no_cell_is_begun_that_would_not_end_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr(queue, "monotonic", Clock())
     done = compare(tmp_path / "cut", minutes=12 / 60)  # a cell takes about six looks at the clock: not two
     assert [cell.state for cell in done.cells] == ["finished", "waiting"]
+
+
+def test_a_shorter_cell_is_begun_where_a_longer_one_would_not_end(monkeypatch):
+    clock = iter([0.0, 1.0, 31.0, 50.0, 50.0])  # 60 s from 0; the first cell, guessed at 10 s, takes 30
+    monkeypatch.setattr(queue, "monotonic", lambda: next(clock))
+    deadline = queue.Deadline(1)
+    watch = deadline.watching(lambda *_: None)
+    short, middle, long = (SimpleNamespace(guess=guess) for guess in (3.0, 10.0, 30.0))
+    watch(middle, {"event": "begin"})
+    watch(middle, {"event": "finished"})
+    assert deadline.may_begin(short)  # 9 of the 10 s that are left
+    assert not deadline.may_begin(long)
 
 
 @pytest.mark.parametrize("minutes", [0, -1])

@@ -77,14 +77,16 @@ def in_words(paper: str, judged: Mapping[str, Judged]) -> str:
 
 
 def _found(tables: list[Judged]) -> Iterator[str]:
-    runs, settled = sum(len(own.results.runs) for own in tables), [t for t in tables if t.verdict.word != OPEN]
+    settled = [own for own in tables if own.verdict.word != OPEN]
+    runs = sum(len(own.results.runs) for own in tables if not own.results.table.same_runs)
+    plain = [own for own in tables if not own.results.table.reading]
     if not runs:
-        yield f"None of its {len(tables)} tables has been played here yet, so all verdicts are open."
+        yield f"None of its {len(plain)} tables has been played here yet, so all verdicts are open."
         return
-    done = sum(own.results.done for own in tables)
-    yield f"So far {runs} runs were played; of {len(tables)} tables {done} {'has' if done == 1 else 'have'} all runs of"
+    done = sum(own.results.done for own in plain)
+    yield f"So far {runs} runs were played; of {len(plain)} tables {done} {'has' if done == 1 else 'have'} all runs of"
     yield "the primary contrast."
-    counted = Counter(own.verdict.word for own in tables)
+    counted = Counter(own.verdict.word for own in plain)
     yield f"Verdicts: {', '.join(f'{number} {word}' for word, number in counted.most_common())}."
     for own in settled:
         contrast = own.verdict.contrast

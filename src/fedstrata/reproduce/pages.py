@@ -9,7 +9,16 @@ from textwrap import fill
 
 from fedstrata.core.files import write_atomically
 from fedstrata.reproduce.overview import Judged, in_words, oddities, of_paper
-from fedstrata.reproduce.show import commands, describe, grid_of, state_of, title_of, write_contrast, write_gain
+from fedstrata.reproduce.show import (
+    commands,
+    contrast_so_far,
+    describe,
+    grid_of,
+    run_command,
+    state_of,
+    title_of,
+    write_gain,
+)
 from fedstrata.reproduce.table import PAPERS
 from fedstrata.runs.compare.tables import markdown_grid
 
@@ -42,7 +51,7 @@ def with_headlines(text: str, judged: All) -> str:
         own = of_paper(paper, judged)[0]
         table = own.results.table
         says = f"[{name}](docs/papers/{paper}.md)", table.what
-        command = f"`fedstrata reproduce run {table.id}`"
+        command = f"`{run_command(table)}`"
         lines.append(f"| {' | '.join((*says, *_gains(own), own.verdict.word, command))} |")
     return f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END)[1]}"
 
@@ -51,7 +60,7 @@ def _gains(own: Judged) -> tuple[str, str]:
     """Write the primary contrast as the paper has it, and as we do."""
     contrast = own.verdict.contrast
     theirs = "-" if contrast.claimed is None else write_gain(contrast.claimed)
-    return theirs, "not played" if contrast.mean is None else write_contrast(contrast)
+    return theirs, contrast_so_far(own.results, contrast)
 
 
 def _index(judged: All) -> Iterator[str]:
@@ -86,7 +95,7 @@ def _paper(paper: str, judged: All) -> Iterator[str]:
             yield f"{title_of(own.results, name)}:\n\n{markdown_grid(grid_of(own.results, name))}"
         for head, items in _remarks(own):
             yield f"{head}:\n\n" + "\n".join(map(_item, items)) + "\n"
-        yield f"`fedstrata reproduce run {table.id}`\n"
+        yield f"`{run_command(table)}`\n"
 
 
 def _remarks(own: Judged) -> Iterator[tuple[str, list[str]]]:

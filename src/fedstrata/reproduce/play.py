@@ -50,7 +50,7 @@ def play(
     """Play what is missing, and keep every run that ends."""
     deadline = Deadline(minutes)
     table, todo = results.table, runs_to_play(results, shard)
-    cells = make_cells(table.design, todo, out / folder_name(table.id), estimate(table, todo), table.digest)
+    cells = make_cells(table.design, todo, out / folder_name(table.played_as), estimate(table, todo), table.digest)
     at_a_time = choose_jobs(cells, None, None, jobs)[0]
     played = _play(cells, tell, partial(results.add, jobs=at_a_time), deadline, at_a_time)
     return replace(played, left=len(runs_to_play(results, shard)))

@@ -44,7 +44,7 @@ class Results:
     """The runs of a table that are there."""
 
     def __init__(self, table: PaperTable, folder: Path = FOLDER):
-        self.table, self.path = table, folder / f"{folder_name(table.id)}.json"
+        self.table, self.path = table, folder / f"{folder_name(table.played_as)}.json"
         self._entries = self._read()
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
         self.base = None if table.base is None else Results(table.base, folder)
@@ -150,7 +150,7 @@ class Results:
         with writing_to(self.path.parent), in_turn(self.path.with_suffix(".lock")):
             self._entries = {**self._read(), **entries}
             listed = [self._entries[key] for key in sorted(self._entries)]
-            text = json.dumps(finite({"id": self.table.id, "runs": listed}), indent=1)
+            text = json.dumps(finite({"id": self.table.played_as, "runs": listed}), indent=1)
             write_atomically(self.path, f"{text}\n".encode())
 
 
@@ -164,6 +164,7 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
         raise RequestError(f"{folder} is not a folder of results")
     tables = all_tables().values()
     own = [table.read_as(name) if name else table for table in tables for name in ("", *table.readings)]
+    own = [table for table in own if not table.same_runs]
     own += [table.beside(method) for table in tables for method in methods_beside(table, folder)]
     pairs = [(Results(table, into), Results(table, folder)) for table in own]
     known = {there.path.name for _, there in pairs}

@@ -116,10 +116,13 @@ def commands(results: Results) -> Iterator[str]:
     times = " or ".join(
         f"{in_words(Timing(results, device).minutes(left))} on a {device.upper()}" for device in DEVICES
     )
-    table = results.table
+    yield f"{run_command(results.table)}  # {f'{len(left)} runs, about {times}' if left else 'all is there'}"
+
+
+def run_command(table: PaperTable) -> str:
+    """Say what to type to play a table."""
     reading = f' --reading "{table.reading}"' if table.reading else f" --with {table.method}" if table.base else ""
-    name = re.split(" as | with ", table.id)[0]
-    yield f"fedstrata reproduce run {name}{reading}  # {f'{len(left)} runs, about {times}' if left else 'all is there'}"
+    return f"fedstrata reproduce run {re.split(' as | with ', table.id)[0]}{reading}"
 
 
 def fetch_commands(table: PaperTable) -> list[str]:
@@ -157,6 +160,15 @@ def _write(value: float | None, metric: Metric) -> str:
 
 def _signed(value: float, metric: Metric) -> str:
     return f"{value:+.0f}" if metric.lower else f"{100 * value:+.2f}"
+
+
+def contrast_so_far(results: Results, contrast: Contrast) -> str:
+    """Write our own gain and, while runs of it are missing, on how many it rests."""
+    if contrast.mean is None:
+        return "not played"
+    wanted = sum(map(results.table.primary, results.table.wanted()))
+    there = wanted - sum(map(results.table.primary, results.missing()))
+    return f"{write_contrast(contrast)}{'' if there == wanted else f', {there} of {wanted} runs'}"
 
 
 def write_contrast(contrast: Contrast) -> str:

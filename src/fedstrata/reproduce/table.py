@@ -98,7 +98,7 @@ class PaperTable:
         """The experiment as the file gives it, and what is compared; nothing is checked yet."""
         if self.base is not None:
             return self._beside(*self.base.asked)
-        return lay_over(self.experiment, self.readings[self.reading] if self.reading else {})
+        return lay_over(self.experiment, {} if self.same_runs else self.readings.get(self.reading, {}))
 
     @property
     def rows(self) -> list[str]:
@@ -174,7 +174,24 @@ class PaperTable:
         """Return the table as another reading of the paper has it; only its primary contrast is played."""
         if reading not in self.readings:
             raise unknown_name("reading", reading, self.readings)
-        return replace(self, id=f"{self.id} as {reading}", reading=reading)
+        found = replace(self, id=f"{self.id} as {reading}", reading=reading)
+        if not found.same_runs:
+            return found
+        other = self.readings[reading]["compare"]["metric"]
+        figures, deviations = (
+            {other: by[self.metric]} if self.metric in by else {} for by in (self.figures, self.deviations)
+        )
+        return replace(found, figures=figures, deviations=deviations)
+
+    @property
+    def same_runs(self) -> bool:
+        """Whether this reading only takes another figure from the runs of the table as its file has it."""
+        return list(self.readings.get(self.reading, ())) == ["compare"]
+
+    @property
+    def played_as(self) -> str:
+        """The id under which its runs are kept."""
+        return self.id.removesuffix(f" as {self.reading}") if self.same_runs else self.id
 
     def beside(self, method: str) -> PaperTable:
         """Return a table with one row, a method that the paper does not have, against the paper's own method."""

@@ -83,12 +83,12 @@ def in_turn(
     federation: Federation | None,
     model: nn.Module | None,
     tell: Tell,
-    may_begin: Callable[[], bool],
+    may_begin: Callable[[Cell], bool],
 ) -> bool:
     """Play cells one after another, as long as another may begin; say whether all were played."""
     player = CellRunner(federation, model)
     for cell in cells:
-        if not may_begin():
+        if not may_begin(cell):
             return False
         tell(cell, player.play(cell.path, cell.experiment, partial(tell, cell)))
     return True
@@ -109,7 +109,7 @@ def side_by_side(
     model: nn.Module | None,
     tell: Tell,
     jobs: int,
-    may_begin: Callable[[], bool],
+    may_begin: Callable[[Cell], bool],
     time_left: Callable[[], float | None] = lambda: None,
 ) -> bool:
     """Play so many cells at a time, in order, as long as another may begin; say whether all were played.
@@ -129,16 +129,16 @@ def _share_out(
     tell: Tell,
     jobs: int,
     start: Callable[[], CellWorker],
-    may_begin: Callable[[], bool],
+    may_begin: Callable[[Cell], bool],
     time_left: Callable[[], float | None],
 ) -> bool:
     left, workers = list(cells), list[CellWorker]()
     try:
-        while (left and may_begin()) or any(worker.cell for worker in workers):
+        while (left and may_begin(left[0])) or any(worker.cell for worker in workers):
             while left and len(workers) < jobs:
                 workers.append(start())
             for worker in workers:
-                if worker.cell is None and left and may_begin():
+                if worker.cell is None and left and may_begin(left[0]):
                     worker.cell = left.pop(0)
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
                         cell = worker.cell

@@ -66,10 +66,12 @@ class Deadline:
         self._end = None if minutes is None else monotonic() + 60 * minutes
         self._began: dict[int, float] = {}
         self._longest = 0.0
+        self._slowest = 0.0  # seconds that a cell took for each that it was guessed to take
 
-    def may_begin(self) -> bool:
-        """Say whether another cell would end in time, by those that ended."""
-        return self._end is None or monotonic() + self._longest < self._end
+    def may_begin(self, cell: Cell) -> bool:
+        """Say whether a cell would end in time, by those that ended."""
+        expected = cell.guess * self._slowest if cell.guess else self._longest
+        return self._end is None or monotonic() + expected < self._end
 
     def left(self) -> float | None:
         """Return the seconds that are left; None if there is no end."""
@@ -86,7 +88,9 @@ class Deadline:
             if event["event"] == "begin":
                 self._began[id(cell)] = now
             if event["event"] == "finished" and id(cell) in self._began:
-                self._longest = max(self._longest, now - self._began[id(cell)])
+                took = now - self._began[id(cell)]
+                self._longest = max(self._longest, took)
+                self._slowest = max(self._slowest, took / cell.guess if cell.guess else 0.0)
             tell(cell, event)
             if event["event"] == "round" and now > end:
                 raise TimeIsUp
