@@ -79,6 +79,13 @@ def test_one_data_set_a_client():
     assert [federation.test_split[i].tolist() for i in range(3)] == [[0], [1, 2], [3, 4, 5]]
 
 
+def test_all_clients_may_share_one_test_set():
+    federation = Federation.from_clients({"bonn": (X[4:], Y[4:]), "kiel": (X[4:], Y[4:])}, test=(X[:4], Y[:4]))
+    assert federation.names == ("bonn", "kiel")
+    assert federation.test.y.tolist() == Y[:4].tolist()
+    assert federation.train_split.sizes.tolist() == [len(Y) - 4] * 2
+
+
 def test_one_data_set_a_client_may_hold_out_a_share():
     federation = Federation.from_clients([(X, Y), (X, Y)], test=0.25)
     assert len(federation.test) == 6  # 8 samples a label, 2 of each held out

@@ -476,7 +476,7 @@ class Federation:
         clients
             Torch Datasets, or pairs (x, y), with samples of one shape; by name, where clients have names.
         test
-            The same, one for each client, or the fraction to hold out of each label.
+            The same, one for each client; one pair (x, y) for all; or the fraction to hold out of each label.
         scale
             As in `from_arrays`.
         seed
@@ -501,7 +501,7 @@ class Federation:
         """
         x, y, rows = join_samples(clients)
         names = tuple(map(str, clients)) if isinstance(clients, Mapping) else None
-        if isinstance(test, float | int):
+        if isinstance(test, float | int) or (isinstance(test, tuple) and all(hasattr(one, "shape") for one in test)):
             return replace(cls.from_arrays(x, y, rows, test=test, scale=scale, seed=seed), names=names)
         if isinstance(test, Mapping):
             if not isinstance(clients, Mapping) or set(test) != set(clients):
