@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all bench lint types browser fix clean
+.PHONY: demo test test-all docs bench lint types browser fix clean
 
 demo: $(VENV)/.run
 	$(BIN)/fedstrata compare examples/one_label.toml --out runs/one-label
@@ -15,6 +15,9 @@ test: lint types browser
 test-all: test
 	$(BIN)/python -m pytest -n 2 --durations=10 -m extended
 	$(BIN)/python -m pytest --durations=10 -m sites # one after another: real processes have deadlines
+
+docs: $(VENV)/.dev # the pages as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks partitions
