@@ -72,7 +72,8 @@ def measured(grid: Grid, sites: int, quick: bool) -> dict[str, Any]:
     told: dict[str, Any] = {"message": exchanged(messages, 250_000, size.messages)}
     told["round"] = median_round(messages, sites, size.rounds)
     told["batch by messages"] = batch(messages, sites, size.few, rounds=1) if size.few else None
-    stream = open_stream(messages, "127.0.0.1:0", "timed")
+    longest = 2 * max(size.requests)  # echoes are longer than any reply before a run's model is known may be
+    stream = open_stream(messages, "127.0.0.1:0", "timed", longest=longest)
     try:
         told["stream"] = {length: exchanged(stream, length, times) for length, times in size.requests.items()}
         told["batch"] = batch(stream, sites, size.many, rounds=2)
