@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 
 import fedstrata
 
@@ -49,8 +50,17 @@ def _typed(text: str, folder: Path, around: Mapping[str, str]) -> str:
 
 @contextmanager
 def _running(text: str, folder: Path, around: Mapping[str, str]) -> Iterator[None]:
-    process = subprocess.Popen(["bash", "-ec", text], cwd=folder, env=around, start_new_session=True)
+    """Start commands, and go on when they first say something, as a reader would."""
+    log = folder.parent / f"background-{len(list(folder.parent.iterdir()))}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["bash", "-ec", text], cwd=folder, env=around, stdout=file, stderr=file, start_new_session=True
+        )
     try:
+        end = monotonic() + PATIENCE
+        while not log.stat().st_size and monotonic() < end:
+            assert process.poll() is None, text
+            sleep(0.1)
         yield
     finally:
         os.killpg(process.pid, signal.SIGTERM)
