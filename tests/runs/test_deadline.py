@@ -13,7 +13,7 @@ def test_cells_at_work_end_when_no_time_is_left(monkeypatch):
     monkeypatch.setattr(pool, "_on_one_worker", lambda experiment: experiment)
     cells = [SimpleNamespace(path="a", experiment="b", prunable=False)] * 2
     worker = pool.CellWorker(None, ours)
-    done = pool._share_out(cells, lambda *said: told.append(said), 1, lambda: worker, lambda: True, lambda: 0.0)
+    done = pool._share_out(cells, lambda *said: told.append(said), 1, lambda: worker, lambda cell: True, lambda: 0.0)
     assert done is False
     assert theirs.recv() == ("a", "b", False)
     assert ended == [worker]
