@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+import grpc
 import pytest
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.remote.flower.framing import METHOD
 from fedstrata.remote.flower.invitation import Invitation
 from fedstrata.remote.flower.joining import with_stream
 from fedstrata.remote.flower.stream import open_stream
@@ -48,6 +50,36 @@ class Loopback:
 
     def close(self):
         pass
+
+
+class OwnFrames(Loopback):
+    """Site bonn connects by itself, and sends these frames when it is first asked something; the others are honest."""
+
+    def __init__(self, sites, frames):
+        super().__init__(sites)
+        self._frames = frames
+
+    def exchange(self, requests, deadline=None, enough=None):
+        ((name, request),) = requests.items()
+        if name != "bonn":
+            return super().exchange(requests)
+        bonn = self.invitations["bonn"] = Invitation.read(request)
+        about = {"run": bonn.run, "site": bonn.site, "token": bonn.token, "secret": "s" * 64}
+        asked = threading.Event()
+
+        def speech():
+            asked.wait(PATIENCE)
+            yield from self._frames
+
+        with grpc.secure_channel(bonn.address, grpc.ssl_channel_credentials(bonn.authority.encode())) as channel:
+            call = channel.stream_stream(METHOD)(speech(), metadata=[(f"fedstrata-{k}", v) for k, v in about.items()])
+            with suppress(grpc.RpcError):
+                next(call)  # welcome
+                next(call)  # a request
+                asked.set()
+                for _ in call:  # it listens, and says nothing more
+                    pass
+        return {name: b""}
 
 
 @contextmanager

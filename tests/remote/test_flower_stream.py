@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,7 @@ import pytest
 pytest.importorskip("flwr")
 grpc = pytest.importorskip("grpc")
 
-from streams import ECHO, PATIENCE, Loopback, everybody, refused, streaming, wait_until  # noqa: E402
+from streams import ECHO, PATIENCE, Loopback, OwnFrames, everybody, refused, streaming, wait_until  # noqa: E402
 
 from fedstrata.core.errors import FedstrataError, RequestError  # noqa: E402
 from fedstrata.privacy.frames import RefusedError  # noqa: E402
@@ -278,31 +277,7 @@ def test_an_address_that_cannot_be_used_is_refused():
     ],
 )
 def test_a_site_that_breaks_the_rules_is_out(frame, why):
-    class Rude(Loopback):
-        def exchange(self, requests, deadline=None, enough=None):
-            ((name, request),) = requests.items()
-            if name != "bonn":
-                return super().exchange(requests)
-            bonn = self.invitations["bonn"] = Invitation.read(request)
-            about = {"run": bonn.run, "site": bonn.site, "token": bonn.token, "secret": "s" * 64}
-            with grpc.secure_channel(bonn.address, grpc.ssl_channel_credentials(bonn.authority.encode())) as channel:
-                say = threading.Event()
-
-                def speech():
-                    say.wait(PATIENCE)
-                    yield frame
-
-                call = channel.stream_stream(METHOD)(
-                    speech(), metadata=[(f"fedstrata-{k}", v) for k, v in about.items()]
-                )
-                with suppress(grpc.RpcError):
-                    next(call)  # welcome
-                    next(call)  # a request
-                    say.set()
-                    next(call)
-            return {name: b""}
-
-    messages = Rude(ECHO)
+    messages = OwnFrames(ECHO, [frame])
     opened = open_stream(messages, "127.0.0.1:0", "run-1", patience=PATIENCE, grace=PATIENCE)
     try:
         replies = opened.exchange(everybody(b"1"), PATIENCE)

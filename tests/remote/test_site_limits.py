@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
 from contextlib import suppress
 
 import pytest
@@ -114,42 +113,12 @@ def test_replies_are_bounded_by_what_the_model_can_need(tmp_path):
 def playing():
     """Return what plays site bonn on a stream, as it likes, beside two honest ones."""
     pytest.importorskip("flwr")
-    grpc = pytest.importorskip("grpc")
-    from streams import ECHO, PATIENCE, Loopback  # noqa: PLC0415
+    from streams import ECHO, PATIENCE, OwnFrames  # noqa: PLC0415
 
-    from fedstrata.remote.flower.framing import METHOD  # noqa: PLC0415
-    from fedstrata.remote.flower.invitation import Invitation  # noqa: PLC0415
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415
 
-    class Playing(Loopback):
-        def exchange(self, requests, deadline=None, enough=None):
-            ((name, request),) = requests.items()
-            if name != "bonn":
-                return super().exchange(requests)
-            bonn = self.invitations["bonn"] = Invitation.read(request)
-            about = {"run": bonn.run, "site": bonn.site, "token": bonn.token, "secret": "s" * 64}
-            with grpc.secure_channel(bonn.address, grpc.ssl_channel_credentials(bonn.authority.encode())) as channel:
-                asked = threading.Event()
-
-                def speech():
-                    asked.wait(PATIENCE)
-                    yield from self.frames
-
-                call = channel.stream_stream(METHOD)(
-                    speech(), metadata=[(f"fedstrata-{k}", v) for k, v in about.items()]
-                )
-                with suppress(grpc.RpcError):
-                    next(call)  # welcome
-                    next(call)  # a request
-                    asked.set()
-                    for _ in call:  # it listens, and says nothing more
-                        pass
-            return {name: b""}
-
     def play(frames, **how):
-        messages = Playing(ECHO)
-        messages.frames = frames
-        opened = open_stream(messages, "127.0.0.1:0", "run-1", patience=PATIENCE, **how)
+        opened = open_stream(OwnFrames(ECHO, frames), "127.0.0.1:0", "run-1", patience=PATIENCE, **how)
         try:
             return opened.exchange(dict.fromkeys(ECHO, b"1"))  # without a deadline
         finally:
