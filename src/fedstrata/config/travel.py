@@ -1,9 +1,9 @@
 """What of an experiment travels to sites, and what a site takes of one.
 
 A site needs what decides local training: model, method, training, privacy, how long an update may be, and in which
-precision. Data and devices are
-its own. A path on one machine means nothing on another, and would let a server read files there: keys that name files
-are known by their types (`LocalPath`), are never sent, and are refused where they come.
+precision. Data and devices are its own. A path on one machine means nothing on another, and would let a server read
+files there: keys that name files are known by their types (`LocalPath`), are never sent, and are refused where they
+come.
 """
 
 from __future__ import annotations
