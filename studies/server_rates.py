@@ -16,7 +16,7 @@ from studies._grid import Row, figure, play, read, wrapped
 STUDY = "server-rates"
 MODELS = {"digits": "mlp", "fashion-mnist": "lenet5", "uci-har": "har-mlp", "covtype": "covtype-mlp"}
 CONDITION = "dirichlet 0.3"
-SEEDS = (30, 31, 32)  # others than the rule was chosen with
+SEEDS = (30, 31)  # others than the rule was chosen with
 STEPS, RATES = ("adagrad", "adam", "yogi"), ("auto", 0.1, 0.01)
 
 PAGE = Path(__file__).parent.parent / "docs" / "server-rates.md"
@@ -70,7 +70,7 @@ def rows(model: str) -> list[Row]:
 
 def page(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return the page in Markdown."""
-    about = INTRODUCTION.format(alpha=CONDITION.split()[-1], seeds=len({line["seed"] for line in lines}))
+    about = INTRODUCTION.format(alpha=CONDITION.rsplit(maxsplit=1)[-1], seeds=len({line["seed"] for line in lines}))
     return wrapped(f"{about}\n{table(lines)}\n")
 
 
