@@ -65,7 +65,7 @@ def test_server_steps_with_a_rate_of_their_own_do_not_collapse_on_any_data_set(k
             np.mean([_grid.figure(lines[data, row, seed]) for seed in server_rates.SEEDS])
             for row in (f"{kind} auto", "fedavg")
         )
-        assert own > plain - 0.03, data
+        assert own > plain, data
     collapsed = [_grid.figure(lines["fashion-mnist", f"{kind} 0.1", seed]) for seed in server_rates.SEEDS]
     assert min(collapsed) < 0.3  # what a fixed rate does to a CNN
 
