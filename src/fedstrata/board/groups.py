@@ -15,7 +15,7 @@ TRIALS = "tuning"  # where a comparison keeps its trials, which are no results
 
 
 @dataclass(frozen=True)
-class Method:
+class ComparedMethod:
     """The runs of one method, under one condition where there are several."""
 
     name: str
@@ -30,7 +30,7 @@ class Group:
     """A comparison: methods by their mean, the best first."""
 
     path: str
-    methods: tuple[Method, ...]
+    methods: tuple[ComparedMethod, ...]
     running: int
     changed: float
 
@@ -61,12 +61,12 @@ def _group(path: str, rows: Iterable[Row]) -> Group:
     return Group(path, tuple(methods), running, max((row.changed for row in found), default=0.0))
 
 
-def _method(name: str, rows: list[Row]) -> Method:
+def _method(name: str, rows: list[Row]) -> ComparedMethod:
     done: list[float | None] = [row.accuracy for row in rows if row.state == "finished"]
     told: dict[str, Any] = interval(done)
     ends = None if told["interval"] is None else (told["interval"][0], told["interval"][1])
-    return Method(name, tuple(row.path for row in rows), len(done), told["mean"], ends)
+    return ComparedMethod(name, tuple(row.path for row in rows), len(done), told["mean"], ends)
 
 
-def _best_first(method: Method) -> tuple[float, str]:
+def _best_first(method: ComparedMethod) -> tuple[float, str]:
     return (1.0 if method.mean is None else -method.mean, method.name)
