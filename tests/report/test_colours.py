@@ -7,7 +7,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from fedstrata.report.figures.style import DASHES, LINES, line_style, template
+from fedstrata.report.figures.colours import DASHES, LINES, line_style
+from fedstrata.report.figures.style import template
 
 # Machado, Oliveira and Fernandes 2009, full severity, on linear light
 SEEN_AS = {

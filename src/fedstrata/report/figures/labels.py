@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from fedstrata.report.figures.curves import grouped
-from fedstrata.report.figures.style import APART, ROUNDS, bin_values, bins, figure, heat_map, line_style, plain
+from fedstrata.report.figures.curves import grouped, styles_of
+from fedstrata.report.figures.style import APART, ROUNDS, bin_values, bins, figure, heat_map, plain
 from fedstrata.report.run_data import RunData
 
 SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
@@ -38,14 +38,16 @@ def final_recall(runs_data: Sequence[RunData]) -> go.Figure | None:
     if not shown or len(classes) > 100:
         return None
     drawn = figure(title="recall of each label in the last round")
+    styles = styles_of(runs_data)
     for at, (group, own) in enumerate(grouped(shown).items()):
         finals = [r for r in map(last_recall, own) if len(r) == len(classes)]
         if finals:
-            marker = {"symbol": SYMBOLS[at % len(SYMBOLS)], "size": 10, "color": line_style(at)["color"]}
+            marker = {"symbol": SYMBOLS[at % len(SYMBOLS)], "size": 10, "color": styles[group]["color"]}
             hover = f"{plain(group)}, label %{{x}}: %{{y:.1%}}<extra></extra>"
             names = [_named(shown[0], i) for i in range(len(classes))]
             y = np.mean(finals, axis=0)
-            drawn.add_scatter(x=names, y=y, mode="markers", name=plain(group), marker=marker, hovertemplate=hover)
+            about = {"name": plain(group), "legendgroup": group, "marker": marker}
+            drawn.add_scatter(x=names, y=y, mode="markers", hovertemplate=hover, **about)
     drawn.update_xaxes(title_text="label", type="category")
     drawn.update_yaxes(title_text="recall", tickformat=".0%", range=[-0.03, 1.03])
     drawn.update_layout(showlegend=len(drawn.data) > 1)

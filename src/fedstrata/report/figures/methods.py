@@ -7,9 +7,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from fedstrata.report.figures.bands import add_band, spread
+from fedstrata.report.figures.colours import LINES
 from fedstrata.report.figures.style import (
     ALARM,
-    LINES,
     ROUNDS,
     bin_values,
     bins,
