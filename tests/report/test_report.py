@@ -290,7 +290,7 @@ def test_the_page_holds_all_it_shows_and_fetches_nothing(small):
     assert "default-src 'none'" in text
     held = json.loads(re.search(r'id="held">(.*?)</script>', text)[1])
     assert {d["data-figure"] for d in outline.all("div") if "data-figure" in d} == set(held["figures"])
-    assert set(held["templates"]) == {"light", "dark"}
+    assert set(held["templates"]) == {"light", "dark", "paper"}
 
 
 def test_the_page_says_how_to_run_it_again(small):

@@ -8,7 +8,6 @@ const rows = new Map(); // path -> what the server last said of a run
 const lines = new Map(); // path -> its line in the table
 let order = { key: "changed", down: true };
 let source = null; // the stream of events
-let stale = new Set(); // figures that have changed while nobody saw them
 
 const chosen_runs = () => new URLSearchParams(location.search).getAll("run");
 const address = (runs) => "?" + new URLSearchParams(runs.map((run) => ["run", run]));
@@ -112,20 +111,6 @@ function take_runs({ changed, gone, all: anew }) {
 }
 
 // ---- the figures ----------------------------------------------------------------------------------------------------
-
-const seen = new IntersectionObserver(
-  (entries) => {
-    for (const { target, isIntersecting } of entries) {
-      target.dataset.near = isIntersecting ? "yes" : "";
-      if (isIntersecting) refresh(target);
-    }
-  },
-  { rootMargin: "400px" },
-);
-
-function refresh(plot) {
-  if (stale.delete(plot.dataset.figure)) draw(plot, theme());
-}
 
 function section_of(key) {
   const found = document.getElementById(`section-${key}`);

@@ -25,6 +25,7 @@ class Shown(NamedTuple):
     title: str
     said: str  # how to read it
     figure: go.Figure
+    methods: tuple[str, ...] = ()  # whose it is; empty: of all
 
 
 OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] = (
@@ -32,7 +33,7 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
         "labels",
         "recall",
         "Recall of each label by round",
-        "The share of a label's test samples that the model recognises. Dark rows are labels that it lost. "
+        "The share of a label's test samples that the model recognises. Faint rows are labels that it lost. "
         "Where some are rare, with less than half of an even share of the training samples, they come last.",
         labels.recall,
     ),
@@ -48,7 +49,8 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
         "clients",
         "participation",
         "Who took part",
-        "How often a client's report counted in each round. Clients that took part most often come first.",
+        "How often a client's report counted in each round; where that is once or not at all, filled cells are rounds with "
+        "it. Clients that took part most often come first.",
         clients.participation,
     ),
     (

@@ -121,12 +121,13 @@ def _add(
     if len(runs) > 1:
         add_band(drawn, x, values.min(0), values.max(0), style["color"], **common)
     hover = "%{y:.1%}" if metric in SHARES else "%{y:.4g}"
+    mean = f", mean of {len(runs)}" if len(runs) > 1 else ""
     drawn.add_scatter(
         x=x,
         y=values.mean(0),
         mode="lines+markers" if len(x) <= 3 else "lines",
-        name=plain(name if len(runs) == 1 else f"{name}, mean of {len(runs)}"),
+        name=plain(name),
         line=style,
-        hovertemplate=f"{plain(name)}: {hover} at %{{x:.5~g}}<extra></extra>",
+        hovertemplate=f"{plain(name)}{mean}: {hover} at %{{x:.5~g}}<extra></extra>",
         **common,
     )

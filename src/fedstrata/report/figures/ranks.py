@@ -35,7 +35,7 @@ def critical_difference(tested: Friedman) -> go.Figure:
         top.add_trace(line)
         label = f"{plain(name)} ({rank:.2f})"
         anchor = "right" if left else "left"
-        top.add_annotation(x=end, y=depth, text=label, xanchor=anchor, showarrow=False, yanchor="middle")
+        top.add_annotation(name=name, x=end, y=depth, text=label, xanchor=anchor, showarrow=False, yanchor="middle")
     for at, group in enumerate(tested.alike):
         ends = [tested.ranks[group[0]] - 0.04, tested.ranks[group[-1]] + 0.04]
         said = f"{plain(' and '.join(group))}: cannot be told apart<extra></extra>"

@@ -29,14 +29,14 @@ ROUNDS, CLIENTS, POINTS = 150, 80, 400  # most columns and rows of a heat map, a
 TICKS = 20  # most names beside a heat map
 
 
-def template(dark: bool = False) -> go.layout.Template:
+def template(dark: bool = False, size: float = 13, family: str = "system-ui, sans-serif") -> go.layout.Template:
     """Return what differs between light and dark paper, and what all figures share."""
     ink, grid, paper = ("#e6e6e6", "#3a3f44", "#16191d") if dark else ("#1f2328", "#dfe3e7", "#ffffff")
     axis = {"gridcolor": grid, "linecolor": grid, "zerolinecolor": grid, "automargin": True, "title": {"standoff": 8}}
     layout = {
         "paper_bgcolor": paper,
         "plot_bgcolor": paper,
-        "font": {"color": ink, "family": "system-ui, sans-serif", "size": 13},
+        "font": {"color": ink, "family": family, "size": size},
         "colorway": list(LINES),
         "xaxis": axis,
         "yaxis": axis,
