@@ -91,7 +91,8 @@ def of_methods(names: Sequence[str]) -> str:
 def frame(shown: Shown) -> Iterator[str]:
     """Return the frame of a figure: its heading, how to read it, where it is drawn, buttons that save it."""
     name, title = escape(shown.name), escape(shown.title)
-    yield f'<figure id="figure-{name}"{of_methods(shown.methods)}><h3>{title}</h3><figcaption>{escape(shown.said)}</figcaption>'
+    yield f'<figure id="figure-{name}"{of_methods(shown.methods)}><h3>{title}</h3>'
+    yield f"<figcaption>{escape(shown.said)}</figcaption>"
     height = int(shown.figure.layout.height or 340)
     label = escape(f"{shown.title}. {shown.said}")
     yield f'<div class="plot" role="img" aria-label="{label}" style="min-height:{height}px" data-figure="{name}"></div>'

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fedstrata import __version__
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plain_text import plain_text
-from fedstrata.report import figures, tables
+from fedstrata.report import figures, replay, tables
 from fedstrata.report.condition_table import by_condition
 from fedstrata.report.document import chips, document, figure_of, frame, heading
 from fedstrata.report.figures import CONDITIONS, SECTIONS, Shown
@@ -78,12 +78,14 @@ def _page(gathered: GatheredRuns) -> str:
         about = f"Curves are of {shown_of}; labels and clients, one by one, of {names}."
         more = " A condition's own folder makes a report of its own, with all figures." if len(conditions) > 1 else ""
         body.append(f'<p class="quiet">{escape(about + more)}</p>')
+    replayed = "".join(replay.frame(full))
     for key, name in sections:
         tabled = [run_data for run_data in gathered.runs_data if run_data.faults][:BRIEFLY] if key == "faults" else full
-        body += _section(key, name, [own for own in shown if own.section == key], tabled)
+        more = replayed if key == "federation" else ""
+        body += _section(key, name, [own for own in shown if own.section == key], tabled, more)
     body += [*_choices(full), *_privacy(full), *_configuration(gathered, full), "</main>"]
     body += [f"<footer>Written by fedstrata {escape(__version__)}. This file needs no network.</footer>"]
-    return document(title, body, shown)
+    return document(title, body, shown, [replay.SCRIPT] if replayed else [])
 
 
 def _filter(gathered: GatheredRuns) -> str:
@@ -123,11 +125,12 @@ def draw(gathered: GatheredRuns) -> list[Shown]:
     own.sort(key=lambda pair: ORDER.index(pair[1].name))
     overlays = figures.under_conditions if len({run.condition for run in gathered.runs_data}) > 1 else figures.overlays
     over = figures.over_conditions(gathered.tested)
-    return [*over, *overlays(gathered.runs_data), *(_of_runs(own) if several else (shown for _, shown in own))]
+    held = figures.of_federation(gathered.firsts)
+    return [*over, *overlays(gathered.runs_data), *held, *(_of_runs(own) if several else (shown for _, shown in own))]
 
 
 def _of_runs(own: Sequence[tuple[RunData, Shown]]) -> Iterator[Shown]:
-    """Name figures after their runs; what looks the same for several, as paired runs have the same draws, comes once."""
+    """Name figures after their runs; what looks the same for several, as paired runs have the same draws, is once."""
     alike: dict[tuple[str, str], list[tuple[RunData, Shown]]] = {}
     for run_data, shown in own:
         looks = json.dumps(figure_of(shown), sort_keys=True)
@@ -152,7 +155,8 @@ def _listed(runs_data: Sequence[RunData]) -> str:
 
 def _has(key: str, shown: Sequence[Shown], gathered: GatheredRuns) -> bool:
     faulty = key == "faults" and any(run_data.faults for run_data in gathered.runs_data)
-    return faulty or any(own.section == key for own in shown)
+    played = key == "federation" and any(map(replay.replay, gathered.featured(IN_FULL)))
+    return faulty or played or any(own.section == key for own in shown)
 
 
 def _data(run_data: RunData) -> str:
@@ -173,11 +177,11 @@ def _outcome_tables(gathered: GatheredRuns) -> Iterator[str]:
         yield of_runs
 
 
-def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[RunData]) -> Iterator[str]:
+def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[RunData], more: str = "") -> Iterator[str]:
     yield f'<section aria-labelledby="{key}"><h2 id="{key}">{escape(name)}</h2><div class="figures">'
     for own in shown:
         yield from frame(own)
-    yield "</div>"
+    yield f"</div>{more}"
     making = {"curves": tables.rounds, "labels": tables.labels, "clients": tables.clients, "faults": tables.faults}
     about = {"clients": "Those served worst come first.", "curves": "Some of the rounds."}.get(key, "")
     for run_data in tabled if key in making else ():

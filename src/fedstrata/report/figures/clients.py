@@ -39,7 +39,7 @@ def participation(run_data: RunData) -> go.Figure | None:
     return heat_map(
         shown,
         run_data.rounds[bins(times.shape[1], ROUNDS)],
-        _clients(run_data, order),
+        client_rows(run_data, order),
         hover="client %{y}, round %{x}: took part %{z:.2f} times a round",
         across="round",
         down="clients by rank, most often first" if len(order) > CLIENTS else "client",
@@ -61,7 +61,7 @@ def accuracy_by_client(run_data: RunData) -> go.Figure | None:
     return heat_map(
         bin_values(bin_values(own[order], CLIENTS, axis=0), ROUNDS),
         rounds[bins(len(rounds), ROUNDS)],
-        _clients(run_data, tested[order]),
+        client_rows(run_data, tested[order]),
         hover="client %{y}, round %{x}: accuracy %{z:.1%}",
         across="round",
         down="clients by rank, best first" if len(order) > CLIENTS else "client",
@@ -142,7 +142,7 @@ def _scored(run_data: RunData) -> np.ndarray:
     return np.flatnonzero(~np.isnan(own).all(1)) if own.size else np.zeros(0, dtype=int)
 
 
-def _clients(run_data: RunData, order: np.ndarray) -> list[str]:
+def client_rows(run_data: RunData, order: np.ndarray) -> list[str]:
     """Name clients or, where there are more than a heat map shows, ranks."""
     starts = bins(len(order), CLIENTS)
     if len(starts) == len(order):

@@ -83,6 +83,26 @@ def balance(run_data: RunData) -> go.Figure | None:
     )
 
 
+def schedule(run_data: RunData) -> go.Figure | None:
+    """Draw the order of Stratify's first samples: which label each of them has."""
+    order = np.array(next((e["order"] for e in run_data.exposures if e.get("order")), ()), dtype=np.int64)
+    if not len(order):
+        return None
+    many = max(int(order.max()) + 1, *(len(e.get("exposure") or ()) for e in run_data.exposures))
+    seen = np.zeros((many, len(order)))
+    seen[order, np.arange(len(order))] = 1.0
+    return heat_map(
+        seen,
+        np.arange(1, len(order) + 1),
+        _strata(run_data, many),
+        hover="sample %{x} is of label %{y}",
+        across="sample",
+        down="label",
+        percent=False,
+        title=f"{run_data.name}: the first {len(order)} samples of the schedule",
+    )
+
+
 def exposure(run_data: RunData) -> go.Figure | None:
     """Draw Stratify's own account: the share of each label in what the model trained on, by round."""
     counted = [e for e in run_data.exposures if e.get("exposure")]
@@ -91,16 +111,11 @@ def exposure(run_data: RunData) -> go.Figure | None:
     counts = np.array([e["exposure"] for e in counted], dtype=np.float64)
     totals = counts.sum(1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-    names = (
-        run_data.classes
-        if len(run_data.classes) == counts.shape[1]
-        else [f"stratum {i}" for i in range(counts.shape[1])]
-    )
     rounds = np.array([e["round"] for e in counted])
     return heat_map(
         bin_values(shares.T, ROUNDS) * counts.shape[1],
         rounds[bins(len(rounds), ROUNDS)],
-        names,
+        _strata(run_data, counts.shape[1]),
         hover="label %{y}, round %{x}: %{z:.2f} of an even share",
         across="round",
         down="label",
@@ -109,6 +124,10 @@ def exposure(run_data: RunData) -> go.Figure | None:
         percent=False,
         title=f"{run_data.name}: exposure to each label; 1 is an even share",
     )
+
+
+def _strata(run_data: RunData, many: int) -> list[str]:
+    return run_data.classes if len(run_data.classes) == many else [f"stratum {i}" for i in range(many)]
 
 
 def _by_share(run_data: RunData) -> np.ndarray:
