@@ -58,6 +58,15 @@ def _why_not(run_data: RunData, show: Callable[[GatheredRuns], Any]) -> str | No
     return None
 
 
+def replay_page(run_data: RunData) -> str | None:
+    """Write a page of its own in which a run can be played again."""
+    framed = list(replay.frame([run_data]))
+    if not framed:
+        return None
+    body = [*heading(run_data.name, outcome(GatheredRuns([run_data])), []), '<main id="main" tabindex="-1">', *framed]
+    return document(run_data.name, [*body, "</main>"], [], [replay.SCRIPT])
+
+
 def _page(gathered: GatheredRuns) -> str:
     full, shown, title = gathered.featured(IN_FULL), draw(gathered), make_title(gathered)
     conditions = {run_data.condition for run_data in gathered.runs_data}

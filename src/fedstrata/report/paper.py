@@ -1,8 +1,8 @@
 """Figures as files for a paper: a width in inches, letters of 8 points, text that stays text.
 
 Drawn by matplotlib, not by a browser: it is there after `pip install`, puts TrueType fonts into PDF files, which
-conferences ask for, and gives the same file every time. The reports' figures consist of lines, bands, bars and heat maps;
-these are what this file knows.
+conferences ask for, and gives the same file every time. The reports' figures consist of lines, bands, bars and heat
+maps; these are what this file knows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NARROW, WIDE = 1.0, 20.0
 GREY = "#808080"
 DASHES = {"solid": "-", "dash": (0, (4, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (5, 1.5, 1, 1.5))}
 SYMBOLS = {"diamond": "D", "square": "s", "cross": "P", "x": "X", "triangle-up": "^", "line-ns-open": "|"}
-LOOK = {
+LOOK: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # which comes with matplotlib
     "font.size": 8,
     "axes.labelsize": 8,
@@ -102,7 +102,7 @@ def _figure(figure: go.Figure, width: float) -> Any:
             _heat(drawn, panel, own[0], figure.layout)
         else:
             _lines(panel, [t for t in own if t.type == "scatter"])
-            _bars(panel, [t for t in own if t.type == "bar"], figure.layout, panels)
+            _bars(panel, [t for t in own if t.type == "bar"], figure.layout)
         _axes(panel, place, figure.layout, heat=own[0].type == "heatmap")
     first = next(iter(panels.values()))
     for shape in figure.layout.shapes:
@@ -167,7 +167,7 @@ def _line(panel: Any, trace: Any, x: np.ndarray, y: np.ndarray, label: str | Non
         panel.annotate(text, (x[at], y[at]), (0, 4), textcoords="offset points", ha="center", fontsize=7)
 
 
-def _bars(panel: Any, traces: Sequence[Any], layout: Any, panels: dict[tuple[str, str], Any]) -> None:
+def _bars(panel: Any, traces: Sequence[Any], layout: Any) -> None:
     base: Any = 0
     for trace in traces:
         label = unescape(trace.name) if trace.name and trace.showlegend is not False else None
@@ -213,6 +213,8 @@ def _axes(panel: Any, place: tuple[str, str], layout: Any, heat: bool) -> None:
         if axis.visible is False:
             panel.set_axis_off()
         drawn.set_label_text(unescape(axis.title.text or ""))
+        if name == "y" and not panel.get_subplotspec().is_first_col():
+            drawn.set_label_text("")
         if axis.tickformat == ".0%":
             drawn.set_major_formatter(PercentFormatter(1, decimals=0))
         if axis.nticks:
@@ -221,8 +223,8 @@ def _axes(panel: Any, place: tuple[str, str], layout: Any, heat: bool) -> None:
             getattr(panel, f"set_{name}lim")(*axis.range)
         elif axis.rangemode == "tozero" and not heat:
             getattr(panel, f"set_{name}lim")(**{"left" if name == "x" else "bottom": 0})
-    if len({layout[f"yaxis{y}"].anchor for y in ("", "2") if f"yaxis{y}" in layout}) > 1 and place[1] == "y":
-        panel.tick_params(axis="x", labelbottom=layout.yaxis2.domain is None)
+    if not panel.get_subplotspec().is_last_row():
+        panel.tick_params(axis="x", labelbottom=False)
 
 
 def _shape(panel: Any, shape: Any) -> None:

@@ -186,7 +186,8 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
             "Kullback-Leibler divergence of the labels that the clients of a round hold from those of all; 0 is even."
         )
         yield Shown("labels", "divergence", "Label divergence of each round", band + said, drawn)
-    if drawn := curves.curves(runs_data, "label_imbalance"):
+    rare = any(run_data.rare.any() for run_data in runs_data)  # else it is nearly the same
+    if rare and (drawn := curves.curves(runs_data, "label_imbalance")):
         said = "The same divergence from even shares of all labels, which FLIPS aims at where some labels are rare."
         yield Shown("labels", "imbalance", "Label imbalance of each round", band + said, drawn)
     if drawn := clients.rank_clients(runs_data):
