@@ -73,7 +73,7 @@ def test_the_winner_is_marked_and_it_is_said_where_intervals_overlap():
     apart = [row("a", 0.5, [0.4, 0.6]), row("b", 0.9, [0.8, 0.95])]
     close = [row("a", 0.85, [0.7, 0.9]), row("b", 0.9, [0.8, 0.95])]
     assert best_of(apart) == {1: "best mean"}
-    assert best_of(close) == {1: "best mean, intervals overlap"}
+    assert best_of(close) == {1: "best, but close"}
     assert best_of([row("a", 0.5), row("b", 0.5)]) == {0: "best mean", 1: "best mean"}
     assert best_of(apart[:1]) == {}
     marked = next(compared(apart))

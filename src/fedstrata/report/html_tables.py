@@ -75,7 +75,7 @@ def best_of(rows: Sequence[dict[str, Any]]) -> dict[int, str]:
     close = (
         any(own[0] <= e[1] and e[0] <= own[1] for at, e in enumerate(ends) if e and at not in best) if own else False
     )
-    return dict.fromkeys(best, "best mean, intervals overlap" if close else "best mean")
+    return dict.fromkeys(best, "best, but close" if close else "best mean")
 
 
 def cut(table: Table) -> str:
