@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+from benchmarks._browser import BROWSERS, FLAGS
+
 NONE = "no Chromium here: the browser tests are skipped; `make browser` tries to get one"
 expect.set_options(timeout=60_000)  # machines that run tests are busy
 

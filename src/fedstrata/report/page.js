@@ -124,7 +124,7 @@ function drawToPrint() { // a sheet of paper is narrower than most windows
 
 const chips = document.getElementsByClassName("chip");
 
-function show() {
+function showMethods() {
   for (const chip of chips) chip.setAttribute("aria-pressed", !off.has(chip.dataset.method));
   for (const part of document.querySelectorAll("[data-methods]")) {
     part.hidden = JSON.parse(part.dataset.methods).every((name) => off.has(name));
@@ -135,7 +135,7 @@ function show() {
 function toggle(name) {
   if (!off.delete(name)) off.add(name);
   if (off.size === chips.length) off.clear(); // nothing at all is of no use
-  show();
+  showMethods();
 }
 
 function only(name) {
@@ -143,7 +143,7 @@ function only(name) {
   const alone = !off.has(name) && others.every((own) => off.has(own));
   off.clear();
   if (!alone) others.forEach((own) => off.add(own));
-  show();
+  showMethods();
 }
 
 // ---- files -----------------------------------------------------------------------------------------------------------------

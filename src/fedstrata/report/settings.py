@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from fedstrata.config.tables import flatten
 from fedstrata.report.run_data import RunData
 
 HARMLESS = (
@@ -16,18 +17,9 @@ HARMLESS = (
 )  # what is compared, drawn, or only says how it is executed
 
 
-def flat(experiment: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Return the keys of an experiment, such as train.lr, with their values."""
-    for key, value in experiment.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
 def differing(runs_data: Sequence[RunData]) -> dict[str, list[Any]]:
     """Return the keys whose values are not the same in all runs, with the value of each run; None: not set."""
-    each = [dict(flat(run_data.experiment)) for run_data in runs_data]
+    each = [flatten(run_data.experiment) for run_data in runs_data]
     keys = dict.fromkeys(key for own in each for key in own)
     found = {key: [own.get(key) for own in each] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.config.tables import write_value
 from fedstrata.core.errors import RequestError
 from fedstrata.report.figures.clients import MANY
 from fedstrata.report.figures.labels import last_recall
@@ -109,7 +110,10 @@ def faults(run_data: RunData) -> Table:
 
 def differences(runs_data: Sequence[RunData]) -> Table:
     """Return a row a key in which runs differ, and a column a run."""
-    rows = [[key, *map(_written, values)] for key, values in differing(runs_data).items()]
+    rows = [
+        [key, *("-" if value is None else write_value(value) for value in values)]
+        for key, values in differing(runs_data).items()
+    ]
     return Table("differences", ["key", *(run_data.name for run_data in runs_data)], rows)
 
 
@@ -136,14 +140,6 @@ def write_csv(folder: Path, gathered: GatheredRuns) -> list[Path]:
     except OSError as error:
         raise RequestError(f"--csv {folder} cannot be written: {error}") from None
     return written
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list):
-        return ", ".join(map(_written, value)) or "none"
-    return "-" if value is None else str(value)
 
 
 def _joined(tables: Iterable[Table]) -> Table:
