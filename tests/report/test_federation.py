@@ -101,20 +101,20 @@ def test_a_replay_tells_whom_was_asked_who_was_late_and_what_went_up_and_down(tm
 def test_the_page_and_a_notebook_hold_the_replay(tmp_path):
     run = made(tmp_path / "run")
     log_round(run, 1, [{"kind": "train", "clients": [0]}])
-    for text in (page(gather([run.path])), plots.replay(run.path).html):
+    for text in (page(gather([run.path])), plots.rounds(run.path).html):
         held = json.loads(re.search(r'id="replays">(.*?)</script>', text)[1])
         assert list(held) == ["fedavg"]
         assert "data-play" in text
-    shown = plots.replay(run.path)._repr_html_()
+    shown = plots.rounds(run.path)._repr_html_()
     assert shown.startswith("<iframe srcdoc=")
-    assert len(plots.replay(run.path).html) < 100_000  # it needs no plotting library
+    assert len(plots.rounds(run.path).html) < 100_000  # it needs no plotting library
 
 
 def test_too_many_clients_cannot_be_played_again(tmp_path):
     run = begun(tmp_path / "run", clients=CLIENTS + 1)
     log_round(run, 1, [{"kind": "train", "clients": [0]}])
     with pytest.raises(RequestError, match="more than 400 clients"):
-        plots.replay(run.path)
+        plots.rounds(run.path)
 
 
 # ---- what single methods did

@@ -40,7 +40,7 @@ __all__ = [
     "method",
     "metric",
     "participation",
-    "replay",
+    "rounds",
     "save",
     "update_norm",
 ]
@@ -145,7 +145,7 @@ def federation(run: OneRun) -> go.Figure:
     return _there(figures.federation.holds(_read_one(run)), "the label counts of its clients")
 
 
-def replay(run: OneRun) -> Replay:
+def rounds(run: OneRun) -> RoundPlayer:
     """Play the rounds of a run again: whom the server asked, whose report came too late, what went up and down.
 
     Parameters
@@ -155,7 +155,7 @@ def replay(run: OneRun) -> Replay:
 
     Returns
     -------
-    Replay
+    RoundPlayer
         A notebook shows it; its `html` is a page of its own.
 
     Raises
@@ -166,11 +166,11 @@ def replay(run: OneRun) -> Replay:
     page = replay_page(_read_one(run))
     if page is None:
         raise RequestError(f"{run} cannot be played again: it has no round yet, or more than {MOST_REPLAYED} clients")
-    return Replay(page)
+    return RoundPlayer(page)
 
 
 @dataclass(frozen=True)
-class Replay:
+class RoundPlayer:
     """A page in which the rounds of a run can be played again.
 
     Attributes
