@@ -145,7 +145,7 @@ def said(name: str, value: Any) -> str:
         return share(value)
     if name.startswith("bytes"):
         return f"{value / 1e6:,.2f} MB"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _table(columns: dict[str, list[Any]]) -> Table:
