@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,9 @@ from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import conclude, stop_cleanly
 from fedstrata.core.errors import RequestError
 from fedstrata.core.platforms import require_posix
+
+if TYPE_CHECKING:
+    from fedstrata.deploy.client import CheckedClient
 
 app = typer.Typer(
     help="Run experiments across real sites: one server, one client a site. docs/deploy.md walks through it.",
@@ -119,6 +123,12 @@ def client(
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="How long to try where the server does not take the site.")
     ] = 90.0,
+    rest: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="After how long without a run the process that holds the data ends."
+        ),
+    ] = 60.0,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="SITE.toml", help="What this site agrees to, whatever a server asks for; docs/policy.md."),
@@ -133,7 +143,7 @@ def client(
 ) -> None:
     """Start a site that serves its data to runs, and keep it until Ctrl-C."""
     from fedstrata.deploy import flower, state
-    from fedstrata.deploy.client import FederationClient, attend, described, part
+    from fedstrata.deploy.client import CheckedClient, FederationClient, described, part
     from fedstrata.deploy.keys import of_site
     from fedstrata.remote.policy.rules import read_policy
 
@@ -146,8 +156,30 @@ def client(
     enclave = experiment.privacy.enclave.model_dump()
     own = None if keys is None else of_site(keys, name)
     share = None if partition is None else part(partition)
-    with _until_stopped(f"site {name} has ended"):
-        attend(FederationClient(name, at, own, table, seed, enclave, share, patience, rules), _say)
+    asked = FederationClient(name, at, own, table, seed, enclave, share, patience, rules)
+    become_attendant(CheckedClient.of(asked, rest))
+
+
+def become_attendant(checked: CheckedClient) -> None:
+    """Go on as a process that has imported nothing heavy; it has our id, our terminal and our signals."""
+    from fedstrata.core.files import write_atomically
+    from fedstrata.deploy import state
+
+    file = state.private(state.of_site(checked.site)) / "attend.json"
+    write_atomically(file, checked.write().encode())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fedstrata", "deploy", "attend", str(file)])
+
+
+@app.command(hidden=True)
+def attend(file: Annotated[Path, typer.Argument(metavar="FILE", help="What `deploy client` has checked.")]) -> None:
+    """Keep a site; `deploy client` becomes this."""
+    from fedstrata.deploy import client
+
+    checked = client.CheckedClient.read(file.read_text())
+    with _until_stopped(f"site {checked.site} has ended"):
+        client.attend(checked, _say)
 
 
 @app.command()
@@ -178,6 +210,9 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a model over the sites of a server that runs on this machine."""
+    from fedstrata.deploy.server import announce
+
+    announce(server)  # while torch is imported here, it is there as well
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import flower, submit
     from fedstrata.deploy.processes import undisturbed

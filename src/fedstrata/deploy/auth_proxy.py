@@ -16,7 +16,7 @@ import asyncio.constants
 import re
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from ipaddress import IPv6Address, ip_address
@@ -25,7 +25,9 @@ from typing import Any
 
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy.flower import run_command
+from fedstrata.deploy.long_poll import App, LongPoll, Receive, Scope, Send
 from fedstrata.deploy.node_signature import KnownKeys
+from fedstrata.deploy.run_launcher import RunLauncher
 
 FLEET = "/v1/fleet/"
 HEALTH = "/health"
@@ -34,11 +36,7 @@ NODES = "nodes.json"  # beside the database: which site has which node id and ke
 BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most
 SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+FAREWELL = 2  # seconds in which requests under way are ended, when the server is
 
 
 def own_names(*more: str) -> frozenset[str]:
@@ -137,6 +135,18 @@ def _address(end: Any) -> Any:
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
+def _way_back(words: Sequence[str]) -> list[str]:
+    """Return the options with which a run of this machine reaches the server."""
+    host, port = (words[words.index(option) + 1] for option in ("--host", "--port"))
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    trust = (
+        ["--insecure"]
+        if "--insecure" in words
+        else ["--root-certificates", words[words.index("--ssl-ca-certfile") + 1]]
+    )
+    return ["--runtime-api-address", f"[{here}]:{port}" if ":" in here else f"{here}:{port}", *trust]
+
+
 def main() -> None:
     """Run Flower's own command with the gate before what it serves."""
     uvicorn, auto = import_module("uvicorn"), import_module("uvicorn.protocols.http.auto")
@@ -146,9 +156,13 @@ def main() -> None:
     names = own_names(words[words.index("--host") + 1])
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
 
-    def guarded(app: App, **options: Any) -> None:
+    def guarded(app: Any, **options: Any) -> None:
         limits = {"http": impatient(auto.AutoHTTPProtocol), "limit_concurrency": CONNECTIONS}
-        serve(Gate(app, keys, names), **(options | limits | {"proxy_headers": False}))  # nobody says where he is from
+        limits["timeout_graceful_shutdown"] = FAREWELL  # requests that are held
+        runs = RunLauncher(app, _way_back(words))
+        runs.watch(app.state.linkstate_factory.state)
+        gate = Gate(LongPoll(runs), keys, names)
+        serve(gate, **(options | limits | {"proxy_headers": False}))  # nobody says where he is from
 
     uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
 from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES
 from fedstrata.deploy.processes import Household, running
+from fedstrata.deploy.run_launcher import SOON
 
 READY = 90.0  # seconds in which a server must be up
 Say = Callable[[str], None]
@@ -99,7 +101,7 @@ def serve(server: FederationServer, say: Say) -> None:
             register(server, keys.nodes(Path(server.keys)), say)
         say(next_steps(server))
         while household.gone() is None:
-            time.sleep(0.2)
+            time.sleep(0.5)
         raise FedstrataError(f"the server ended by itself; the end of {log}:\n{tail(log)}")
     finally:
         household.close()
@@ -126,6 +128,13 @@ def found(text: str) -> FederationServer:
         return FederationServer(**json.loads((folder / "server.json").read_text()))
     except (OSError, ValueError, TypeError):
         raise RequestError(f"--server = {text}: the server on port {port} is not ready yet") from None
+
+
+def announce(text: str) -> None:
+    """Tell a server that a run is about to be submitted, so that it can begin with what takes longest."""
+    with suppress(FedstrataError, OSError, ValueError):  # whatever is wrong with it is said by whoever needs it
+        server = found(text)
+        ask(server.address, SOON, server.authority)
 
 
 def register(server: FederationServer, wanted: dict[str, Path], say: Say) -> None:
