@@ -34,6 +34,11 @@ There = Annotated[
 Insecure = Annotated[bool, typer.Option("--insecure", help="No keys and no encryption: for trying out only.")]
 Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Port that sites connect to.")]
 Wanted = Annotated[int | None, typer.Option("--sites", metavar="N", min=1, help="How many sites to wait for.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", min=1, max=65535, help="Serve figures for Prometheus (OpenMetrics) on this port."),
+]
+MetricsHost = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of that port; they are served to anybody.")]
 HERE = "127.0.0.1:8000"
 
 
@@ -74,16 +79,18 @@ def server(
     port: Port = 8000,
     stream_port: Annotated[
         int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Port for streams; PORT + 1 if not given."),
+        typer.Option(metavar="PORT", min=1, max=65535, help="Let streams have a port of their own; without it, PORT."),
     ] = None,
     public: Annotated[
         str | None,
         typer.Option(metavar="NAME_OR_IP", help="What sites call this machine; by default as its certificate says."),
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     insecure: Insecure = False,
 ) -> None:
     """Start the server of a federation, and keep it until Ctrl-C."""
-    from fedstrata.deploy import flower
+    from fedstrata.deploy import flower, metrics, state
     from fedstrata.deploy.keys import of_server
     from fedstrata.deploy.server import FederationServer, public_name, serve
 
@@ -96,7 +103,11 @@ def server(
         stream_port=stream_port or min(port + 1, 65535),
         public=public or public_name(host, names),
         keys=None if folder is None else str(folder),
+        one_port=stream_port is None,
     )
+    if metrics_port is not None:
+        figures = metrics.ServerFigures(state.private(asked.folder), lambda: len(asked.nodes()))
+        metrics.serve_metrics(figures, metrics_port, metrics_host)
     with _until_stopped("the server has ended; runs go on with: fedstrata deploy run --resume DIR"):
         serve(asked, _say)
 
@@ -139,6 +150,8 @@ def client(
             metavar="MODULE:NAME", help="A part of one's own that servers may name; may be given several times."
         ),
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     insecure: Insecure = False,
 ) -> None:
     """Start a site that serves its data to runs, and keep it until Ctrl-C."""
@@ -157,7 +170,7 @@ def client(
     own = None if keys is None else of_site(keys, name)
     share = None if partition is None else part(partition)
     asked = FederationClient(name, at, own, table, seed, enclave, share, patience, rules)
-    become_attendant(CheckedClient.of(asked, rest))
+    become_attendant(CheckedClient.of(asked, rest, metrics_port, metrics_host))
 
 
 def become_attendant(checked: CheckedClient) -> None:

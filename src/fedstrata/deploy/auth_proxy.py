@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.constants
+import os
 import re
 import socket
 import sys
@@ -26,7 +27,9 @@ from typing import Any
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.long_poll import App, LongPoll, Receive, Scope, Send
+from fedstrata.deploy.model_shelf import MODELS, ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys
+from fedstrata.deploy.one_port import serve_on_one_port
 from fedstrata.deploy.run_launcher import RunLauncher
 
 FLEET = "/v1/fleet/"
@@ -36,6 +39,7 @@ NODES = "nodes.json"  # beside the database: which site has which node id and ke
 BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most
 SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
+STREAM = "FEDSTRATA_STREAM_PORT"  # the port on loopback to which streams are passed on; without it they have their own
 FAREWELL = 2  # seconds in which requests under way are ended, when the server is
 
 
@@ -70,7 +74,8 @@ class Gate:
         Everything is decided by its headers. A page in a browser on this machine could call us, too, also under a name
         of its own that leads here: what comes from browsers is refused, and who comes from here must know our names.
         """
-        path, fleet, headers = scope["path"], scope["path"].startswith(FLEET), _headers(scope)
+        path, headers = scope["path"], _headers(scope)
+        fleet = path.startswith((FLEET, MODELS))  # what node keys guard
         if path == GATE:
             return 204
         if path != HEALTH and not fleet and not from_here(scope):
@@ -89,7 +94,7 @@ class Gate:
     def _of_site(self, scope: Scope) -> bool:
         """Say whether a request is one that a name cannot make dangerous: signed, or from another machine."""
         return scope["path"] == HEALTH or (
-            scope["path"].startswith(FLEET) and (self.keys is not None or not from_here(scope))
+            scope["path"].startswith((FLEET, MODELS)) and (self.keys is not None or not from_here(scope))
         )
 
 
@@ -152,17 +157,25 @@ def main() -> None:
     uvicorn, auto = import_module("uvicorn"), import_module("uvicorn.protocols.http.auto")
     serve, words = uvicorn.run, sys.argv[1:]
     secure = "--enable-supernode-auth" in words
-    keys = KnownKeys(Path(words[words.index("--database") + 1]).with_name(NODES)) if secure else None
+    database = Path(words[words.index("--database") + 1])
+    keys = KnownKeys(database.with_name(NODES)) if secure else None
     names = own_names(words[words.index("--host") + 1])
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
+
+    def signer(scope: Scope) -> str | None:
+        return None if keys is None else keys.signer(_headers(scope)) or ""
 
     def guarded(app: Any, **options: Any) -> None:
         limits = {"http": impatient(auto.AutoHTTPProtocol), "limit_concurrency": CONNECTIONS}
         limits["timeout_graceful_shutdown"] = FAREWELL  # requests that are held
         runs = RunLauncher(app, _way_back(words))
         runs.watch(app.state.linkstate_factory.state)
-        gate = Gate(LongPoll(runs), keys, names)
-        serve(gate, **(options | limits | {"proxy_headers": False}))  # nobody says where he is from
+        shelf = ModelShelf(LongPoll(runs), database.parent, signer)
+        options |= limits | {"proxy_headers": False}  # nobody says where he is from
+        if stream := os.environ.get(STREAM):
+            serve_on_one_port(uvicorn, Gate(shelf, keys, names), int(stream), **options)
+        else:
+            serve(Gate(shelf, keys, names), **options)
 
     uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")

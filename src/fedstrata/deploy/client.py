@@ -11,6 +11,7 @@ What a site is told is checked with all of fedstrata in memory; then `fedstrata 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,10 +27,13 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedstrata import __version__
 from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.logs import cut_printed, keep_log, note
+from fedstrata.deploy.metrics import SiteFigures, serve_metrics
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
 from fedstrata.deploy.site_on_demand import REST, SiteOnDemand
@@ -103,13 +107,17 @@ class CheckedClient:
     env: Mapping[str, str]  # and finds around it
     process: Sequence[str]  # its command
     rest: float = REST  # seconds without a run after which it ends
+    metrics_port: int | None = None  # for figures
+    metrics_host: str = flower.LOOPBACK
 
     @classmethod
-    def of(cls, client: FederationClient, rest: float = REST) -> CheckedClient:
+    def of(cls, client: FederationClient, rest: float = REST, *metrics: Any) -> CheckedClient:
         """Check a site, and keep the outcome."""
         check_server(client)
         told = client.config(Path())
-        return cls(client.site, client.server, client.keys, client.patience, told, client.around(), PROCESS, rest)
+        return cls(
+            client.site, client.server, client.keys, client.patience, told, client.around(), PROCESS, rest, *metrics
+        )
 
     @classmethod
     def read(cls, text: str) -> CheckedClient:
@@ -184,12 +192,19 @@ def attend(client: CheckedClient, say: Say) -> None:
             say(INSECURE)
         _reach(client, say)
         site = on_demand(client, household, socket.with_name("process"))
+        if client.metrics_port is not None:
+            serve_metrics(SiteFigures(folder, lambda: site.awake), client.metrics_port, client.metrics_host)
+        keep_log(folder, site=client.site, server=client.server)
+        note("site_started", version=__version__, keys=client.keys is not None, data=client.told["data"]["data"])
         _load(client, site, household, say)
         with Door(site.answer, socket):
             _connect(client, household, socket, say)
+            note("site_connected")
             while (gone := household.gone()) is None:
                 site.turn()
+                cut_printed(folder)
                 time.sleep(0.5)
+        note("site_ended_by_itself", logging.ERROR, what=gone)
         raise _ended(client, gone)
     finally:
         household.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.deploy.logs import note
 from fedstrata.remote.flower.invitation import STREAM
 from fedstrata.remote.site_socket import LONGEST_WAIT, ask, look
 
@@ -48,7 +49,10 @@ class SiteOnDemand:
     def answer(self, request: bytes) -> bytes:
         """Hand a request to the process, which is started where it is not there."""
         with self._lock:
-            child = self._child = self._child or self._start()
+            if self._child is None:
+                self._child = self._start()
+                note("process_started")
+            child = self._child
             self._until = max(self._until, time.monotonic() + self._rest)
             if request == WAKE:
                 return b""
@@ -82,6 +86,7 @@ class SiteOnDemand:
                 child.kill()
                 child.wait()
             self._forget()
+            note("process_rests")
 
     def _wait(self, child: subprocess.Popen[bytes]) -> None:
         """Wait until the process can be asked."""
