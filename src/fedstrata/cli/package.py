@@ -30,6 +30,7 @@ def package(
     ] = None,
 ) -> None:
     """Write one archive a site: keys, configuration, start script, systemd unit, Dockerfile, compose and Kubernetes."""
+    from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import state
     from fedstrata.deploy.client import described
     from fedstrata.deploy.package import for_server, for_site, sites_of, write_all
@@ -40,8 +41,10 @@ def package(
     wanted = known if sites is None else [name.strip() for name in sites.split(",") if name.strip()]
     if strange := [name for name in wanted if name not in known]:
         raise RequestError(f'--sites names "{strange[0]}", which has no keys in {keys}; there are: {", ".join(known)}')
-    has = described(data, overrides(sets)).data
-    given = {"name": has.name, **has.model_dump(mode="json", exclude_defaults=True, exclude_none=True)}
+    table = described(data, overrides(sets)).dump()["data"]
+    named = {key: table[key] for key in ("name", "path") if table.get(key) is not None}
+    usual = Experiment.of({"data": named}).dump()["data"]
+    given = named | {key: value for key, value in table.items() if value not in (None, usual.get(key))}
     rules = None
     if policy is not None:
         read_policy(policy, [])

@@ -112,8 +112,8 @@ def chosen(runs: Sequence[Mapping[str, Any]], name: str | None) -> Mapping[str, 
     """Return the run of a name; without one the latest."""
     if not runs:
         raise RequestError("there is no finished run yet in which this site took part")
-    for run in reversed(runs):
-        if name in (None, run["run"]):
+    for run in reversed(list(runs)):
+        if name is None or name == run["run"]:
             return run
     raise RequestError(f"there is no finished run {name} of this site; there are: {', '.join(r['run'] for r in runs)}")
 
