@@ -73,17 +73,26 @@ class Command:
         self.process.wait(60)
 
 
-def measure_idle(sites: tuple[str, ...], seconds: float, rest: float) -> dict[str, Any]:
+def measure_idle(sites: tuple[str, ...], seconds: float) -> dict[str, Any]:
     """Return the cost of a server and of a site at rest, and the seconds of two runs to their first round.
 
-    The first run meets sites that were started just now; the second one, after `rest` seconds, such as have rested.
+    The first run meets sites that were started just now; the second one such as have given their memory back.
     """
     with _federation(sites) as (folder, server, clients):
-        soon = _first_round(folder, "soon", len(sites), server)
-        time.sleep(rest)
+        soon = _first_round(folder, "soon", len(sites))
+        _wait_for_rest(folder, len(sites))
         told: dict[str, Any] = {"soon": soon, **_cost(server, clients, seconds)}
-        told["rested"] = _first_round(folder, "rested", len(sites), server)
+        told["rested"] = _first_round(folder, "rested", len(sites))
     return told
+
+
+def _wait_for_rest(folder: Path, sites: int) -> None:
+    """Wait until every site has logged that its process rests."""
+    until = time.monotonic() + UP
+    while sum('"process_rests"' in log.read_text() for log in folder.glob("state/site-*/log.jsonl")) < sites:
+        if time.monotonic() > until:
+            raise FedstrataError("the processes of sites do not end")
+        time.sleep(0.5)
 
 
 def _cost(server: Command, clients: list[Command], seconds: float) -> dict[str, Any]:
@@ -106,7 +115,7 @@ def _cost(server: Command, clients: list[Command], seconds: float) -> dict[str, 
     }
 
 
-def _first_round(folder: Path, name: str, sites: int, server: Command) -> float:
+def _first_round(folder: Path, name: str, sites: int) -> float:
     """Return the seconds from the command to the event of its first round."""
     port = json.loads(next(folder.glob("state/server-*/server.json")).read_text())["port"]
     began = time.monotonic()

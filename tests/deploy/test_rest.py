@@ -249,6 +249,7 @@ def test_what_was_checked_is_read_again_as_it_was(made):
 
 def test_whoever_keeps_a_site_or_a_server_imports_nothing_heavy():
     code = "import sys, fedstrata.deploy.client, fedstrata.deploy.server, fedstrata.deploy.auth_proxy, fedstrata.cli\n"
+    code += "with fedstrata.cli.deploy._until_stopped('x'): pass\n"
     code += "print([name for name in ('torch', 'numpy', 'flwr') if name in sys.modules])"
     began = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert began.stdout.strip() == "[]"

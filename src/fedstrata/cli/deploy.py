@@ -328,10 +328,16 @@ def _either(keys: Path | None, insecure: bool, where: str) -> None:
 
 @contextmanager
 def _until_stopped(said: str) -> Iterator[None]:
-    """Treat a closed terminal and a polite kill like Ctrl-C, which is how these commands end."""
-    stop_cleanly()
+    """Treat a closed terminal and a polite kill like Ctrl-C, which is how these commands end; import nothing heavy."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # scripts start background jobs with SIGINT ignored
+        signal.signal(signal.SIGINT, stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+        signal.signal(signal.SIGHUP, stop)
     try:
         yield
     except KeyboardInterrupt:
