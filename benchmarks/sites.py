@@ -4,8 +4,8 @@ An exchange: a request of so many bytes goes to all three at once, and comes bac
 LeNet-5, the same engine once over the stream and once with a message for every request. A round: FedAvg with next to
 nothing to do, evaluation included, against Flower's own strategy and loop on the same nodes, whose clients give the
 model back. Bytes: what a run's account says, against what TCP carried, TLS and all. At rest: a server and its sites as
-`fedstrata deploy` starts them, with keys, while nobody asks for anything; and the seconds from `deploy run` to the first
-finished round, everything on this machine.
+`fedstrata deploy` starts them, with keys, while nobody asks for anything; and the seconds from `deploy run` to the
+first finished round, everything on this machine.
 """
 
 from __future__ import annotations
