@@ -112,10 +112,11 @@ def chosen(runs: Sequence[Mapping[str, Any]], name: str | None) -> Mapping[str, 
     """Return the run of a name; without one the latest."""
     if not runs:
         raise RequestError("there is no finished run yet in which this site took part")
-    for run in reversed(list(runs)):
-        if name is None or name == run["run"]:
-            return run
-    raise RequestError(f"there is no finished run {name} of this site; there are: {', '.join(r['run'] for r in runs)}")
+    fitting = [run for run in runs if name is None or name == run["run"]]
+    if not fitting:
+        names = ", ".join(str(run["run"]) for run in runs)
+        raise RequestError(f"there is no finished run {name} of this site; there are: {names}")
+    return fitting[-1]
 
 
 def signature(path: Path) -> dict[str, str]:
