@@ -28,17 +28,17 @@ STATES = (WAITING, RUNNING, FINISHED, FAILED_STATE, STOPPED)
 PLAIN = ("accuracy", "loss_test", "seconds")  # figures of a round that become gauges
 LOOPBACK = "127.0.0.1"
 
-Read = Callable[[], Iterator["Figure"]]
+Read = Callable[[], Iterator["MetricFamily"]]
 
 
-class Figure:
+class MetricFamily:
     """One family of figures: a name, what it means, and values by labels."""
 
     def __init__(self, name: str, meaning: str, kind: str = "gauge", labels: tuple[str, ...] = ()):
         self.name, self.meaning, self.kind, self.labels = name, meaning, kind, labels
         self.values: list[tuple[tuple[str, ...], float]] = []
 
-    def add(self, value: float, *labels: str) -> Figure:
+    def add(self, value: float, *labels: str) -> MetricFamily:
         """Add a value."""
         self.values.append((labels, float(value)))
         return self
@@ -80,19 +80,21 @@ def serve_metrics(read: Read, port: int, host: str = LOOPBACK) -> Callable[[], N
 # ---- what both tell ------------------------------------------------------------------------------------------------
 
 
-def of_processes(folder: Path) -> Iterator[Figure]:
+def of_processes(folder: Path) -> Iterator[MetricFamily]:
     """Return what the processes of this command use, and the room on the disk of its state."""
-    yield Figure("fedstrata_build", "Version.", labels=("version",)).add(1, __version__)
-    memory = Figure("fedstrata_memory_bytes", "Resident memory of a server's or site's processes, all together.")
-    seconds = Figure("fedstrata_cpu_seconds", "Processor time of those that run now.", "counter")
-    count = Figure("fedstrata_processes", "How many they are.")
+    yield MetricFamily("fedstrata_build", "Version.", labels=("version",)).add(1, __version__)
+    memory = MetricFamily("fedstrata_memory_bytes", "Resident memory of a server's or site's processes, all together.")
+    seconds = MetricFamily("fedstrata_cpu_seconds", "Processor time of those that run now.", "counter")
+    count = MetricFamily("fedstrata_processes", "How many they are.")
     there = everybody()
     own = [pid for pid, _ in family([(os.getpid(), there[os.getpid()][1])])] if os.getpid() in there else []
     used = [figures for pid in own if (figures := _used(pid)) is not None]
     yield memory.add(sum(size for size, _ in used))
     yield seconds.add(sum(spent for _, spent in used))
     yield count.add(len(used))
-    yield Figure("fedstrata_disk_free_bytes", "Room on the disk of the state.").add(shutil.disk_usage(folder).free)
+    yield MetricFamily("fedstrata_disk_free_bytes", "Room on the disk of the state.").add(
+        shutil.disk_usage(folder).free
+    )
 
 
 def _used(pid: int) -> tuple[float, float] | None:
@@ -115,13 +117,13 @@ class ServerFigures:
     def __init__(self, folder: Path, sites: Callable[[], int]):
         self._folder, self._sites, self._events = folder, sites, EventCounts()
 
-    def __call__(self) -> Iterator[Figure]:
+    def __call__(self) -> Iterator[MetricFamily]:
         """Read them."""
         yield from of_processes(self._folder)
-        yield Figure("fedstrata_sites_registered", "Sites whose keys may connect.").add(self._sites())
+        yield MetricFamily("fedstrata_sites_registered", "Sites whose keys may connect.").add(self._sites())
         runs = booked(self._folder)
         states = Counter(run.state() for run in runs)
-        figure = Figure("fedstrata_runs", "Runs by what has become of them.", labels=("state",))
+        figure = MetricFamily("fedstrata_runs", "Runs by what has become of them.", labels=("state",))
         for state in STATES:
             figure.add(states[state], state)
         yield figure
@@ -159,17 +161,17 @@ class EventCounts:
             if event["event"] == "round":
                 self.last = event
 
-    def figures(self, run: str, method: str) -> Iterator[Figure]:
+    def figures(self, run: str, method: str) -> Iterator[MetricFamily]:
         """Return them."""
         labels = ("run", "method")
         if "round" in self.last:
-            rounds = Figure("fedstrata_run_round", "The newest round of the latest run.", labels=labels)
+            rounds = MetricFamily("fedstrata_run_round", "The newest round of the latest run.", labels=labels)
             yield rounds.add(self.last["round"], run, method)
         for name in PLAIN:
             if isinstance(self.last.get(name), int | float):
-                figure = Figure(f"fedstrata_run_{name}", f"{name} of that round.", labels=labels)
+                figure = MetricFamily(f"fedstrata_run_{name}", f"{name} of that round.", labels=labels)
                 yield figure.add(self.last[name], run, method)
-        kinds = Figure("fedstrata_run_events", "Events of the latest run.", "counter", ("run", "event"))
+        kinds = MetricFamily("fedstrata_run_events", "Events of the latest run.", "counter", ("run", "event"))
         for kind, count in sorted(self.counts.items()):
             kinds.add(count, run, kind)
         yield kinds
@@ -187,21 +189,21 @@ class SiteFigures:
         self._refused: Counter[str] = Counter()
         self._bytes, self._latest = 0, 0.0
 
-    def __call__(self) -> Iterator[Figure]:
+    def __call__(self) -> Iterator[MetricFamily]:
         """Read them."""
         yield from of_processes(self._folder)
         self._read()
-        awake = Figure("fedstrata_site_awake", "Whether the process that holds the data is there.")
+        awake = MetricFamily("fedstrata_site_awake", "Whether the process that holds the data is there.")
         yield awake.add(self._awake())
-        replies = Figure("fedstrata_site_replies", "Replies that left the site.", "counter", ("kind",))
-        refused = Figure("fedstrata_site_refusals", "Requests that it refused.", "counter", ("kind",))
+        replies = MetricFamily("fedstrata_site_replies", "Replies that left the site.", "counter", ("kind",))
+        refused = MetricFamily("fedstrata_site_refusals", "Requests that it refused.", "counter", ("kind",))
         for figure, counted in ((replies, self._replies), (refused, self._refused)):
             for kind, count in sorted(counted.items()):
                 figure.add(count, kind)
             yield figure
-        yield Figure("fedstrata_site_reply_bytes", "Bytes of all replies.", "counter").add(self._bytes)
+        yield MetricFamily("fedstrata_site_reply_bytes", "Bytes of all replies.", "counter").add(self._bytes)
         since = time.time() - self._latest if self._latest else float("nan")
-        yield Figure("fedstrata_site_idle_seconds", "Since the last reply.").add(since)
+        yield MetricFamily("fedstrata_site_idle_seconds", "Since the last reply.").add(since)
 
     def _read(self) -> None:
         path = self._folder / "audit.jsonl"

@@ -38,7 +38,7 @@ ANY = ("start.sh", "Dockerfile", "compose.yaml", "kubernetes.yaml", "README.md")
 
 
 @dataclass(frozen=True)
-class Package:
+class PartyPackage:
     """What one party gets."""
 
     name: str  # of the site; or `server`
@@ -63,7 +63,7 @@ class Package:
 
 def for_site(
     site: str, keys: Path, server: str, data: Mapping[str, Any], policy: bytes | None = None, metrics: int | None = None
-) -> Package:
+) -> PartyPackage:
     """Put together what a site needs; `data` is the table `[data]` of what it has."""
     own = of_site(keys, site)
     words = [
@@ -81,17 +81,17 @@ def for_site(
     files = _filled(site, [*words, "--policy", "$here/site.toml"], metrics, ports="")
     files["data.toml"] = (_data_file(data), 0o644)
     files["site.toml"] = (policy or (TEMPLATES / "site.toml").read_bytes(), 0o644)
-    return Package(site, files | _keys(own))
+    return PartyPackage(site, files | _keys(own))
 
 
-def for_server(keys: Path, host: str, port: int, public: str | None = None, metrics: int | None = None) -> Package:
+def for_server(keys: Path, host: str, port: int, public: str | None = None, metrics: int | None = None) -> PartyPackage:
     """Put together what the server needs."""
     words = ["deploy", "server", "--keys", "$here/keys", "--host", host, "--port", str(port)]
     words += [] if public is None else ["--public", public]
-    return Package(SERVER, _filled(SERVER, words, metrics, ports=str(port)) | _keys(keys))
+    return PartyPackage(SERVER, _filled(SERVER, words, metrics, ports=str(port)) | _keys(keys))
 
 
-def write_all(folder: Path, packages: Sequence[Package]) -> list[Path]:
+def write_all(folder: Path, packages: Sequence[PartyPackage]) -> list[Path]:
     """Write archives into a new folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} is there already, and packages are never overwritten; name another folder")
