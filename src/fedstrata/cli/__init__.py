@@ -10,14 +10,17 @@ import typer
 
 from fedstrata import __version__
 from fedstrata.cli import (
+    backup,
     board,
     compare,
     data,
     deploy,
     evaluate,
     export,
+    fetch,
     inspect,
     owner,
+    package,
     predict,
     report,
     reproduce,
@@ -47,6 +50,10 @@ app.command("board")(board.board)
 app.add_typer(data.app, name="data")
 deploy.app.command("approve")(owner.approve)
 deploy.app.command("audit")(owner.audit)
+deploy.app.command("fetch")(fetch.fetch)
+deploy.app.command("package")(package.package)
+deploy.app.command("backup")(backup.backup)
+deploy.app.command("restore")(backup.restore)
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(reproduce.app, name="reproduce")
 

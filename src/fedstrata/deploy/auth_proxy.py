@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.constants
+import os
 import re
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from ipaddress import IPv6Address, ip_address
@@ -25,7 +26,11 @@ from typing import Any
 
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy.flower import run_command
+from fedstrata.deploy.long_poll import App, LongPoll, Receive, Scope, Send
+from fedstrata.deploy.model_shelf import MODELS, ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys
+from fedstrata.deploy.one_port import serve_on_one_port
+from fedstrata.deploy.run_launcher import RunLauncher
 
 FLEET = "/v1/fleet/"
 HEALTH = "/health"
@@ -34,11 +39,8 @@ NODES = "nodes.json"  # beside the database: which site has which node id and ke
 BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most
 SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+STREAM = "FEDSTRATA_STREAM_PORT"  # the port on loopback to which streams are passed on; without it they have their own
+FAREWELL = 2  # seconds in which requests under way are ended, when the server is
 
 
 def own_names(*more: str) -> frozenset[str]:
@@ -72,7 +74,8 @@ class Gate:
         Everything is decided by its headers. A page in a browser on this machine could call us, too, also under a name
         of its own that leads here: what comes from browsers is refused, and who comes from here must know our names.
         """
-        path, fleet, headers = scope["path"], scope["path"].startswith(FLEET), _headers(scope)
+        path, headers = scope["path"], _headers(scope)
+        fleet = path.startswith((FLEET, MODELS))  # what node keys guard
         if path == GATE:
             return 204
         if path != HEALTH and not fleet and not from_here(scope):
@@ -91,7 +94,7 @@ class Gate:
     def _of_site(self, scope: Scope) -> bool:
         """Say whether a request is one that a name cannot make dangerous: signed, or from another machine."""
         return scope["path"] == HEALTH or (
-            scope["path"].startswith(FLEET) and (self.keys is not None or not from_here(scope))
+            scope["path"].startswith((FLEET, MODELS)) and (self.keys is not None or not from_here(scope))
         )
 
 
@@ -137,18 +140,42 @@ def _address(end: Any) -> Any:
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
+def _way_back(words: Sequence[str]) -> list[str]:
+    """Return the options with which a run of this machine reaches the server."""
+    host, port = (words[words.index(option) + 1] for option in ("--host", "--port"))
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    trust = (
+        ["--insecure"]
+        if "--insecure" in words
+        else ["--root-certificates", words[words.index("--ssl-ca-certfile") + 1]]
+    )
+    return ["--runtime-api-address", f"[{here}]:{port}" if ":" in here else f"{here}:{port}", *trust]
+
+
 def main() -> None:
     """Run Flower's own command with the gate before what it serves."""
     uvicorn, auto = import_module("uvicorn"), import_module("uvicorn.protocols.http.auto")
     serve, words = uvicorn.run, sys.argv[1:]
     secure = "--enable-supernode-auth" in words
-    keys = KnownKeys(Path(words[words.index("--database") + 1]).with_name(NODES)) if secure else None
+    database = Path(words[words.index("--database") + 1])
+    keys = KnownKeys(database.with_name(NODES)) if secure else None
     names = own_names(words[words.index("--host") + 1])
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
 
-    def guarded(app: App, **options: Any) -> None:
+    def signer(scope: Scope) -> str | None:
+        return None if keys is None else keys.signer(_headers(scope)) or ""
+
+    def guarded(app: Any, **options: Any) -> None:
         limits = {"http": impatient(auto.AutoHTTPProtocol), "limit_concurrency": CONNECTIONS}
-        serve(Gate(app, keys, names), **(options | limits | {"proxy_headers": False}))  # nobody says where he is from
+        limits["timeout_graceful_shutdown"] = FAREWELL  # requests that are held
+        runs = RunLauncher(app, _way_back(words))
+        runs.watch(app.state.linkstate_factory.state)
+        shelf = ModelShelf(LongPoll(runs), database.parent, signer)
+        options |= limits | {"proxy_headers": False}  # nobody says where he is from
+        if stream := os.environ.get(STREAM):
+            serve_on_one_port(uvicorn, Gate(shelf, keys, names), int(stream), **options)
+        else:
+            serve(Gate(shelf, keys, names), **options)
 
     uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
-from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES
+from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES, STREAM
+from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.processes import Household, running
+from fedstrata.deploy.run_book import RunWatch
+from fedstrata.deploy.run_launcher import SOON
 
 READY = 90.0  # seconds in which a server must be up
 Say = Callable[[str], None]
@@ -36,6 +42,15 @@ class FederationServer:
     stream_port: int  # where a run listens that keeps connections to its sites
     public: str  # what sites call its machine
     keys: str | None  # its key folder; None: insecure
+    one_port: bool = False  # whether sites reach streams at `port`, and `stream_port` is one on loopback
+
+    @property
+    def streams(self) -> tuple[str, str]:
+        """Where sites find a stream, and where a run listens for it."""
+        if self.one_port:
+            here = state.join_address(flower.LOOPBACK, self.stream_port)
+            return state.join_address(self.public, self.port), here
+        return state.join_address(self.public, self.stream_port), state.join_address(self.host, self.stream_port)
 
     @property
     def folder(self) -> Path:
@@ -90,7 +105,8 @@ def serve(server: FederationServer, say: Say) -> None:
         flower.configure(folder, server.address, server.authority)
         forget_strangers(folder, path)
         command = flower.superlink(folder, server.host, server.port, path)
-        household.start("the server", command, log, flower.environment(folder), folder)
+        around = flower.environment(folder) | ({STREAM: str(server.stream_port)} if server.one_port else {})
+        household.start("the server", command, log, around, folder)
         _wait(server, household, log)
         write_atomically(folder / "server.json", json.dumps(asdict(server)).encode())
         if server.keys is None:
@@ -98,8 +114,14 @@ def serve(server: FederationServer, say: Say) -> None:
         else:
             register(server, keys.nodes(Path(server.keys)), say)
         say(next_steps(server))
+        keep_log(folder, server=server.port)
+        note("server_started", version=__version__, keys=server.keys is not None, sites=sorted(server.nodes()))
+        watch = RunWatch(folder)
         while household.gone() is None:
-            time.sleep(0.2)
+            time.sleep(0.5)
+            watch.turn()
+            cut_printed(folder)
+        note("server_ended_by_itself", logging.ERROR)
         raise FedstrataError(f"the server ended by itself; the end of {log}:\n{tail(log)}")
     finally:
         household.close()
@@ -126,6 +148,13 @@ def found(text: str) -> FederationServer:
         return FederationServer(**json.loads((folder / "server.json").read_text()))
     except (OSError, ValueError, TypeError):
         raise RequestError(f"--server = {text}: the server on port {port} is not ready yet") from None
+
+
+def announce(text: str) -> None:
+    """Tell a server that a run is about to be submitted, so that it can begin with what takes longest."""
+    with suppress(FedstrataError, OSError, ValueError):  # whatever is wrong with it is said by whoever needs it
+        server = found(text)
+        ask(server.address, SOON, server.authority)
 
 
 def register(server: FederationServer, wanted: dict[str, Path], say: Say) -> None:

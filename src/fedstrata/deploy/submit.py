@@ -26,6 +26,8 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.event_lines import DAMAGED, read_event
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
+from fedstrata.deploy.logs import asker
+from fedstrata.deploy.run_book import BookedRun, book
 from fedstrata.deploy.server import FederationServer, tail
 from fedstrata.remote.few_sites import to_submit
 from fedstrata.remote.flower.app_config import BLANK, RunConfig
@@ -91,6 +93,20 @@ class Submission:
         """Where its server side tells what happens before there is a run folder."""
         return self.server.folder / f"news-{sha256(str(self.path).encode()).hexdigest()[:12]}.txt"
 
+    def booked(self, number: str) -> BookedRun:
+        """Return what the server's book and log say of it."""
+        told = self.experiment.dump()
+        return BookedRun(
+            number=number,
+            path=str(self.path),
+            method=name_run(told),
+            privacy=told["privacy"],
+            rounds=self.experiment.train.rounds,
+            sites=self.sites,
+            asked_by=asker(),
+            resumed=self.resume,
+        )
+
     def config(self, experiment: Path) -> dict[str, Any]:
         """Return the run configuration."""
         server = self.server
@@ -102,8 +118,8 @@ class Submission:
             resume=self.resume,
             wait=float(self.wait),
             deadline=float(self.deadline),
-            stream=state.join_address(server.public, server.stream_port) if streams else "",
-            listen=state.join_address(server.host, server.stream_port) if streams else "",
+            stream=server.streams[0] if streams else "",
+            listen=server.streams[1] if streams else "",
             fine=streams and needed,
             keys=server.keys or "",
             nodes=str(server.registered or ""),
@@ -133,7 +149,9 @@ def submitted(submission: Submission) -> Iterator[str]:
         submission.server.begun(submission.path)
         submission.news.unlink(missing_ok=True)
         try:
-            yield str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+            number = str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+            book(folder, submission.booked(number))
+            yield number
         finally:
             submission.news.unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ where the rules say so, keeps count of what was given, and writes the audit log.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from time import time
 from typing import Any, NamedTuple
 
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.naming import name_run
 from fedstrata.config.travel import from_server, to_sites
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy.accounting import Accountant, library
@@ -28,6 +30,7 @@ from fedstrata.remote.protocol import AbsentError, PolicyError, SiteError
 
 AUDIT, RUNS = "audit.jsonl", "runs"  # in the folder of a site
 DAY = timedelta(days=1).total_seconds()
+LOG = logging.getLogger(__name__)
 MOST = 64  # runs that a site knows of at once
 
 
@@ -71,11 +74,16 @@ class PolicyGate:
         if run not in self._admitted or self._admitted[run].told != told:
             try:
                 experiment = from_server(told, self.policy.import_paths)
-            except RequestError as error:
+                self.policy.check_experiment(experiment)
+            except (RequestError, PolicyError) as error:
+                LOG.warning("run_refused", extra={"about": {"run": run, "why": str(error)[:500]}})
+                if isinstance(error, PolicyError):
+                    raise
                 raise SiteError(f"it does not take this experiment: {error}") from None
-            self.policy.check_experiment(experiment)
             self._admitted = dict(list(self._admitted.items())[1 - MOST :])
-            self._admitted[run] = Admitted(told, experiment, to_sites(experiment))
+            self._admitted[run] = admitted = Admitted(told, experiment, to_sites(experiment))
+            about = {"run": run, "method": name_run(admitted.whole), "privacy": admitted.whole.get("privacy")}
+            LOG.info("run_admitted", extra={"about": about})
         self.check_approved(run)
         return self._admitted[run].experiment
 
