@@ -17,6 +17,7 @@ from fedstrata.cli import (
     evaluate,
     export,
     inspect,
+    keys,
     owner,
     predict,
     report,
@@ -45,6 +46,7 @@ app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
+deploy.app.add_typer(keys.app, name="keys")
 deploy.app.command("approve")(owner.approve)
 deploy.app.command("audit")(owner.audit)
 app.add_typer(deploy.app, name="deploy")

@@ -40,26 +40,6 @@ def refuse_windows() -> None:
 
 
 @app.command()
-def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the keys.")],
-    sites: Annotated[str, typer.Option(metavar="A,B,C", help="Names of the sites.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME_OR_IP", help="What sites call the server; may be given several times."),
-    ] = None,
-) -> None:
-    """Make the keys of a federation: certificates for the server, a key for every site."""
-    from fedstrata.deploy.keys import make
-
-    names = [name.strip() for name in sites.split(",") if name.strip()]
-    make(folder, names, host or [])
-    print(f"{folder}/server    belongs on the server's machine")
-    for name in sorted(names):
-        print(f"{folder}/sites/{name}    belongs to site {name}, and to nobody else")
-    print(f"{folder}/ca    stays here; nobody needs it to run anything")
-
-
-@app.command()
 def server(
     keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder `server` that `deploy keys` made.")

@@ -23,9 +23,13 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
+from fedstrata import __version__
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
+from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.node_signature import KnownKeys
+from fedstrata.deploy.site_reports import ReportBook, SiteReport
+from fedstrata.remote.protocol_version import PROTOCOL
 
 FLEET = "/v1/fleet/"
 HEALTH = "/health"
@@ -34,6 +38,11 @@ NODES = "nodes.json"  # beside the database: which site has which node id and ke
 BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most
 SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
+
+VERSIONS = (
+    (site_reports.VERSION.encode(), __version__.encode()),
+    (site_reports.PROTOCOL.encode(), str(PROTOCOL).encode()),
+)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,6 +62,7 @@ class Gate:
     app: App
     keys: KnownKeys | None = None  # of the sites that may connect; None: insecure
     names: frozenset[str] = field(default_factory=own_names)  # of this machine, as its own callers know it
+    reports: ReportBook | None = None  # what sites say of themselves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -63,7 +73,8 @@ class Gate:
         elif (status := self.refusal(scope)) is None:
             await self.app(scope, _awake(receive), send)
         else:  # and what else the caller sends is not read
-            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+            headers = [(b"connection", b"close"), *(VERSIONS if scope["path"] == site_reports.PATH else ())]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
 
     def refusal(self, scope: Scope) -> int | None:
@@ -75,6 +86,8 @@ class Gate:
         path, fleet, headers = scope["path"], scope["path"].startswith(FLEET), _headers(scope)
         if path == GATE:
             return 204
+        if path == site_reports.PATH:
+            return self._hear(headers)
         if path != HEALTH and not fleet and not from_here(scope):
             return 404
         if any(name in headers for name in BROWSERS) or not (self._named(headers) or self._of_site(scope)):
@@ -82,6 +95,16 @@ class Gate:
         if fleet and self.keys is not None and not self.keys.signed(headers):
             return 404  # upon 401 and 403 a SuperNode would leave without a word
         return None if not fleet else too_long(headers)
+
+    def _hear(self, headers: Mapping[str, str]) -> int:
+        """Take in what a site says of itself; with keys, of itself alone."""
+        report = SiteReport.read(headers.get(site_reports.HEADER, ""))
+        if report is None or any(name in headers for name in BROWSERS) or self.reports is None:
+            return 404
+        if self.keys is not None and self.keys.signer(headers) != report.site:
+            return 404
+        self.reports.take(report)
+        return 204
 
     def _named(self, headers: Mapping[str, str]) -> bool:
         """Say whether the caller calls us by an address, which no other name can stand for, or by one of our names."""
@@ -142,13 +165,17 @@ def main() -> None:
     uvicorn, auto = import_module("uvicorn"), import_module("uvicorn.protocols.http.auto")
     serve, words = uvicorn.run, sys.argv[1:]
     secure = "--enable-supernode-auth" in words
-    keys = KnownKeys(Path(words[words.index("--database") + 1]).with_name(NODES)) if secure else None
+    database = Path(words[words.index("--database") + 1])
+    keys = KnownKeys(database.with_name(NODES)) if secure else None
+    reports = ReportBook(database.with_name(site_reports.FILE))
     names = own_names(words[words.index("--host") + 1])
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
 
     def guarded(app: App, **options: Any) -> None:
         limits = {"http": impatient(auto.AutoHTTPProtocol), "limit_concurrency": CONNECTIONS}
-        serve(Gate(app, keys, names), **(options | limits | {"proxy_headers": False}))  # nobody says where he is from
+        serve(
+            Gate(app, keys, names, reports), **(options | limits | {"proxy_headers": False})
+        )  # nobody says where he is from
 
     uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")

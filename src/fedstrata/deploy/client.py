@@ -26,8 +26,10 @@ from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.keys import expiring
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
+from fedstrata.deploy.site_reporter import Reporter
 from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.remote.policy.resources import environment
 from fedstrata.remote.policy.rules import SitePolicy
@@ -129,11 +131,19 @@ def attend(client: FederationClient, say: Say) -> None:
         if client.keys is None:
             say(INSECURE)
         _reach(client, say)
+        for line in () if client.keys is None else expiring(client.keys):
+            say(f"WARNING: {line}")
         _start_site(client, household, socket, say)
+        reporter = Reporter(client.site, client.server, client.keys, folder, socket, say)
         _connect(client, household, socket, say)
-        while (gone := household.gone()) is None:
-            time.sleep(0.2)
-        raise _ended(client, gone)
+        try:
+            while (gone := household.gone()) is None:
+                time.sleep(0.2)
+                reporter.turn()
+            reporter.check_known()  # a server that shut the site out is the reason, whatever Flower says
+            raise _ended(client, gone)
+        finally:
+            reporter.leave()
     finally:
         household.close()
         shutil.rmtree(private, ignore_errors=True)

@@ -33,32 +33,37 @@ class KnownKeys:
     def __init__(self, path: Path):
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self._keys: frozenset[bytes] = frozenset()
+        self._keys: dict[bytes, str] = {}  # whose each is
 
     def signed(self, headers: Mapping[str, str]) -> bool:
         """Say whether a known key signed the request just now."""
+        return self.signer(headers) is not None
+
+    def signer(self, headers: Mapping[str, str]) -> str | None:
+        """Return the site that signed the request just now; None: it is none that may connect."""
         try:
             written = b64decode(headers[KEY], validate=True)
             signature, time = b64decode(headers[SIGNATURE], validate=True), headers[TIME]
             age = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-            if written not in self._known() or not -EARLY < age < OLD:
-                return False
+            site = self._known().get(written)
+            if site is None or not -EARLY < age < OLD:
+                return None
             key = load_pem_public_key(written)
             assert isinstance(key, ec.EllipticCurvePublicKey)
             key.verify(signature, time.encode(), ec.ECDSA(SHA256()))
         except (KeyError, ValueError, TypeError, binascii.Error, InvalidSignature):
-            return False
-        return True
+            return None
+        return site
 
-    def _known(self) -> frozenset[bytes]:
+    def _known(self) -> dict[bytes, str]:
         try:
             found = self._path.stat()
             if (now := (found.st_mtime_ns, found.st_size)) != self._seen:
                 told = json.loads(self._path.read_text())
-                self._keys = frozenset(_standard(entry["key"]) for entry in told.values())
+                self._keys = {_standard(entry["key"]): site for site, entry in told.items()}
                 self._seen = now
         except (OSError, ValueError):  # nobody is known yet
-            return frozenset()
+            return {}
         return self._keys
 
 

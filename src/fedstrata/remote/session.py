@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedstrata import __version__
 from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment, Trust
 from fedstrata.config.travel import to_sites
@@ -51,6 +52,7 @@ from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
 from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
+from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import SiteRegistry, ask_facts, by_client, heard, proposed, recorded, replies
 from fedstrata.remote.site_server import COUNTED
@@ -298,7 +300,7 @@ class SiteClients:
         """Return what tells a site of the run."""
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
-        about["preprocessing"] = federation.preprocessing.to_json()
+        about |= {"preprocessing": federation.preprocessing.to_json(), **greeting(self.credentials)}
         return build_request("begin", to_json(about), to_json(to_sites(self.experiment)))
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
@@ -370,7 +372,7 @@ def run_at_sites(
         say(describe_fault({"event": kind, **fields}).why)
 
     run = before[0] if before else secrets.token_hex(16)
-    question = {"run": run, "experiment": to_sites(described)}
+    question = {"run": run, "experiment": to_sites(described), **greeting(credentials)}
     facts = proposed(transport, sites, question, deadline, patience, note) if before is None else before[1]
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
@@ -382,6 +384,12 @@ def run_at_sites(
     if resumed:
         return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
     return begin(at.experiment, cast(Federation, federation), None, path, watch, at)
+
+
+def greeting(credentials: Credentials | None) -> dict[str, Any]:
+    """Say what a site is told with every run: which fedstrata asks, and the newest roll, where there are keys."""
+    said = {"protocol": PROTOCOL, "version": __version__}
+    return said if credentials is None or not credentials.roll.serial else {**said, "roll": credentials.roll.text}
 
 
 def _too_few(there: int, wanted: int, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

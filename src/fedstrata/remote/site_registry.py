@@ -13,8 +13,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
+from fedstrata.core.plain_text import plain_text
 from fedstrata.data.reading import Label
 from fedstrata.remote.introduction import Introduction, common_classes
 from fedstrata.remote.protocol import (
@@ -22,12 +24,14 @@ from fedstrata.remote.protocol import (
     PendingError,
     PolicyError,
     SiteError,
+    VersionError,
     build_request,
     read_reply,
     read_values,
     to_json,
     within,
 )
+from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.transport import Failure, Transport
 
 Note = Callable[..., None]
@@ -161,6 +165,11 @@ def ask_facts(
         values = read_values(told[0])
         if values.pop("site", None) != name:
             raise RequestError(f"site {name} introduces itself by another name")
+        if (spoken := values.pop("protocol", None)) != PROTOCOL:
+            theirs = f"it has fedstrata {plain_text(str(values.get('version') or 'of before'))[:20]}"
+            ours = f"and the server {__version__} with protocol {PROTOCOL}; install the same at both"
+            wrong[name] = VersionError(f"{theirs} with protocol {spoken!r:.20}, {ours}")
+            continue
         facts[name] = Introduction.read(values, name)
     return facts, wrong
 
@@ -185,7 +194,7 @@ def proposed(
         said, wrong = ask_facts(transport, asked, question, deadline)
         facts |= said
         for name, error in wrong.items():
-            if not isinstance(error, PolicyError | PendingError):
+            if not isinstance(error, PolicyError | PendingError | VersionError):
                 raise RequestError(f"site {name}: {error}")
         pending = {name: error for name, error in wrong.items() if isinstance(error, PendingError)}
         refused |= {name: error for name, error in wrong.items() if name not in pending}
@@ -203,7 +212,18 @@ def proposed(
             pause = min(pause * 1.5, SELDOM)
     for name, error in refused.items():
         note("site_refused", round=0, step=0, site=name, why=str(error))
+    for name, told in facts.items():
+        note_differences(name, told, note)
     return {name: facts[name] for name in names if name in facts}
+
+
+def note_differences(name: str, facts: Introduction, note: Note) -> None:
+    """Say where a site has another version, which fits, or does not take the roll that it was brought."""
+    if facts.version != __version__:
+        why = f"it has fedstrata {facts.version}, the server {__version__}; both speak protocol {PROTOCOL}, and fit"
+        note("site_version", site=name, why=why)
+    if facts.roll_refused:
+        note("roll_refused", site=name, why=facts.roll_refused)
 
 
 def heard(
