@@ -1,7 +1,7 @@
 """What the holder of a federation's authority can do later: let sites in, give them new keys, shut them out.
 
-Every change makes the next roll, signed, with a higher serial number. A running server takes it in as soon as it lies in
-its key folder, and brings it to the sites.
+Every change makes the next roll, signed, with a higher serial number. A running server takes it in as soon as it lies
+in its key folder, and brings it to the sites.
 """
 
 from __future__ import annotations

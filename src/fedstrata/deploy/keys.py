@@ -9,8 +9,8 @@
                           identity.json, roll.json
     DIR/operators/NAME/   identity.json: signs what an operator does to runs
 
-`identity.json` is a party's own Ed25519 key, `roll.json` the public keys of all parties (`remote/roll.py`), signed by the
-authority. Each folder under `sites` goes to its site, and to no other. `authority.py` changes what is there.
+`identity.json` is a party's own Ed25519 key, `roll.json` the public keys of all parties (`remote/roll.py`), signed by
+the authority. Each folder under `sites` goes to its site, and to no other. `authority.py` changes what is there.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ VALID = timedelta(days=2 * 365)  # of the server's certificate: some systems tak
 SOON = timedelta(weeks=8)  # before its end, a certificate is spoken of
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server talks to itself
 SERVER = "server"
+RENEW = "renew it: fedstrata deploy keys renew DIR server"
 
 
 # ---- making --------------------------------------------------------------------------------------------------------
@@ -163,9 +164,7 @@ def of_server(folder: Path, host: str) -> tuple[Path, list[str]]:
     if certificate.public_key() != key.public_key():
         raise RequestError(f"{path} belongs to another key than {folder / 'server.key'}")
     if certificate.not_valid_after_utc < datetime.now(UTC):
-        raise RequestError(
-            f"{path} ended on {certificate.not_valid_after_utc:%Y-%m-%d}; renew it: fedstrata deploy keys renew DIR server"
-        )
+        raise RequestError(f"{path} ended on {certificate.not_valid_after_utc:%Y-%m-%d}; {RENEW}")
     if not anywhere(host) and host not in known:
         raise RequestError(
             f"--host = {host}: the certificate {path} is for {', '.join(known)}; make the keys with --host {host}"
@@ -218,9 +217,7 @@ def expiring(folder: Path, now: datetime | None = None) -> list[str]:
     for name, end in ends(folder).items():
         if end - now < SOON:
             days, verb = (end - now).days, "ends" if end > now else "ended"
-            instead = (
-                "make new keys for all" if name == "ca.crt" else "renew it: fedstrata deploy keys renew DIR server"
-            )
+            instead = "make new keys for all" if name == "ca.crt" else RENEW
             said.append(f"{folder / name} {verb} on {end:%Y-%m-%d} ({days} days from now); {instead}")
     return said
 

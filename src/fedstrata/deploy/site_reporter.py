@@ -114,8 +114,8 @@ class Reporter:
             with error:
                 if error.code == NO_KEY and self._known:
                     raise RevokedError(
-                        f"site {self.site}: the server at {self.server} does not take its key any more: it was revoked, "
-                        "or renewed; whoever made the keys knows more"
+                        f"site {self.site}: the server at {self.server} does not take its key any more: it was "
+                        "revoked, or renewed; whoever made the keys knows more"
                     ) from None
         except OSError:
             return  # the server is away: whoever waits for it says so

@@ -48,7 +48,7 @@ class SiteReport:
     def read(cls, header: str) -> SiteReport | None:
         """Read it; None: it is none."""
         try:
-            told = json.loads(b64decode(header, validate=True)) if len(header) <= LONGEST else None
+            told: Any = json.loads(b64decode(header, validate=True)) if len(header) <= LONGEST else None
             report = cls(**told)
             text = (report.site, report.about, report.version)
             right = report.state in STATES and all(isinstance(t, str) and t.isprintable() for t in text)

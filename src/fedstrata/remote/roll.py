@@ -3,8 +3,8 @@
     {"serial": 3, "issued": "2026-01-31T12:00:00+00:00", "server": IDENTITY, "sites": {NAME: IDENTITY},
      "nodes": {NAME: NODE KEY}, "operators": {NAME: IDENTITY}, "signature": ...}
 
-Identities are Ed25519 keys, as hexadecimal digits. Whoever holds a roll takes a later one in its place while he runs, if
-it has a higher serial number and the signature of the same authority; so it does not matter who brings it.
+Identities are Ed25519 keys, as hexadecimal digits. Whoever holds a roll takes a later one in its place while he runs,
+if it has a higher serial number and the signature of the same authority; so it does not matter who brings it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Roll:
     def read(cls, data: bytes) -> Roll:
         """Read one; whether it is signed is another question."""
         try:
-            told = json.loads(data) if len(data) <= LONGEST else None
+            told: Any = json.loads(data) if len(data) <= LONGEST else None
             identities = {k: {n: bytes.fromhex(v) for n, v in told.get(k, {}).items()} for k in ("sites", "operators")}
             nodes = {str(name): str(key) for name, key in told.get("nodes", {}).items()}
             server, signature = bytes.fromhex(told["server"]), bytes.fromhex(told.get("signature", ""))

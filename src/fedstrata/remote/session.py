@@ -51,10 +51,20 @@ from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, even
 from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
 from fedstrata.remote.kept_sums import KeptSums
+from fedstrata.remote.newcomers import Newcomers, closed_because
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
-from fedstrata.remote.site_registry import SiteRegistry, ask_facts, by_client, heard, proposed, recorded, replies
+from fedstrata.remote.site_registry import (
+    SiteNames,
+    SiteRegistry,
+    ask_facts,
+    by_client,
+    heard,
+    proposed,
+    recorded,
+    replies,
+)
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
@@ -195,19 +205,40 @@ class SiteClients:
         """Return what is known of sites with who is there, round by round; their data may change on the way."""
         site_registry, names, federation = self.site_registry, self.site_registry.names, self.known
         assert federation is not None
+        newcomers = Newcomers(site_registry, closed_because(plan, self.experiment), self.folder)
 
         def now(round: int) -> ClientInfo:
+            nonlocal names
+            newcomers.look(round)
+            names = site_registry.names
             attending = site_registry.attending(plan.fewest)
             there = {*self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])}
             facts = tuple(site_registry.facts.values())
             known = (
-                replace(federation, facts=facts).client_info(plan.needs, plan.streams)
+                replace(federation, facts=facts, names=tuple(names)).client_info(plan.needs, plan.streams)
                 if site_registry.changed
                 else client_info
             )
             return replace(known, holders=np.array([i for i in known.holders if i in there], dtype=np.int64))
 
         return replace(client_info, later=now)
+
+    def without_repeats(self, log: Log) -> Log:
+        """Return a log that says once that a site which is away gives no answer; its return is an event of its own."""
+        said: set[str] = set()
+
+        def once(kind: str, **fields: Any) -> None:
+            away, names = self.site_registry.away, self.site_registry.names
+            said.intersection_update(away)
+            if kind == "dropped" and fields.get("why") == "no answer":
+                new = [client for client in fields["clients"] if names[client] not in said]
+                said.update(names[client] for client in new if names[client] in away)
+                if not new:
+                    return
+                fields = {**fields, "clients": new}
+            log(kind, **fields)
+
+        return once
 
     def start_engine(self, plan: Plan, log: Log) -> Engine:
         """Tell every site to take part, and give the engine."""
@@ -226,7 +257,7 @@ class SiteClients:
             log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
         clip = clip_of(self.experiment, plan)
         engine = AtSites(site_registry, plan, log, masks, noise, relay, clip, self._kept_sums)
-        return bound_reports(engine, bounds_of(self.experiment, plan), log, site_registry.names)
+        return bound_reports(engine, bounds_of(self.experiment, plan), log, SiteNames(site_registry))
 
     def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
         """Let models of a chain pass the server sealed, where that can be."""

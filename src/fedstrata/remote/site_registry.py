@@ -56,7 +56,7 @@ class SiteRegistry:
     fixed: str | None = None  # why no site can go on with other data than it began with
     note: Note = lambda *_, **__: None
     changed: bool = False  # whether some site's data are other ones than at the beginning
-    _there: set[str] | None = field(default=None)
+    away: set[str] = field(default_factory=set)  # who was there before, and is not
 
     @property
     def names(self) -> list[str]:
@@ -72,6 +72,8 @@ class SiteRegistry:
             again = {name: requests[name] for name in back if name not in wrong}
             said = {name: told for name, told in said.items() if name not in back}
             said |= {**wrong, **self._exchange(again, fields, left(), None)}
+        if self.away or (enough is None and len(said) < len(requests)):
+            self._look_around({*self.transport.names()})
         return said
 
     def begin(self, names: Collection[str], deadline: float | None) -> dict[str, FedstrataError]:
@@ -102,11 +104,16 @@ class SiteRegistry:
                     "the run can be resumed"
                 )
             sleep(OFTEN)
-        before, self._there = self._there, there
-        for kind, names in {"site_away": (before or there) - there, "site_back": there - (before or there)}.items():
+        self._look_around(there)
+        return there
+
+    def _look_around(self, there: Collection[str]) -> None:
+        """Note who has gone and who is back: one event for each, however often it is asked for."""
+        away = {name for name in self.facts if name not in there}
+        for kind, names in {"site_away": away - self.away, "site_back": self.away - away}.items():
             for name in sorted(names):
                 self.note(kind, site=name, client=self.names.index(name))
-        return there
+        self.away = away
 
     def write(self, folder: Path) -> None:
         """Keep who takes part, for those who go on with the run."""
@@ -138,6 +145,19 @@ class SiteRegistry:
         self.facts[name], self.changed = now, True
         about = {"samples": now.samples, "before": before.samples}
         self.note("site_changed", site=name, client=self.names.index(name), **about)
+
+
+@dataclass(frozen=True)
+class SiteNames(Sequence[str]):
+    """The names of a run's sites by client, also of those who join later."""
+
+    registry: SiteRegistry
+
+    def __len__(self) -> int:
+        return len(self.registry.facts)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self.registry.names[client]
 
 
 def introduced(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -40,11 +40,12 @@ class Messages:
         longest: int = SMALL,
         say: Callable[[str], None] = lambda _: None,
         met: Callable[[int, str], None] = lambda *_: None,
-        registered: Mapping[int, str] | None = None,  # node -> the site whose key it has; None: there are no keys
+        registered: Callable[[], Mapping[int, str]] | None = None,  # node -> whose key it has; None: there are no keys
     ):
         self._grid, self.longest, self._say, self._met = grid, longest, say, met
         self._registered = registered
         self._sites: dict[int, str] = {}  # node -> its site
+        self._ever: set[str] = set()  # sites that ever said who they are
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
         self._sent = 0
         self._lock = threading.RLock()  # around every use of the Grid
@@ -55,6 +56,17 @@ class Messages:
         with self._lock:
             self._look_around()
             return sorted(self._sites.values())
+
+    reachable = names
+
+    def invite(self, sites: Collection[str]) -> None:
+        """Do nothing: who is reachable is there."""
+
+    def revoked(self) -> set[str]:
+        """Return sites that were there in this run, and whose keys the server does not know any more."""
+        if self._registered is None:
+            return set()
+        return set(self._ever) - set(self._registered().values())
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
@@ -149,11 +161,12 @@ class Messages:
         name = record.get("name") if isinstance(record, ConfigRecord) else None
         if not isinstance(name, str) or not re.fullmatch(FORMS["site"], name):
             return self._say(f"node {node} gives a name that is none: {str(name)[:80]!r}")
-        if self._registered is not None and self._registered.get(node) != name:
+        if self._registered is not None and self._registered().get(node) != name:
             return self._say(f"node {node} says that it is site {name}, and does not have the key of that site")
         if name in self._sites.values():
             return self._say(f"node {node} says that it is site {name}, and another one is that already")
         self._sites[node] = name
+        self._ever.add(name)
         self._met(node, name)
         del self._questions[node]
         return self._say(f"site {name} is there")

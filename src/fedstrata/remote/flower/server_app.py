@@ -50,7 +50,8 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
     from fedstrata.remote.session import run_at_sites  # noqa: PLC0415 - torch; first things first
 
     met = partial(remember, Path(asked.met)) if asked.met else lambda *_: None
-    messages = Messages(grid, say=say, met=met, registered=registered(Path(asked.nodes)) if asked.nodes else None)
+    known = partial(registered, Path(asked.nodes)) if asked.nodes else None
+    messages = Messages(grid, say=say, met=met, registered=known)
     transport: Transport = messages
     try:
         wait_for(messages, asked.sites, asked.wait)
