@@ -44,6 +44,9 @@ class Here:
     def invite(self, sites):
         pass
 
+    def awaited(self):
+        return []
+
     def exchange(self, requests, deadline=None, enough=None):
         told = {}
         for name, request in requests.items():

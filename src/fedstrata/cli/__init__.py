@@ -12,6 +12,7 @@ from fedstrata import __version__
 from fedstrata.cli import (
     board,
     compare,
+    console,
     data,
     deploy,
     evaluate,
@@ -47,6 +48,7 @@ app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
 deploy.app.add_typer(keys.app, name="keys")
+deploy.app.add_typer(console.app, name="console")
 deploy.app.command("approve")(owner.approve)
 deploy.app.command("audit")(owner.audit)
 app.add_typer(deploy.app, name="deploy")

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,6 +57,9 @@ def server(
         str | None,
         typer.Option(metavar="NAME_OR_IP", help="What sites call this machine; by default as its certificate says."),
     ] = None,
+    approve_runs: Annotated[
+        bool, typer.Option("--approve-runs", help="Let no run begin before an operator has approved it.")
+    ] = False,
     insecure: Insecure = False,
 ) -> None:
     """Start the server of a federation, and keep it until Ctrl-C."""
@@ -72,6 +76,7 @@ def server(
         stream_port=stream_port or min(port + 1, 65535),
         public=public or public_name(host, names),
         keys=None if folder is None else str(folder),
+        approval=approve_runs,
     )
     with _until_stopped("the server has ended; runs go on with: fedstrata deploy run --resume DIR"):
         serve(asked, _say)
@@ -161,6 +166,7 @@ def run(
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import flower, submit
     from fedstrata.deploy.processes import undisturbed
+    from fedstrata.deploy.run_queue import turn
     from fedstrata.deploy.server import found
     from fedstrata.runs.folder import Run
     from fedstrata.runs.progress import reporter
@@ -175,7 +181,7 @@ def run(
     if sites is None and resume is None:
         raise RequestError("--sites is required: how many sites to wait for")
     flower.required()
-    there = found(server)
+    there = found(server, _say)
     how = {"wait": wait, "deadline": deadline, "stream": stream}
     if resume is not None:
         asked = submit.again(there, resume, sites, **how)
@@ -184,8 +190,9 @@ def run(
     stop_cleanly()
     progress, number, say = reporter(quiet), None, (lambda _: None) if quiet else _say
     try:
-        with submit.submitted(asked) as number:
-            say(f"run {number} waits for {'1 site' if sites == 1 else f'{asked.sites} sites'}; folder: {asked.path}")
+        with turn(asked, say) as ticket, submit.submitted(replace(asked, ticket=ticket.id)) as number:
+            wanted = "1 site" if asked.sites == 1 else f"{asked.sites} sites"
+            say(f"run {ticket.number} waits for {wanted}; folder: {asked.path}")
             done = submit.follow(asked, number, progress, say)
     except KeyboardInterrupt:
         progress.close()
@@ -213,6 +220,9 @@ def status(
 ) -> None:
     """Say which sites are up, when they were last heard of, and what they contributed to a run."""
     from fedstrata.deploy import flower
+    from fedstrata.deploy.keys import expiring
+    from fedstrata.deploy.overview import run_state, waits_for
+    from fedstrata.deploy.run_queue import tickets
     from fedstrata.deploy.server import found
     from fedstrata.deploy.status import sites
 
@@ -220,14 +230,22 @@ def status(
     there = found(server)
     folder = folder or there.latest()
     rows = sites(there, folder)
+    waiting, warnings = waits_for(there.folder, None), [] if there.keys is None else expiring(Path(there.keys))
     if as_json:
-        print(json.dumps({"sites": rows, "run_dir": None if folder is None else str(folder)}))
+        told = {"sites": rows, "run_dir": None if folder is None else str(folder)}
+        print(json.dumps({**told, "queue": [asdict(t) for t in tickets(there.folder)], "waiting": waiting}))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "state", "last contact", *(("samples", "rounds", "last round", "refused") if folder else ())):
+    for title in (
+        "site",
+        "state",
+        "since",
+        "last contact",
+        *(("samples", "rounds", "last round", "refused") if folder else ()),
+    ):
         table.add_column(title, no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row, folder is not None))
@@ -235,13 +253,21 @@ def status(
     print(f"{sum(row['up'] is True for row in rows)} of {sum(row['up'] is not None for row in rows)} sites are up")
     if folder is not None:
         print(f"what they contributed is that to {folder}")
+    for row in rows:
+        if row["about"]:
+            print(f"site {row['site']}: {row['state']}: {row['about']}")
+    for ticket in tickets(there.folder):
+        print(f"{ticket.words}: {run_state(there, ticket)}")
+    for line in warnings:
+        print(f"WARNING: {line}")
 
 
 def _cells(row: dict[str, Any], given: bool) -> list[str]:
     state = {True: "up", False: "down", None: "-"}[row["up"]]
     shown = [
         row["site"] or f"node {row['node']}",
-        state,
+        row["state"] or state,
+        row["since"] or "-",
         row["last_contact"] or ("-" if row["up"] is None else "never"),
     ]
     if given:

@@ -37,6 +37,7 @@ class FederationServer:
     stream_port: int  # where a run listens that keeps connections to its sites
     public: str  # what sites call its machine
     keys: str | None  # its key folder; None: insecure
+    approval: bool = False  # whether an operator has to approve runs
 
     @property
     def folder(self) -> Path:

@@ -52,6 +52,7 @@ from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
 from fedstrata.remote.kept_sums import KeptSums
 from fedstrata.remote.newcomers import Newcomers, closed_because
+from fedstrata.remote.orders import RunControl
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
@@ -93,6 +94,7 @@ class SiteClients:
     no_stream: str | None = None  # why requests go by messages, where a stream was to carry them
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
+    control: RunControl | None = None  # what operators say
     known: RemoteFederation | None = None  # what sites said of themselves
 
     @cached_property
@@ -209,6 +211,8 @@ class SiteClients:
 
         def now(round: int) -> ClientInfo:
             nonlocal names
+            if self.control is not None:
+                self.control.heed(site_registry.note)
             newcomers.look(round)
             names = site_registry.names
             attending = site_registry.attending(plan.fewest)
@@ -383,10 +387,12 @@ def run_at_sites(
     patience: float = 600.0,
     no_stream: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    control: RunControl | None = None,
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with.
 
-    `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for.
+    `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for;
+    `control` is what operators say to the run before each of its rounds.
     """
     path, asked = Path(out), Path(out) / "experiment.toml" if resumed else experiment
     described = asked if isinstance(asked, Experiment) else Experiment.of(asked)
@@ -408,7 +414,9 @@ def run_at_sites(
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
     site_registry = SiteRegistry(transport, run, facts, question, deadline, patience)
-    at = SiteClients(site_registry, described, path, credentials, before is not None, no_stream, notes=notes)
+    at = SiteClients(
+        site_registry, described, path, credentials, before is not None, no_stream, notes=notes, control=control
+    )
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
     if len(site_registry.names) < sites:
         raise RequestError(_too_few(len(site_registry.names), sites, notes))

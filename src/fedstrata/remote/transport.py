@@ -46,6 +46,9 @@ class Transport(Protocol):
     def invite(self, sites: Collection[str]) -> None:
         """Ask sites to be there from here on; where all that are reachable are there anyway, nothing happens."""
 
+    def awaited(self) -> Collection[str]:
+        """Return the sites that have not answered yet, while others are waited for."""
+
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
     ) -> dict[str, bytes | Failure]:

@@ -47,7 +47,7 @@ class Messages:
         self._sites: dict[int, str] = {}  # node -> its site
         self._ever: set[str] = set()  # sites that ever said who they are
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
-        self._sent = 0
+        self._sent, self._awaited = 0, list[str]()
         self._lock = threading.RLock()  # around every use of the Grid
         self._closed = threading.Event()
 
@@ -75,6 +75,7 @@ class Messages:
         began, wanted = monotonic(), len(requests) if enough is None else enough
         waiting, replies = self._send(requests, deadline), dict[str, bytes | Failure]()
         while waiting and not self._closed.is_set():
+            self._awaited = list(waiting)
             looked = monotonic()
             for name, (node, sent) in list(waiting.items()):
                 if (reply := self._reply(node, sent)) is not None:
@@ -86,7 +87,12 @@ class Messages:
                 break
             pause = max(SOONEST, min((now - began) / 10, LATEST), now - looked)  # a wait grows by a tenth at most
             self._closed.wait(min(pause, left))
+        self._awaited = []
         return replies
+
+    def awaited(self) -> list[str]:
+        """Return the sites that have not answered yet."""
+        return list(self._awaited)
 
     def close(self) -> None:
         """Let whoever waits go on without replies."""

@@ -120,6 +120,11 @@ class StreamServer:
         with self._lock:
             return sorted(site for site, line in self._lines.items() if line.there(self._grace))
 
+    def awaited(self) -> list[str]:
+        """Return the sites that have not answered yet."""
+        with self._lock:
+            return list(self._asked)
+
     def reachable(self) -> list[str]:
         """Return the sites that are on the stream or could be invited, as of the last look for them."""
         return sorted({*self.names(), *self._around})
