@@ -160,9 +160,7 @@ def test_another_version_is_refused_or_said_to_fit(tmp_path, monkeypatch):
     here.report()
     here.report()
     assert said == [f"the server has fedstrata 0.0.9, this site {__version__}: the same protocol, so they fit"]
-    with pytest.raises(
-        RequestError, match=r"fedstrata 9\.0 with protocol 2, this site .* with protocol 1; "
-    ):
+    with pytest.raises(RequestError, match=r"fedstrata 9\.0 with protocol 2, this site .* with protocol 1; "):
         here.report()
 
 

@@ -112,8 +112,8 @@ def order(there: FederationServer, action: Action, run: str, operator: Path | No
     if roll is not None and operator is None:
         raise RequestError("--operator is required: a folder that `fedstrata deploy keys operator DIR NAME` made")
     if operator is not None and roll is not None:
-        refuse_readable(operator / "identity.json")
         name, identity = operator_key(operator)
+        refuse_readable(operator / "identity.json")
         said = Order.of(action, ticket.id, name, identity)
     else:
         said = Order.of(action, ticket.id, getpass.getuser(), None)

@@ -98,7 +98,7 @@ class RunControl:
         paused: Order | None = None
         while True:
             if (stop := self.latest("stop")) is not None:
-                raise StoppedError(f"operator {stop.operator} stopped the run")
+                raise StoppedError(f"operator {stop.operator} stopped the run; it can be resumed")
             word = self.latest("pause", "continue")
             if word is None or word.action == "continue":
                 if paused is not None and word is not None:

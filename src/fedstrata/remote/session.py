@@ -55,6 +55,7 @@ from fedstrata.remote.newcomers import Newcomers, closed_because
 from fedstrata.remote.orders import RunControl
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.protocol_version import PROTOCOL
+from fedstrata.remote.roll import Roll
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
 from fedstrata.remote.site_registry import (
     SiteNames,
@@ -95,6 +96,7 @@ class SiteClients:
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
     control: RunControl | None = None  # what operators say
+    begun: bool = False  # whether sites were told to begin: the plan is looked at before that, too
     known: RemoteFederation | None = None  # what sites said of themselves
 
     @cached_property
@@ -207,13 +209,16 @@ class SiteClients:
         """Return what is known of sites with who is there, round by round; their data may change on the way."""
         site_registry, names, federation = self.site_registry, self.site_registry.names, self.known
         assert federation is not None
-        newcomers = Newcomers(site_registry, closed_because(plan, self.experiment), self.folder)
+        refused = {str(fields["site"]) for kind, fields in self.notes if kind == "site_refused"}
+        closed = closed_because(plan, self.experiment)
+        newcomers = Newcomers(site_registry, closed, self.folder, self._greeting, refused)
 
         def now(round: int) -> ClientInfo:
             nonlocal names
-            if self.control is not None:
+            if self.begun and self.control is not None:
                 self.control.heed(site_registry.note)
-            newcomers.look(round)
+            if self.begun:
+                newcomers.look(round)
             names = site_registry.names
             attending = site_registry.attending(plan.fewest)
             there = {*self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])}
@@ -257,6 +262,7 @@ class SiteClients:
                 raise RequestError(f"site {name}: {error}")
             log("site_refused", site=name, client=site_registry.names.index(name), why=str(error))
         log("sites", wall={"sites": site_registry.names})
+        self.begun = True
         if self.no_stream is not None:
             log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
         clip = clip_of(self.experiment, plan)
@@ -335,8 +341,13 @@ class SiteClients:
         """Return what tells a site of the run."""
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
-        about |= {"preprocessing": federation.preprocessing.to_json(), **greeting(self.credentials)}
+        about |= {"preprocessing": federation.preprocessing.to_json(), **self._greeting()}
         return build_request("begin", to_json(about), to_json(to_sites(self.experiment)))
+
+    def _greeting(self) -> dict[str, Any]:
+        """Say what a site is told with every run, with the roll that holds now."""
+        now = None if self.control is None else self.control.roll()
+        return greeting(None if self.credentials is None else now or self.credentials.roll)
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
         """Ask before the run, and give the replies that are ones; every site without one is an event."""
@@ -409,7 +420,11 @@ def run_at_sites(
         say(describe_fault({"event": kind, **fields}).why)
 
     run = before[0] if before else secrets.token_hex(16)
-    question = {"run": run, "experiment": to_sites(described), **greeting(credentials)}
+    question = {
+        "run": run,
+        "experiment": to_sites(described),
+        **greeting(None if credentials is None else credentials.roll),
+    }
     facts = proposed(transport, sites, question, deadline, patience, note) if before is None else before[1]
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
@@ -425,10 +440,10 @@ def run_at_sites(
     return begin(at.experiment, cast(Federation, federation), None, path, watch, at)
 
 
-def greeting(credentials: Credentials | None) -> dict[str, Any]:
+def greeting(roll: Roll | None) -> dict[str, Any]:
     """Say what a site is told with every run: which fedstrata asks, and the newest roll, where there are keys."""
     said = {"protocol": PROTOCOL, "version": __version__}
-    return said if credentials is None or not credentials.roll.serial else {**said, "roll": credentials.roll.text}
+    return said if roll is None or not roll.serial else {**said, "roll": roll.text}
 
 
 def _too_few(there: int, wanted: int, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -72,7 +72,7 @@ class SiteRegistry:
             again = {name: requests[name] for name in back if name not in wrong}
             said = {name: told for name, told in said.items() if name not in back}
             said |= {**wrong, **self._exchange(again, fields, left(), None)}
-        if self.away or (enough is None and len(said) < len(requests)):
+        if self.away or len(said) < (len(requests) if enough is None else enough):
             self._look_around({*self.transport.names()})
         return said
 
