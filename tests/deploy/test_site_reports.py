@@ -19,7 +19,7 @@ from fedstrata.deploy import flower, server, site_reporter, site_reports, state,
 from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.node_signature import KnownKeys
 from fedstrata.deploy.processes import Household
-from fedstrata.deploy.site_reporter import Reporter, RevokedError, unwritable
+from fedstrata.deploy.site_reporter import RevokedError, SiteReporter, unwritable
 from fedstrata.deploy.site_reports import ReportBook, SiteReport, conditions
 from fedstrata.remote.site_state import STATE, StatedAnswer
 
@@ -111,7 +111,7 @@ def reporter(tmp_path, monkeypatch, answers, said=None):
 
     monkeypatch.setattr(site_reporter.urllib.request, "build_opener", lambda *_: Opener())
     say = [] if said is None else said
-    return Reporter("a", "h:8000", None, tmp_path, tmp_path / "nobody", say.append), sent
+    return SiteReporter("a", "h:8000", None, tmp_path, tmp_path / "nobody", say.append), sent
 
 
 def refusal(code):

@@ -13,7 +13,7 @@ from fedstrata.deploy import keys
 from fedstrata.deploy.authority import Authority
 from fedstrata.remote import orders, site_registry, site_server
 from fedstrata.remote.credentials import Credentials
-from fedstrata.remote.orders import Order, RunControl, StoppedError, give_order
+from fedstrata.remote.orders import OperatorOrder, RunControl, StoppedError, give_order
 from fedstrata.remote.protocol import split
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_registry import recorded
@@ -220,11 +220,11 @@ def test_an_operator_pauses_a_run_and_lets_it_go_on(federation, tmp_path, monkey
     own = shutil.copytree(federation, tmp_path / "keys")
     roll = Authority.open(own).add_operator("ann")
     path, ann = tmp_path / orders.FILE, orders.operator_key(own / "operators/ann")
-    give_order(path, Order.of("stop", "7", "ann", None))  # not signed
-    give_order(path, Order.of("stop", "7", "bob", ann[1]))  # no operator
-    give_order(path, Order.of("stop", "8", *ann))  # to another run
-    give_order(path, Order.of("pause", "7", *ann))
-    monkeypatch.setattr(orders, "sleep", lambda _: give_order(path, Order.of("continue", "7", *ann)))
+    give_order(path, OperatorOrder.of("stop", "7", "ann", None))  # not signed
+    give_order(path, OperatorOrder.of("stop", "7", "bob", ann[1]))  # no operator
+    give_order(path, OperatorOrder.of("stop", "8", *ann))  # to another run
+    give_order(path, OperatorOrder.of("pause", "7", *ann))
+    monkeypatch.setattr(orders, "sleep", lambda _: give_order(path, OperatorOrder.of("continue", "7", *ann)))
     run = play(Here(hosts(SMALL)), tmp_path / "run", SMALL, control=RunControl(path, "7", lambda: roll))
     assert [e["why"] for e in events(run, "paused", "continued")] == [
         "operator ann paused it",
@@ -238,7 +238,7 @@ def test_an_operator_stops_a_run_that_can_be_resumed(tmp_path):
 
     def stop(event):
         if event["event"] == "round":
-            give_order(path, Order.of("stop", "7", "ann", None))
+            give_order(path, OperatorOrder.of("stop", "7", "ann", None))
 
     with pytest.raises(StoppedError, match="operator ann stopped the run"):
         play(Here(hosts(SMALL)), tmp_path / "run", SMALL, control=control, watch=stop)

@@ -106,7 +106,7 @@ def order(there: FederationServer, action: Action, run: str, operator: Path | No
 
     from fedstrata.deploy.keys import refuse_readable
     from fedstrata.deploy.run_queue import find, roll_of
-    from fedstrata.remote.orders import FILE, Order, give_order, operator_key
+    from fedstrata.remote.orders import FILE, OperatorOrder, give_order, operator_key
 
     ticket, roll = find(there.folder, run), roll_of(there)
     if roll is not None and operator is None:
@@ -114,9 +114,9 @@ def order(there: FederationServer, action: Action, run: str, operator: Path | No
     if operator is not None and roll is not None:
         name, identity = operator_key(operator)
         refuse_readable(operator / "identity.json")
-        said = Order.of(action, ticket.id, name, identity)
+        said = OperatorOrder.of(action, ticket.id, name, identity)
     else:
-        said = Order.of(action, ticket.id, getpass.getuser(), None)
+        said = OperatorOrder.of(action, ticket.id, getpass.getuser(), None)
     if not said.counts(roll):
         known = ", ".join(sorted(roll.operators)) if roll is not None else ""
         raise RequestError(f"{said.operator} is no operator on the server's roll; operators: {known or 'none'}")

@@ -29,7 +29,7 @@ from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.keys import expiring
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
-from fedstrata.deploy.site_reporter import Reporter
+from fedstrata.deploy.site_reporter import SiteReporter
 from fedstrata.privacy.enclave.launch import Setting
 from fedstrata.remote.policy.resources import environment
 from fedstrata.remote.policy.rules import SitePolicy
@@ -134,7 +134,7 @@ def attend(client: FederationClient, say: Say) -> None:
         for line in () if client.keys is None else expiring(client.keys):
             say(f"WARNING: {line}")
         _start_site(client, household, socket, say)
-        reporter = Reporter(client.site, client.server, client.keys, folder, socket, say)
+        reporter = SiteReporter(client.site, client.server, client.keys, folder, socket, say)
         _connect(client, household, socket, say)
         try:
             while (gone := household.gone()) is None:

@@ -12,7 +12,7 @@ from fedstrata.core.events import FAULTS, describe_fault
 from fedstrata.deploy import keys
 from fedstrata.deploy.run_queue import Ticket, control_of, tickets
 from fedstrata.deploy.server import FederationServer
-from fedstrata.deploy.site_reports import Condition, clock, conditions
+from fedstrata.deploy.site_reports import SiteCondition, clock, conditions
 from fedstrata.deploy.status import contributed
 from fedstrata.remote.waiting_note import read_waiting
 from fedstrata.runs.folder import Run
@@ -25,7 +25,7 @@ class SiteRow:
     """One site."""
 
     site: str
-    condition: Condition | None  # None: it has never said anything
+    condition: SiteCondition | None  # None: it has never said anything
     given: Mapping[str, Any] | None  # to the run that goes on, or was the last
 
 

@@ -47,7 +47,7 @@ class RevokedError(RequestError):
 
 
 @dataclass
-class Reporter:
+class SiteReporter:
     """Tells one server of one site."""
 
     site: str

@@ -88,7 +88,7 @@ def read_reports(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Condition:
+class SiteCondition:
     """How a site is doing, as far as it is known here."""
 
     state: str  # one of STATES, or AWAY
@@ -101,14 +101,14 @@ class Condition:
         return f"{self.state}{f' ({self.about})' if self.about else ''} since {clock(self.since)}"
 
 
-def conditions(folder: Path, now: float | None = None) -> dict[str, Condition]:
+def conditions(folder: Path, now: float | None = None) -> dict[str, SiteCondition]:
     """Return how sites are doing that ever said anything; who falls silent is away from his last word on."""
     now, found = now or time.time(), {}
     for site, told in read_reports(folder).items():
         away = told["state"] == LEFT or _late(told, now)
         why = "its owner stopped it" if told["state"] == LEFT else "it fell silent" if away else told["about"]
         since = told["at"] if away else told["since"]
-        found[site] = Condition(AWAY if away else told["state"], since, why, told["at"])
+        found[site] = SiteCondition(AWAY if away else told["state"], since, why, told["at"])
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstrata.deploy import flower
 from fedstrata.deploy.server import FederationServer
-from fedstrata.deploy.site_reports import AWAY, Condition, clock, conditions
+from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock, conditions
 from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run
 
@@ -35,7 +35,7 @@ def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, A
     return sorted(rows, key=lambda row: (row["site"] is None, str(row["site"])))
 
 
-def _said(row: dict[str, Any], how: Condition | None) -> dict[str, Any]:
+def _said(row: dict[str, Any], how: SiteCondition | None) -> dict[str, Any]:
     """Add what a site says of itself; one that fell silent is away, whatever Flower still believes."""
     if how is None:
         return row | SILENT

@@ -34,7 +34,7 @@ class StoppedError(FedstrataError):
 
 
 @dataclass(frozen=True)
-class Order:
+class OperatorOrder:
     """One word of an operator."""
 
     action: Action
@@ -44,7 +44,7 @@ class Order:
     signature: str = ""
 
     @classmethod
-    def of(cls, action: Action, run: str, operator: str, identity: Identity | None) -> Order:
+    def of(cls, action: Action, run: str, operator: str, identity: Identity | None) -> OperatorOrder:
         """Say something now; None: without keys."""
         order = cls(action, run, operator, datetime.now(UTC).isoformat(timespec="milliseconds"))
         return order if identity is None else replace(order, signature=identity.sign(order._body()).hex())
@@ -64,14 +64,14 @@ class Order:
         return b"fedstrata order\n" + json.dumps([self.action, self.run, self.operator, self.at]).encode()
 
 
-def give_order(path: Path, order: Order) -> None:
+def give_order(path: Path, order: OperatorOrder) -> None:
     """Add a word to the file."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(handle, "ab") as file:
         file.write(json.dumps(asdict(order)).encode() + b"\n")
 
 
-def read_orders(path: Path, run: str, roll: Roll | None) -> list[Order]:
+def read_orders(path: Path, run: str, roll: Roll | None) -> list[OperatorOrder]:
     """Return what was said to a run and counts, the oldest first."""
     try:
         lines = path.read_bytes().splitlines()
@@ -89,13 +89,13 @@ class RunControl:
     run: str
     roll: Callable[[], Roll | None]
 
-    def latest(self, *actions: Action) -> Order | None:
+    def latest(self, *actions: Action) -> OperatorOrder | None:
         """Return the latest of some words."""
         return next((o for o in reversed(read_orders(self.path, self.run, self.roll())) if o.action in actions), None)
 
     def heed(self, note: Callable[..., Any]) -> None:
         """Stop or pause here, if an operator said so; pauses and their ends are events."""
-        paused: Order | None = None
+        paused: OperatorOrder | None = None
         while True:
             if (stop := self.latest("stop")) is not None:
                 raise StoppedError(f"operator {stop.operator} stopped the run; it can be resumed")
@@ -125,9 +125,9 @@ def operator_key(folder: Path) -> tuple[str, Identity]:
         ) from None
 
 
-def _read(line: bytes) -> Order | None:
+def _read(line: bytes) -> OperatorOrder | None:
     try:
-        order = Order(**json.loads(line))
+        order = OperatorOrder(**json.loads(line))
     except (ValueError, TypeError):
         return None
     return order if order.action in get_args(Action) else None

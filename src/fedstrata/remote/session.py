@@ -50,8 +50,8 @@ from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, event_of
 from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.joining_sites import JoiningSites, closed_because
 from fedstrata.remote.kept_sums import KeptSums
-from fedstrata.remote.newcomers import Newcomers, closed_because
 from fedstrata.remote.orders import RunControl
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
 from fedstrata.remote.protocol_version import PROTOCOL
@@ -211,7 +211,7 @@ class SiteClients:
         assert federation is not None
         refused = {str(fields["site"]) for kind, fields in self.notes if kind == "site_refused"}
         closed = closed_because(plan, self.experiment)
-        newcomers = Newcomers(site_registry, closed, self.folder, self._greeting, refused)
+        newcomers = JoiningSites(site_registry, closed, self.folder, self._greeting, refused)
 
         def now(round: int) -> ClientInfo:
             nonlocal names

@@ -35,7 +35,7 @@ def closed_because(plan: Plan, experiment: Experiment) -> str | None:
 
 
 @dataclass
-class Newcomers:
+class JoiningSites:
     """Looks for sites that no client is yet, and lets them in; `closed` is why it does not."""
 
     registry: SiteRegistry
