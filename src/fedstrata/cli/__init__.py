@@ -13,12 +13,14 @@ from fedstrata.cli import (
     backup,
     board,
     compare,
+    console,
     data,
     deploy,
     evaluate,
     export,
     fetch,
     inspect,
+    keys,
     owner,
     package,
     predict,
@@ -48,6 +50,8 @@ app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("board")(board.board)
 app.add_typer(data.app, name="data")
+deploy.app.add_typer(keys.app, name="keys")
+deploy.app.add_typer(console.app, name="console")
 deploy.app.command("approve")(owner.approve)
 deploy.app.command("audit")(owner.audit)
 deploy.app.command("fetch")(fetch.fetch)

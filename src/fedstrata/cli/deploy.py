@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,26 +50,6 @@ def refuse_windows() -> None:
 
 
 @app.command()
-def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the keys.")],
-    sites: Annotated[str, typer.Option(metavar="A,B,C", help="Names of the sites.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME_OR_IP", help="What sites call the server; may be given several times."),
-    ] = None,
-) -> None:
-    """Make the keys of a federation: certificates for the server, a key for every site."""
-    from fedstrata.deploy.keys import make
-
-    names = [name.strip() for name in sites.split(",") if name.strip()]
-    make(folder, names, host or [])
-    print(f"{folder}/server    belongs on the server's machine")
-    for name in sorted(names):
-        print(f"{folder}/sites/{name}    belongs to site {name}, and to nobody else")
-    print(f"{folder}/ca    stays here; nobody needs it to run anything")
-
-
-@app.command()
 def server(
     keys: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder `server` that `deploy keys` made.")
@@ -87,6 +68,9 @@ def server(
     ] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
+    approve_runs: Annotated[
+        bool, typer.Option("--approve-runs", help="Let no run begin before an operator has approved it.")
+    ] = False,
     insecure: Insecure = False,
 ) -> None:
     """Start the server of a federation, and keep it until Ctrl-C."""
@@ -104,6 +88,7 @@ def server(
         public=public or public_name(host, names),
         keys=None if folder is None else str(folder),
         one_port=stream_port is None,
+        approval=approve_runs,
     )
     if metrics_port is not None:
         figures = metrics.ServerFigures(state.private(asked.folder), lambda: len(asked.nodes()))
@@ -229,6 +214,7 @@ def run(
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import flower, submit
     from fedstrata.deploy.processes import undisturbed
+    from fedstrata.deploy.run_queue import turn
     from fedstrata.deploy.server import found
     from fedstrata.runs.folder import Run
     from fedstrata.runs.progress import reporter
@@ -243,7 +229,7 @@ def run(
     if sites is None and resume is None:
         raise RequestError("--sites is required: how many sites to wait for")
     flower.required()
-    there = found(server)
+    there = found(server, _say)
     how = {"wait": wait, "deadline": deadline, "stream": stream}
     if resume is not None:
         asked = submit.again(there, resume, sites, **how)
@@ -252,8 +238,9 @@ def run(
     stop_cleanly()
     progress, number, say = reporter(quiet), None, (lambda _: None) if quiet else _say
     try:
-        with submit.submitted(asked) as number:
-            say(f"run {number} waits for {'1 site' if sites == 1 else f'{asked.sites} sites'}; folder: {asked.path}")
+        with turn(asked, say) as ticket, submit.submitted(replace(asked, ticket=ticket.id)) as number:
+            wanted = "1 site" if asked.sites == 1 else f"{asked.sites} sites"
+            say(f"run {ticket.number} waits for {wanted}; folder: {asked.path}")
             done = submit.follow(asked, number, progress, say)
     except KeyboardInterrupt:
         progress.close()
@@ -281,6 +268,9 @@ def status(
 ) -> None:
     """Say which sites are up, when they were last heard of, and what they contributed to a run."""
     from fedstrata.deploy import flower
+    from fedstrata.deploy.keys import expiring
+    from fedstrata.deploy.overview import run_state, waits_for
+    from fedstrata.deploy.run_queue import tickets
     from fedstrata.deploy.server import found
     from fedstrata.deploy.status import sites
 
@@ -288,14 +278,22 @@ def status(
     there = found(server)
     folder = folder or there.latest()
     rows = sites(there, folder)
+    waiting, warnings = waits_for(there.folder, None), [] if there.keys is None else expiring(Path(there.keys))
     if as_json:
-        print(json.dumps({"sites": rows, "run_dir": None if folder is None else str(folder)}))
+        told = {"sites": rows, "run_dir": None if folder is None else str(folder)}
+        print(json.dumps({**told, "queue": [asdict(t) for t in tickets(there.folder)], "waiting": waiting}))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "state", "last contact", *(("samples", "rounds", "last round", "refused") if folder else ())):
+    for title in (
+        "site",
+        "state",
+        "since",
+        "last contact",
+        *(("samples", "rounds", "last round", "refused") if folder else ()),
+    ):
         table.add_column(title, no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row, folder is not None))
@@ -303,13 +301,21 @@ def status(
     print(f"{sum(row['up'] is True for row in rows)} of {sum(row['up'] is not None for row in rows)} sites are up")
     if folder is not None:
         print(f"what they contributed is that to {folder}")
+    for row in rows:
+        if row["about"]:
+            print(f"site {row['site']}: {row['state']}: {row['about']}")
+    for ticket in tickets(there.folder):
+        print(f"{ticket.words}: {run_state(there, ticket)}")
+    for line in warnings:
+        print(f"WARNING: {line}")
 
 
 def _cells(row: dict[str, Any], given: bool) -> list[str]:
     state = {True: "up", False: "down", None: "-"}[row["up"]]
     shown = [
         row["site"] or f"node {row['node']}",
-        state,
+        row["state"] or state,
+        row["since"] or "-",
         row["last_contact"] or ("-" if row["up"] is None else "never"),
     ]
     if given:

@@ -24,13 +24,17 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
+from fedstrata import __version__
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
+from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command
 from fedstrata.deploy.long_poll import App, LongPoll, Receive, Scope, Send
 from fedstrata.deploy.model_shelf import MODELS, ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys
 from fedstrata.deploy.one_port import serve_on_one_port
 from fedstrata.deploy.run_launcher import RunLauncher
+from fedstrata.deploy.site_reports import ReportBook, SiteReport
+from fedstrata.remote.protocol_version import PROTOCOL
 
 FLEET = "/v1/fleet/"
 HEALTH = "/health"
@@ -41,6 +45,11 @@ SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
 STREAM = "FEDSTRATA_STREAM_PORT"  # the port on loopback to which streams are passed on; without it they have their own
 FAREWELL = 2  # seconds in which requests under way are ended, when the server is
+
+VERSIONS = (
+    (site_reports.VERSION.encode(), __version__.encode()),
+    (site_reports.PROTOCOL.encode(), str(PROTOCOL).encode()),
+)
 
 
 def own_names(*more: str) -> frozenset[str]:
@@ -55,6 +64,7 @@ class Gate:
     app: App
     keys: KnownKeys | None = None  # of the sites that may connect; None: insecure
     names: frozenset[str] = field(default_factory=own_names)  # of this machine, as its own callers know it
+    reports: ReportBook | None = None  # what sites say of themselves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -65,7 +75,8 @@ class Gate:
         elif (status := self.refusal(scope)) is None:
             await self.app(scope, _awake(receive), send)
         else:  # and what else the caller sends is not read
-            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+            headers = [(b"connection", b"close"), *(VERSIONS if scope["path"] == site_reports.PATH else ())]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
 
     def refusal(self, scope: Scope) -> int | None:
@@ -78,6 +89,8 @@ class Gate:
         fleet = path.startswith((FLEET, MODELS))  # what node keys guard
         if path == GATE:
             return 204
+        if path == site_reports.PATH:
+            return self._hear(headers)
         if path != HEALTH and not fleet and not from_here(scope):
             return 404
         if any(name in headers for name in BROWSERS) or not (self._named(headers) or self._of_site(scope)):
@@ -85,6 +98,16 @@ class Gate:
         if fleet and self.keys is not None and not self.keys.signed(headers):
             return 404  # upon 401 and 403 a SuperNode would leave without a word
         return None if not fleet else too_long(headers)
+
+    def _hear(self, headers: Mapping[str, str]) -> int:
+        """Take in what a site says of itself; with keys, of itself alone."""
+        report = SiteReport.read(headers.get(site_reports.HEADER, ""))
+        if report is None or any(name in headers for name in BROWSERS) or self.reports is None:
+            return 404
+        if self.keys is not None and self.keys.signer(headers) != report.site:
+            return 404
+        self.reports.take(report)
+        return 204
 
     def _named(self, headers: Mapping[str, str]) -> bool:
         """Say whether the caller calls us by an address, which no other name can stand for, or by one of our names."""
@@ -159,6 +182,7 @@ def main() -> None:
     secure = "--enable-supernode-auth" in words
     database = Path(words[words.index("--database") + 1])
     keys = KnownKeys(database.with_name(NODES)) if secure else None
+    reports = ReportBook(database.with_name(site_reports.FILE))
     names = own_names(words[words.index("--host") + 1])
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
 
@@ -173,9 +197,9 @@ def main() -> None:
         shelf = ModelShelf(LongPoll(runs), database.parent, signer)
         options |= limits | {"proxy_headers": False}  # nobody says where he is from
         if stream := os.environ.get(STREAM):
-            serve_on_one_port(uvicorn, Gate(shelf, keys, names), int(stream), **options)
+            serve_on_one_port(uvicorn, Gate(shelf, keys, names, reports), int(stream), **options)
         else:
-            serve(Gate(shelf, keys, names), **options)
+            serve(Gate(shelf, keys, names, reports), **options)
 
     uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")

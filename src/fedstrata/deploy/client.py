@@ -32,11 +32,13 @@ from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.keys import expiring
 from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.metrics import SiteFigures, serve_metrics
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
 from fedstrata.deploy.site_on_demand import REST, SiteOnDemand
+from fedstrata.deploy.site_reporter import SiteReporter
 from fedstrata.remote.site_socket import LONGEST_PATH, Door
 
 if TYPE_CHECKING:
@@ -191,21 +193,30 @@ def attend(client: CheckedClient, say: Say) -> None:
         if client.keys is None:
             say(INSECURE)
         _reach(client, say)
-        site = on_demand(client, household, socket.with_name("process"))
+        for line in () if client.keys is None else expiring(client.keys):
+            say(f"WARNING: {line}")
+        process = socket.with_name("process")
+        site = on_demand(client, household, process)
         if client.metrics_port is not None:
             serve_metrics(SiteFigures(folder, lambda: site.awake), client.metrics_port, client.metrics_host)
         keep_log(folder, site=client.site, server=client.server)
         note("site_started", version=__version__, keys=client.keys is not None, data=client.told["data"]["data"])
         _load(client, site, household, say)
-        with Door(site.answer, socket):
-            _connect(client, household, socket, say)
-            note("site_connected")
-            while (gone := household.gone()) is None:
-                site.turn()
-                cut_printed(folder)
-                time.sleep(0.5)
-        note("site_ended_by_itself", logging.ERROR, what=gone)
-        raise _ended(client, gone)
+        reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
+        try:
+            with Door(site.answer, socket):
+                _connect(client, household, socket, say)
+                note("site_connected")
+                while (gone := household.gone()) is None:
+                    site.turn()
+                    reporter.turn()
+                    cut_printed(folder)
+                    time.sleep(0.5)
+            note("site_ended_by_itself", logging.ERROR, what=gone)
+            reporter.check_known()  # a server that shut the site out is the reason, whatever Flower says
+            raise _ended(client, gone)
+        finally:
+            reporter.leave()
     finally:
         household.close()
         shutil.rmtree(private, ignore_errors=True)

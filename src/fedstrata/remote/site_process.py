@@ -22,6 +22,7 @@ from fedstrata.remote.policy.resources import keep_to
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.site_socket import serve
+from fedstrata.remote.site_state import StatedAnswer
 from fedstrata.remote.source import source
 
 
@@ -39,12 +40,12 @@ def main(path: str) -> None:
         return source(table["data"], int(table.get("seed", 0)), part)
 
     load()  # what is wrong with it should be said now
-    credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]))
     folder = None if config.get("state") is None else Path(config["state"])
     if folder is not None:
         log_to(folder / "log.jsonl", site=config["site"], server=config["server"])
+    credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]), kept=folder)
     host = Host(config["site"], load, credentials, folder, policy, Setting(**config["enclave"]))
-    serve(with_stream(host.answer, policy.check_server), Path(config["socket"]))
+    serve(StatedAnswer(with_stream(host.answer, policy.check_server), host.state), Path(config["socket"]))
 
 
 def log_to(path: Path, **always: str) -> None:

@@ -51,7 +51,8 @@ def run_session(
     if client_states is None:
         log_start(session, journal.log)
         journal.warn_of_model()
-    engine = session.start_engine(journal.log)
+    log = journal.log if session.remote is None else session.remote.without_repeats(journal.log)
+    engine = session.start_engine(log)
     try:
         if client_states is None:
             save(state)
@@ -61,7 +62,7 @@ def run_session(
         evaluate = keep_best(session.make_evaluator(engine.device), state, experiment.train.evaluate.best)
         stopping = replace(session.stopping, asked=journal.why_stop)
         with keeping_to(cores() if experiment.engine.workers == "auto" else experiment.engine.workers), one_thread():
-            run(session.plan, client_info, engine, state, evaluate, stopping, journal.log, save)
+            run(session.plan, client_info, engine, state, evaluate, stopping, log, save)
     finally:
         engine.close()
         session.private.close()

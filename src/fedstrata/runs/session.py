@@ -47,6 +47,9 @@ class RemoteClients(Protocol):
     def with_attendance(self, client_info: ClientInfo, plan: Plan) -> ClientInfo:
         """Return what is known of them with who is there."""
 
+    def without_repeats(self, log: Log) -> Log:
+        """Return a log that does not say again and again what an event has said."""
+
     def start_engine(self, plan: Plan, log: Log) -> Engine:
         """Return what carries tasks to them."""
 
