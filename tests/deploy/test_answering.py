@@ -33,11 +33,7 @@ def test_an_app_answers_every_message_once_and_the_reply_is_sent(node, monkeypat
 
     setattr(node, answering.PUSH, lambda **ways: sent.extend(state.get_messages_legacy(is_reply=True)))
     answering.answer_here(node, app)
-    for name, number in (
-        ("_run_id", 5),
-        ("_node_id", 1),
-        ("_task_id", 9),
-    ):  # the server writes the message
+    for name, number in (("_run_id", 5), ("_node_id", 1), ("_task_id", 9)):  # of the server's side
         monkeypatch.setattr(TaskIdentity, name, number)
     asked = Message(node.RecordDict({"said": ConfigRecord({"word": "hello"})}), 7, "train")
     monkeypatch.undo()
