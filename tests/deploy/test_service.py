@@ -66,7 +66,7 @@ def test_every_site_gets_one_archive_with_its_own_keys_and_nobody_elses(packed, 
         assert stat.S_IMODE((root / "keys/node.key").stat().st_mode) == 0o600
         told = tomllib.loads((root / "data.toml").read_text())["data"]
         assert told == {"name": "own", "path": "/data/patients.csv", "label": "kind of it"}
-    assert (packed / "fedstrata-server/keys/nodes/a.pub").exists()
+    assert "a" in json.loads((packed / "fedstrata-server/keys/roll.json").read_text())["nodes"]
 
 
 def test_the_start_script_says_what_to_start(packed, tmp_path):

@@ -116,8 +116,6 @@ def _filled(name: str, words: Sequence[str], metrics: int | None, ports: str) ->
         "data_mount": "" if ports else "            - { name: data, mountPath: /data, readOnly: true }\n",
         "data_volume": "" if ports else "        - { name: data, hostPath: { path: /srv/fedstrata-data } }\n",
         "container_port": f"          ports: [{{ containerPort: {ports} }}]\n" if ports else "",
-        "more_keys": " --from-file=keys/nodes/" if ports else "",
-        "arrange": "&& mkdir /keys/nodes && mv /keys/*.pub /keys/nodes/ " if ports else "",
         "config": "" if ports else "data.toml site.toml ",
         "own": _read("server.md" if ports else "site.md").replace("NAME", name),
     }
