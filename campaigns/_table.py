@@ -18,6 +18,7 @@ class Row:
     tried: int = 0
     survived: int = 0
     examples: list[str] = field(default_factory=list)  # of what was lost: how it failed, and how to see it again
+    figures: dict[str, float] = field(default_factory=dict)  # what was measured, with its unit in its name
 
     @property
     def lost(self) -> int:
@@ -47,5 +48,7 @@ def show(rows: Sequence[Row]) -> None:
     for row in (*rows, total):
         print(f"{row.name:{width}}  {row.tried:9,} {row.survived:9,} {row.lost:6,}")
     for row in rows:
+        for name, value in row.figures.items():
+            print(f"{row.name}: {name} {value:,.4g}")
         for example in row.examples:
             print(f"{row.name}: {example}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.remote.protocol import PendingError, PolicyError
 
 Word = Literal["asked", "approved", "refused"]
@@ -76,7 +76,7 @@ class Approvals:
         waiting = [other for other in self.all() if other.word == "asked"]
         if len(waiting) >= MOST:
             raise PolicyError(f"{MOST} runs wait for the word of its owner already")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder, 0o700)
         self._write(proposal)
         return proposal
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import sync_folder
 
 FIRST = "0" * 64  # what the first line calls the one before it
 BLOCK = 1 << 20  # bytes that are read at once, from the end
@@ -34,6 +35,7 @@ class AuditLog:
         self._number, self._newest, self._synced, self._file = 0, FIRST, 0.0, -1
         if path is not None:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            sync_folder(path.parent)  # its name, too, survives a power cut
             self._mend()
             last = next(self.newest_first(), None)
             if last is not None:

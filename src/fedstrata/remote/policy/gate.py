@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.travel import from_server, to_sites
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import make_folder
 from fedstrata.privacy.accounting import Accountant, library
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
@@ -47,7 +48,7 @@ class PolicyGate:
         if self.policy.approval == "ask" and folder is None:
             raise RequestError('approval = "ask" needs a folder for the word of the site\'s owner')
         if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, 0o700)
         self._audit = AuditLog(None if folder is None else folder / AUDIT)
         self._approvals = None if folder is None else Approvals(folder / RUNS)
         self._hours = [Hours.read(text) for text in self.policy.hours or ()]
