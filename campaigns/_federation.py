@@ -16,6 +16,7 @@ from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.source import only
 from fedstrata.runs.folder import Run
+from fedstrata.runs.journal import Watch
 
 SMALL = {
     "data.clients": 4,
@@ -79,9 +80,14 @@ class Direct:
 
 
 def play_at_sites(
-    transport: Any, overrides: Mapping[str, Any], out: Path, sites: int, credentials: Credentials | None = None
+    transport: Any,
+    overrides: Mapping[str, Any],
+    out: Path,
+    sites: int,
+    credentials: Credentials | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Begin a run at sites, or go on with it."""
     resumed = (out / "experiment.toml").exists()
     experiment = Experiment.of(None, **{**SMALL, **overrides})
-    return run_at_sites(transport, experiment, out, sites, resumed, credentials=credentials)
+    return run_at_sites(transport, experiment, out, sites, resumed, credentials=credentials, watch=watch)

@@ -7,22 +7,25 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
+from campaigns._clock import in_time
 from campaigns._table import Row
 from fedstrata.runs.folder import Run
 from fedstrata.runs.training import train
 
 TESTS = Path(__file__).parents[1] / "tests"  # whose federation of real processes this is
-KILLS = 1  # of each
-ROUNDS = 8
+KILLS = 10  # of each
+ROUNDS = 24
+INTERNET = (socket.AF_INET, socket.AF_INET6)
 PIDFD_GETFD = 438  # the system call that borrows a socket of another process
 ASKED = {
     "data.clients": 3,
@@ -38,33 +41,30 @@ ASKED = {
 }
 
 
-def crashed_over_flower(folder: Path, quick: bool) -> list[Row]:
-    """Return a row for each of the three; a quick campaign leaves that to the tests of real sites."""
+def crashed_over_flower(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give a row for each of the three; a quick campaign leaves that to the tests of real sites."""
     if quick or find_spec("flwr") is None:
-        return []
+        return
     sys.path += [str(TESTS), str(TESTS / "sites")]
     from staging import Federation  # noqa: PLC0415 - a module of the tests
 
-    folder.mkdir()
     os.environ |= {"FEDSTRATA_STATE": str(folder / "state"), "FEDSTRATA_WISHES": str(folder / "wishes")}
     whole = train(overrides=ASKED, out=folder / "whole", progress=False)
-    federation, rows = Federation(folder), []
+    federation, rng = Federation(folder), Random("over Flower")
     try:
         federation.start()
-        for what, kill in {"server": _kill_server, "stream": _break_stream, "site": _kill_site}.items():
-            row, rng = Row(f"over Flower: {what}"), Random(what)
-            for number in range(KILLS):
-                federation.mend()
-                row.note(_attempt(federation, folder / f"{what}-{number}", whole, kill, rng))
-            rows.append(row)
+        rows = {what: Row(f"over Flower: {what}") for what in WAYS}
+        for number, what in in_time(product(range(KILLS), WAYS)):
+            federation.mend()
+            rows[what].note(_attempt(federation, folder / f"{what}-{number}", whole, WAYS[what], rng))
+        yield from rows.values()
     finally:
         federation.close()
-    return rows
 
 
 def _attempt(federation: Any, out: Path, whole: Run, kill: Callable[..., str | None], rng: Random) -> str | None:
     """Disturb a run at a moment that is drawn; give what went wrong."""
-    at, later = rng.randint(1, ROUNDS - 2), rng.random() * 0.3
+    at, later = rng.randint(1, ROUNDS // 2), rng.random() * 0.2
     where = f"{out.name}, {later:.2f} s after round {at}"
     try:
         with federation.playing(out, ASKED, stream=True) as run:
@@ -77,7 +77,7 @@ def _attempt(federation: Any, out: Path, whole: Run, kill: Callable[..., str | N
 
 
 def _kill_server(federation: Any, run: Any, whole: Run) -> str | None:
-    """It goes on from its checkpoint, with the sites that waited for it."""
+    """Kill all of it; it goes on from its checkpoint, with the sites that waited for it."""
     federation.commands["server"].kill()
     federation.start_server()
     if not run.over():
@@ -86,16 +86,14 @@ def _kill_server(federation: Any, run: Any, whole: Run) -> str | None:
 
 
 def _break_stream(federation: Any, run: Any, whole: Run) -> str | None:
-    """The connection of a site is cut; it comes back, and nothing is done twice."""
+    """Cut the connection of a site; it comes back, and nothing is done twice."""
     cut = _cut_connections(federation, "b")
     done = run.ends()
-    if not cut and not any(event["event"] == "round" and event["round"] == ROUNDS for event in done.events()):
-        return "there was no connection to cut"
-    return _other(done, whole)
+    return _other(done, whole) if cut else "there was no connection to cut"
 
 
 def _kill_site(federation: Any, run: Any, whole: Run) -> str | None:
-    """The others go on without it, and every round without it says so."""
+    """Kill who holds the data; the others go on, and every round without it says so."""
     federation.commands["b"].kill_site()
     done = run.ends()
     events = done.events()
@@ -134,7 +132,7 @@ def _cut(process: int, number: int, port: int) -> bool:
         return False
     try:
         with socket.socket(fileno=copy) as connection:
-            if connection.getpeername()[1] != port:
+            if connection.family not in INTERNET or connection.getpeername()[1] != port:
                 return False
             connection.shutdown(socket.SHUT_RDWR)
             return True
@@ -142,3 +140,6 @@ def _cut(process: int, number: int, port: int) -> bool:
         with suppress(OSError):
             os.close(copy)
         return False
+
+
+WAYS = {"server": _kill_server, "stream": _break_stream, "site": _kill_site}

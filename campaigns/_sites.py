@@ -45,7 +45,7 @@ def crashed_sites(folder: Path, quick: bool) -> Iterator[Row]:
         calls = int(play(notes, go_at_sites, disk, overrides, folder / "keys", disk=Disk(disk, "count", 0)).said)
         for death in DEATHS:
             row = Row(f"{name}: {death}")
-            for at in some_calls(calls, quick, every=3):
+            for at in some_calls(calls, quick, every=12):
                 shutil.rmtree(disk)
                 given.unlink(missing_ok=True)
                 dies = Disk(disk, death, at, disk / "run")

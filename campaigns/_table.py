@@ -33,11 +33,14 @@ class Row:
             self.examples.append(problem)
 
 
-def store(name: str, command: str, rows: Sequence[Row]) -> None:
-    """Write the table, with the command that makes it."""
+def store(name: str, command: str, rows: Sequence[Row], whole: bool = True) -> None:
+    """Write the table, with the command that makes it; where it is not all of it, other rows stay as they are."""
     RESULTS.mkdir(exist_ok=True)
-    table = {"command": command, "rows": [{**asdict(row), "lost": row.lost} for row in rows]}
-    (RESULTS / f"{name}.json").write_text(json.dumps(table, indent=1) + "\n")
+    file, new = RESULTS / f"{name}.json", [{**asdict(row), "lost": row.lost} for row in rows]
+    names = {row["name"] for row in new}
+    kept = [] if whole or not file.exists() else json.loads(file.read_text())["rows"]
+    table = {"command": command, "rows": [row for row in kept if row["name"] not in names] + new}
+    file.write_text(json.dumps(table, indent=1) + "\n")
 
 
 def show(rows: Sequence[Row]) -> None:

@@ -23,25 +23,23 @@ from campaigns._table import Row
 from fedstrata.runs.folder import Run
 
 DEATHS: Sequence[How] = ("kill", "torn", "power")
-AGAIN = "fedcda, models of clients in files"  # is also killed while it goes on
+AGAIN = "fedcda, models of clients in files"  # is killed at every call, and while it goes on
+SPREAD = 8  # the others at every eighth
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play, tell, and store."""
-    return command(crash, arguments)
+    return command("crash", PARTS, arguments, __doc__)
 
 
-def crash(folder: Path, quick: bool) -> list[Row]:
-    """Return a row a kind of run and of death."""
-    rows = []
+def local(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give a row a kind of run and of death."""
     for number, (name, overrides) in enumerate(SUBJECTS.items()):
-        rows += _local(folder / str(number), name, overrides, quick)
-    rows += _again(folder / "again", AGAIN, SUBJECTS[AGAIN], quick)
-    rows += crashed_sites(folder / "sites", quick)
-    return rows + crashed_over_flower(folder / "flower", quick)
+        yield from _killed(folder / str(number), name, overrides, quick)
+    yield from _killed_again(folder / "again", AGAIN, SUBJECTS[AGAIN], quick)
 
 
-def _local(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
+def _killed(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
     """Kill a run from its beginning on."""
     folder.mkdir()
     whole, run, notes = folder / "whole", folder / "run", folder / "notes"
@@ -49,13 +47,13 @@ def _local(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterat
     expected, calls = outcome(whole), int(counted.said)
     for death in DEATHS:
         row = Row(f"{name}: {death}")
-        for at in some_calls(calls, quick):
+        for at in some_calls(calls, quick, every=1 if (name, death) == (AGAIN, "kill") else SPREAD):
             shutil.rmtree(run, ignore_errors=True)
             row.note(_survives(notes, run, overrides, Disk(run, death, at), expected))
         yield row
 
 
-def _again(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
+def _killed_again(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
     """Kill a run half way, and again at every call with which it goes on."""
     folder.mkdir()
     whole, half, run, notes = folder / "whole", folder / "half", folder / "run", folder / "notes"
@@ -66,7 +64,7 @@ def _again(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterat
     calls = int(play(notes, go, run, overrides, disk=Disk(run, "count", 0)).said)
     for death in DEATHS:
         row = Row(f"{name}, while it goes on: {death}")
-        for at in some_calls(calls, quick):
+        for at in some_calls(calls, quick, SPREAD):
             shutil.rmtree(run)
             shutil.copytree(half, run)
             row.note(_survives(notes, run, overrides, Disk(run, death, at), expected))
@@ -87,3 +85,6 @@ def _survives(notes: Path, run: Path, overrides: Overrides, disk: Disk, expected
     if gone_on.code:
         return f"{where}: it does not go on ({gone_on.words})"
     return None if outcome(run) == expected else f"{where}: it came to something else"
+
+
+PARTS = {"local": local, "sites": crashed_sites, "flower": crashed_over_flower}

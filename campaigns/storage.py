@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 from campaigns._children import REFUSED, play, start, wait
+from campaigns._clock import in_time
 from campaigns._command import command
 from campaigns._faults import Disk, How, some_calls
 from campaigns._subjects import SUBJECTS, Overrides, go, outcome
@@ -23,20 +24,32 @@ from fedstrata.core.errors import FedstrataError
 
 ALL = "fedcda, models of clients in files"  # has every kind of file
 FAILURES: Sequence[How] = ("full", "read-only")
-FLIPS, QUICK_FLIPS = 40, 2  # a file
-AT_ONCE, TIMES, QUICK_TIMES = 4, 25, 2  # processes, and how often
+FLIPS = 12  # a file
+FEW = ("CURRENT", "events.jsonl", "experiment.toml")  # of which a quick campaign damages one each
+AT_ONCE, TIMES, QUICK_TIMES = 4, 12, 1  # processes, and how often
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play, tell, and store."""
-    return command(storage, arguments)
+    return command("storage", PARTS, arguments, __doc__)
 
 
-def storage(folder: Path, quick: bool) -> list[Row]:
-    """Return a row a kind of trouble."""
+def refusing(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give a row a way in which a disk takes nothing more."""
     place = Place(folder, ALL)
-    rows = [*_refusing(place, quick), _too_large(place, quick), *_damaged(place, quick), _moved(folder, quick)]
-    return [*rows, *_shared(place, quick)]
+    yield from _failing(place, quick)
+    yield _too_large(place, quick)
+
+
+def damaged(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give a row a kind of damage to the files of a run that was stopped."""
+    yield from _damage(Place(folder, ALL), quick)
+
+
+def elsewhere(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give a row for folders that were moved, and two for those that several processes want."""
+    yield _moved(folder, quick)
+    yield from _shared(Place(folder, ALL), quick)
 
 
 class Place:
@@ -67,10 +80,10 @@ class Place:
 # ---- disks that refuse -----------------------------------------------------------------------------------------------
 
 
-def _refusing(place: Place, quick: bool) -> Iterator[Row]:
+def _failing(place: Place, quick: bool) -> Iterator[Row]:
     for how in FAILURES:
         row = Row(f"the disk is {how}, from a call on")
-        for at in some_calls(place.calls, quick, every=2):
+        for at in some_calls(place.calls, quick, every=8):
             shutil.rmtree(place.run, ignore_errors=True)
             ended = play(place.notes, go, place.run, place.overrides, disk=Disk(place.run, how, at))
             wrong = place.goes_on() if ended.code in (0, REFUSED) else f"it ended otherwise ({ended.words})"
@@ -81,7 +94,7 @@ def _refusing(place: Place, quick: bool) -> Iterator[Row]:
 def _too_large(place: Place, quick: bool) -> Row:
     """Let the system itself cut writes off in the middle."""
     row = Row("no file may be longer, says the system")
-    for size in range(0, 6000, 3000 if quick else 150):
+    for size in in_time(range(0, 6000, 3000 if quick else 300)):
         shutil.rmtree(place.run, ignore_errors=True)
         ended = play(place.notes, go_within, place.run, place.overrides, size)
         wrong = place.goes_on() if ended.code in (0, REFUSED) else f"it ended otherwise ({ended.words})"
@@ -101,14 +114,15 @@ def go_within(path: Path, overrides: Overrides, size: int) -> None:
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
-def _damaged(place: Place, quick: bool) -> Iterator[Row]:
+def _damage(place: Place, quick: bool) -> Iterator[Row]:
     files = [file.relative_to(place.half) for file in sorted(place.half.rglob("*")) if file.is_file()]
+    files = [file for file in files if not quick or file.name in FEW]
     cut, flipped, gone = Row("a file is cut off"), Row("a bit of a file is flipped"), Row("a file is gone")
     for file in files:
         size = (place.half / file).stat().st_size
-        for left in {size // 2} if quick else {0, 1, size // 4, size // 2, size * 3 // 4, max(size - 1, 0)}:
+        for left in {size // 2} if quick else {0, size // 4, size * 3 // 4, max(size - 1, 0)}:
             _try(place, cut, file, lambda data, left=left: data[:left], f"{file} cut to {left} bytes")
-        for number in range(QUICK_FLIPS if quick else FLIPS) if size else ():
+        for number in in_time(range(1 if quick else FLIPS) if size else ()):
             at = Random(f"{file} {number}").randrange(size * 8)
             _try(place, flipped, file, lambda data, at=at: _flip(data, at), f"{file}, bit {at}")
         _try(place, gone, file, lambda data: None, f"{file} gone")
@@ -166,7 +180,7 @@ def _shared(place: Place, quick: bool) -> Iterator[Row]:
     """Let processes begin, or go on, in one folder at the same moment: one does, and the others are told."""
     for what in ("begin", "go on"):
         row = Row(f"{AT_ONCE} processes {what} in one folder at once")
-        for number in range(QUICK_TIMES if quick else TIMES):
+        for number in in_time(range(QUICK_TIMES if quick else TIMES)):
             place.stopped()
             if what == "begin":
                 shutil.rmtree(place.run)
@@ -179,3 +193,6 @@ def _shared(place: Place, quick: bool) -> Iterator[Row]:
             else:
                 row.note((wrong := place.goes_on()) and f"time {number + 1}: {wrong}")
         yield row
+
+
+PARTS = {"refusing": refusing, "damaged": damaged, "elsewhere": elsewhere}

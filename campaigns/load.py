@@ -1,0 +1,189 @@
+"""Does a server bear many sites, and a run many rounds? Memory and time a round, and whether they stay as they are.
+
+1,000 sites, each with data, a model and a connection with TLS of its own, at one server's stream, all in one process.
+10,000 rounds in one process, and 1,000 at sites: memory and processor time a round at the end are those of the
+beginning. Survived are answers that came, and tenths of a run that took no more than its first.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from campaigns._children import play
+from campaigns._command import command
+from campaigns._federation import Direct, make_hosts, play_at_sites
+from campaigns._subjects import SHORT
+from campaigns._table import Row
+from fedstrata.core.threads import one_thread
+from fedstrata.remote.flower.invitation import Invitation
+from fedstrata.runs.training import train
+from fedstrata.testing import tiny_federation
+
+SITES, QUICK_SITES, EXCHANGES = 1000, 20, 5
+ROUNDS, ROUNDS_AT_SITES, QUICK_ROUNDS = 10_000, 1_000, 60
+MORE_TIME, MORE_MEMORY = 1.5, 32.0  # times the first tenth; MB beyond it
+MB = 1 << 20
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play, tell, and store."""
+    return command("load", PARTS, arguments, __doc__)
+
+
+# ---- many sites ------------------------------------------------------------------------------------------------------
+
+
+def many_sites(folder: Path, quick: bool) -> Iterator[Row]:
+    """Let as many sites as there are take part in every round, over the stream."""
+    if find_spec("grpc") is None:
+        return
+    sites, told = QUICK_SITES if quick else SITES, folder / "told"
+    row = Row(f"{sites:,} sites on one stream")
+    ended = play(folder / "notes", play_many, folder / "run", sites, told)
+    if ended.code:
+        row.note(ended.words)
+    else:
+        row.figures = json.loads(told.read_text())
+        row.tried, row.survived = sites * EXCHANGES, int(row.figures.pop("updates"))
+    yield row
+
+
+def play_many(out: Path, sites: int, told: Path) -> None:
+    """Play a few rounds at sites on a stream, and tell how it went."""
+    from fedstrata.remote.flower import stream_site  # noqa: PLC0415 - an extra
+    from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415
+
+    # Sites of one process would share one connection; sites have a process each.
+    stream_site.BACKOFF = (*stream_site.BACKOFF, ("grpc.use_local_subchannel_pool", 1))
+    names, before = [f"site-{i:04}" for i in range(sites)], _memory()
+    hosts = make_hosts(tiny_federation(sites), names, None, None)
+    with_data = _memory()
+    stream = open_stream(Joining(hosts), "127.0.0.1:0", "load", patience=600.0, grace=60.0)
+    try:
+        connected = _memory()
+        asked = {"data.clients": sites, "train.rounds": EXCHANGES, "train.evaluate.every": EXCHANGES}
+        with one_thread():
+            run = play_at_sites(stream, asked, out, sites)
+    finally:
+        stream.close()
+    rounds = [event for event in run.events() if event["event"] == "round"]
+    seconds = [event["wall"]["seconds"] for event in rounds]
+    figures = {
+        "updates": sum(len(step["clients"]) for event in rounds for step in event["steps"]),
+        "seconds a round, training included": statistics.median(seconds),
+        "MB of 1,000 connections": (connected - with_data) * 1000 / sites,
+        "MB in all, at most": _memory(),
+        "MB of the sites themselves": with_data - before,
+    }
+    told.write_text(json.dumps(figures))
+
+
+class Joining:
+    """Brings invitations to sites in this process; each follows one in a thread of the stream's own."""
+
+    longest = 1 << 31
+
+    def __init__(self, hosts: Mapping[str, Any]):
+        self._hosts = hosts
+
+    def names(self) -> list[str]:
+        """Return all of them."""
+        return sorted(self._hosts)
+
+    def exchange(
+        self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
+    ) -> dict[str, bytes]:
+        """Follow one invitation until the stream ends."""
+        from fedstrata.remote.flower.stream_site import StreamSite  # noqa: PLC0415 - an extra
+
+        ((name, request),) = requests.items()
+        return {name: str(StreamSite(Invitation.read(request), self._hosts[name].answer).run()).encode()}
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def _memory() -> float:
+    """Return the most memory that this process has had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB
+
+
+# ---- many rounds -----------------------------------------------------------------------------------------------------
+
+
+def many_rounds(folder: Path, quick: bool) -> Iterator[Row]:
+    """Let runs be long."""
+    for name, work, rounds in (
+        ("in one process", play_long, ROUNDS),
+        ("at four sites", play_long_at_sites, ROUNDS_AT_SITES),
+    ):
+        number, told = QUICK_ROUNDS if quick else rounds, folder / f"{work.__name__}.told"
+        row = Row(f"{number:,} rounds {name}")
+        ended = play(folder / "notes", work, folder / work.__name__, number, told)
+        if ended.code:
+            row.note(ended.words)
+        else:
+            _judge(row, json.loads(told.read_text()), timed=not quick)
+        yield row
+
+
+def play_long(out: Path, rounds: int, told: Path) -> None:
+    """Play so many rounds; tell processor time and memory after each."""
+    seen = Seen()
+    with one_thread():
+        asked = {**SHORT, "train.rounds": rounds, "train.evaluate.every": max(rounds // 20, 1)}
+        train(overrides=asked, federation=tiny_federation(), out=out, watch=seen, progress=False)
+    told.write_text(json.dumps(seen.rounds))
+
+
+def play_long_at_sites(out: Path, rounds: int, told: Path) -> None:
+    """Do the same at sites that keep their audit logs, ledgers and state on disk."""
+    seen, names = Seen(), ["a", "b", "c", "d"]
+    hosts = make_hosts(tiny_federation(4), names, None, out.with_name("sites"))
+    with one_thread():
+        asked = {"method.name": "scaffold", "train.rounds": rounds, "train.evaluate.every": max(rounds // 20, 1)}
+        play_at_sites(Direct(hosts), asked, out, 4, watch=seen)
+    told.write_text(json.dumps(seen.rounds))
+
+
+class Seen:
+    """Notes processor time and memory after every round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[float, float]] = []
+        self._before = time.process_time()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Note a round."""
+        if event["event"] == "round":
+            now, pages = time.process_time(), int(Path("/proc/self/statm").read_text().split()[1])
+            self.rounds.append((now - self._before, pages * resource.getpagesize() / MB))
+            self._before = now
+
+
+def _judge(row: Row, rounds: Sequence[tuple[float, float]], timed: bool) -> None:
+    """Hold every tenth of a run against its first; what clocks say only where the run is long."""
+    size = max(len(rounds) // 10, 1)
+    tenths = [rounds[at : at + size] for at in range(0, size * 10, size)]
+    times = [statistics.median(seconds for seconds, _ in tenth) for tenth in tenths]
+    memory = [max(mb for _, mb in tenth) for tenth in tenths]
+    for number, (seconds, mb) in enumerate(zip(times, memory, strict=True)):
+        slow, large = timed and seconds > MORE_TIME * times[0], mb > memory[0] + MORE_MEMORY
+        why = f"{1000 * seconds:.2f} ms a round after {1000 * times[0]:.2f}, {mb:.0f} MB after {memory[0]:.0f}"
+        row.note(f"tenth {number + 1}: {why}" if slow or large else None)
+    row.figures = {
+        "ms of processor time a round, first tenth": 1000 * times[0],
+        "ms of processor time a round, last tenth": 1000 * times[-1],
+        "MB, first tenth": memory[0],
+        "MB, last tenth": memory[-1],
+    }
+
+
+PARTS = {"sites": many_sites, "rounds": many_rounds}
