@@ -130,7 +130,11 @@ class Run(Predictor):
         """
         if path.is_file():
             raise RequestError(f"{path} is a file; a run needs a folder of its own")
-        begun = {LOCK, "events.jsonl", "experiment.toml.part"}  # what is left of one that was killed before there was anything
+        begun = {
+            LOCK,
+            "events.jsonl",
+            "experiment.toml.part",
+        }  # what is left of one that was killed before there was anything
         if path.is_dir() and {p.name for p in path.iterdir()} - begun and not (path / "experiment.toml").exists():
             raise RequestError(f"{path} holds other files; a run needs a folder of its own")
         if (path / "experiment.toml").exists():

@@ -41,8 +41,8 @@ class AuditLog:
             if last is not None:
                 self._number, self._newest = int(last["number"]), str(last["hash"])
 
-    def append(self, kind: str, reply: bytes, sync: bool = False, **about: Any) -> None:
-        """Note a reply; with `sync` it is safe on disk before this returns."""
+    def append(self, kind: str, reply: bytes, **about: Any) -> None:
+        """Note a reply."""
         line = {
             "number": self._number + 1,
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -56,16 +56,16 @@ class AuditLog:
         if self._path is None:
             self._lines.append(line)
         else:
-            self._write(json.dumps(line).encode() + b"\n", sync)
+            self._write(json.dumps(line).encode() + b"\n")
         self._number, self._newest = line["number"], line["hash"]
 
-    def _write(self, line: bytes, sync: bool) -> None:
+    def _write(self, line: bytes) -> None:
         """Add a line, whole or not at all."""
         size = os.fstat(self._file).st_size
         try:
             if os.write(self._file, line) < len(line):
                 raise OSError("the disk is full")
-            if sync or time.monotonic() - self._synced > OFTEN:
+            if time.monotonic() - self._synced > OFTEN:
                 os.fsync(self._file)
                 self._synced = time.monotonic()
         except OSError:
