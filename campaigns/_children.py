@@ -45,7 +45,7 @@ def start(notes: Path, work: Callable[..., Any], *args: Any, disk: Disk | None =
     return process
 
 
-def wait(process: Any, notes: Path, seconds: float = 600.0) -> Ended:
+def wait(process: Any, notes: Path, seconds: float = 7200.0) -> Ended:
     """Wait for its end; one that does not end is killed, and has no exit code."""
     process.join(seconds)
     code = process.exitcode
