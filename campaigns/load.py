@@ -1,6 +1,7 @@
 """Does a server bear many sites, and a run many rounds? Memory and time a round, and whether they stay as they are.
 
-1,000 sites, each with data, a model and a connection with TLS of its own, at one server's stream, all in one process.
+1,000 sites, each with data and a model of its own, at one server, all in one process; 100 of them on the server's
+stream, each over a connection with TLS of its own (which takes six threads a site where sites share a process).
 10,000 rounds in one process, and 1,000 at sites: memory and processor time a round at the end are those of the
 beginning. Survived are answers that came, and tenths of a run that took no more than its first.
 """
@@ -23,10 +24,11 @@ from campaigns._subjects import SHORT
 from campaigns._table import Row
 from fedstrata.core.threads import one_thread
 from fedstrata.remote.flower.invitation import Invitation
+from fedstrata.runs.folder import Run
 from fedstrata.runs.training import train
 from fedstrata.testing import tiny_federation
 
-SITES, QUICK_SITES, EXCHANGES = 1000, 20, 5
+SITES, STREAMING, QUICK_SITES, EXCHANGES = 1000, 100, 20, 5
 ROUNDS, ROUNDS_AT_SITES, QUICK_ROUNDS = 10_000, 1_000, 60
 MORE_TIME, MORE_MEMORY = 1.5, 32.0  # times the first tenth; MB beyond it
 MB = 1 << 20
@@ -41,48 +43,64 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def many_sites(folder: Path, quick: bool) -> Iterator[Row]:
-    """Let as many sites as there are take part in every round, over the stream."""
-    if find_spec("grpc") is None:
-        return
-    sites, told = QUICK_SITES if quick else SITES, folder / "told"
-    row = Row(f"{sites:,} sites on one stream")
-    ended = play(folder / "notes", play_many, folder / "run", sites, told)
-    if ended.code:
-        row.note(ended.words)
-    else:
-        row.figures = json.loads(told.read_text())
-        row.tried, row.survived = sites * EXCHANGES, int(row.figures.pop("updates"))
-    yield row
+    """Let as many sites as there are take part in every round."""
+    ways = {"at one server": (play_many, SITES), "on one stream": (play_streaming, STREAMING)}
+    for way, (work, most) in ways.items():
+        if work is play_streaming and find_spec("grpc") is None:
+            continue
+        sites, told = QUICK_SITES if quick else most, folder / f"{work.__name__}.told"
+        row = Row(f"{sites:,} sites {way}")
+        ended = play(folder / "notes", work, folder / work.__name__, sites, told)
+        if ended.code:
+            row.note(ended.words)
+        else:
+            row.figures = json.loads(told.read_text())
+            row.tried, row.survived = sites * EXCHANGES, int(row.figures.pop("updates"))
+        yield row
 
 
 def play_many(out: Path, sites: int, told: Path) -> None:
-    """Play a few rounds at sites on a stream, and tell how it went."""
+    """Play a few rounds at sites that are asked one after another, and tell how it went."""
+    before = _memory()
+    hosts = make_hosts(tiny_federation(sites), _names(sites), None, None)
+    with one_thread():
+        run = play_at_sites(Direct(hosts), _few_rounds(sites), out, sites)
+    told.write_text(json.dumps({**_figures(run), "MB of server and sites": _memory() - before}))
+
+
+def play_streaming(out: Path, sites: int, told: Path) -> None:
+    """Do the same over the stream, where all are asked at once."""
     from fedstrata.remote.flower import stream_site  # noqa: PLC0415 - an extra
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415
 
     # Sites of one process would share one connection; sites have a process each.
     stream_site.BACKOFF = (*stream_site.BACKOFF, ("grpc.use_local_subchannel_pool", 1))
-    names, before = [f"site-{i:04}" for i in range(sites)], _memory()
-    hosts = make_hosts(tiny_federation(sites), names, None, None)
-    with_data = _memory()
+    hosts = make_hosts(tiny_federation(sites), _names(sites), None, None)
+    before = _memory()
     stream = open_stream(Joining(hosts), "127.0.0.1:0", "load", patience=600.0, grace=60.0)
     try:
         connected = _memory()
-        asked = {"data.clients": sites, "train.rounds": EXCHANGES, "train.evaluate.every": EXCHANGES}
         with one_thread():
-            run = play_at_sites(stream, asked, out, sites)
+            run = play_at_sites(stream, _few_rounds(sites), out, sites)
     finally:
         stream.close()
+    told.write_text(json.dumps({**_figures(run), "MB of both ends of the connections": connected - before}))
+
+
+def _names(sites: int) -> list[str]:
+    return [f"site-{i:04}" for i in range(sites)]
+
+
+def _few_rounds(sites: int) -> dict[str, Any]:
+    return {"data.clients": sites, "train.rounds": EXCHANGES, "train.evaluate.every": EXCHANGES}
+
+
+def _figures(run: Run) -> dict[str, float]:
     rounds = [event for event in run.events() if event["event"] == "round"]
-    seconds = [event["wall"]["seconds"] for event in rounds]
-    figures = {
+    return {
         "updates": sum(len(step["clients"]) for event in rounds for step in event["steps"]),
-        "seconds a round, training included": statistics.median(seconds),
-        "MB of 1,000 connections": (connected - with_data) * 1000 / sites,
-        "MB in all, at most": _memory(),
-        "MB of the sites themselves": with_data - before,
+        "seconds a round, training at all sites included": statistics.median(e["wall"]["seconds"] for e in rounds),
     }
-    told.write_text(json.dumps(figures))
 
 
 class Joining:
