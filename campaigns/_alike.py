@@ -17,15 +17,15 @@ from fedstrata.runs.training import train
 from fedstrata.testing import tiny_federation
 
 FEW = ("fedavg", "flips", "stratify-batch")
-BY_WORKERS = ("engine.workers", "engine.client_state")  # where a run is executed: no part of what comes out
+SOME = (*FEW, "scaffold", "fedcda", "terraform", "oort", "fedbs")
 
 
-def main(folder: Path, overrides: dict[str, Any], quick: bool) -> dict[str, str]:
+def main(folder: Path, overrides: dict[str, Any], methods: str) -> dict[str, str]:
     """Play."""
     with suppress(locale.Error):  # this machine does not have it: the variables are there all the same
         locale.setlocale(locale.LC_ALL, "")
     found = {}
-    for method in FEW if quick else registry.names("methods"):
+    for method in {"few": FEW, "some": SOME}.get(methods) or registry.names("methods"):
         asked = {**SHORT, "train.clients_per_round": 4, **overrides}
         try:
             train(method=method, overrides=asked, federation=tiny_federation(), out=folder / method, progress=False)
@@ -43,4 +43,4 @@ def _compared(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3] == "1")))
+    print(json.dumps(main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3])))

@@ -21,3 +21,8 @@ def in_time(cases: Iterable[Case]) -> Iterator[Case]:
         if monotonic() > _until[0]:
             return
         yield case
+
+
+def seconds_left() -> float:
+    """Return how long it is until then."""
+    return _until[0] - monotonic()

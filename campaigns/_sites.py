@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from campaigns._children import play
+from campaigns._clock import in_time
 from campaigns._faults import Disk, How, some_calls
 from campaigns._federation import Direct, make_hosts, play_at_sites
 from campaigns._subjects import Overrides
@@ -20,7 +22,7 @@ from fedstrata.testing import tiny_federation
 
 NAMES = ("aachen", "bonn", "cologne", "dresden")
 NOISE = {"method.combiner": "uniform", "privacy.dp.noise": 1.5, "privacy.dp.where": "local"}
-DEATHS: tuple[How, ...] = ("kill", "power")
+DEATHS: tuple[How, ...] = ("power", "kill")
 MASKED, NOISED = "sites, masked sums", "sites, noise of their own"
 WISHES: dict[str, tuple[Overrides, str]] = {
     MASKED: ({"privacy.aggregate": "masked", "method.combiner": "uniform"}, "masked"),
@@ -36,25 +38,32 @@ def go_at_sites(folder: Path, overrides: Overrides, keys: Path) -> None:
         play_at_sites(transport, overrides, folder / "run", len(NAMES), Credentials.load(keys / "server"))
 
 
-def crashed_sites(folder: Path, quick: bool) -> Iterator[Row]:
-    """Return a row for masks and one for noise, and for kills and power cuts."""
+def crashed_under_masks(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give the rows of masked sums."""
+    return _crashed(folder, MASKED, quick)
+
+
+def crashed_with_noise(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give the rows of noise that sites add."""
+    return _crashed(folder, NOISED, quick)
+
+
+def _crashed(folder: Path, name: str, quick: bool) -> Iterator[Row]:
+    """Give a row for power cuts and one for kills, in turns."""
     make(folder / "keys", NAMES)
+    (overrides, what), rows = WISHES[name], {death: Row(f"{name}: {death}") for death in DEATHS}
     disk, notes, given = folder / "disk", folder / "notes", folder / "given"
-    for name, (overrides, what) in WISHES.items():
-        shutil.rmtree(disk, ignore_errors=True)
-        calls = int(play(notes, go_at_sites, disk, overrides, folder / "keys", disk=Disk(disk, "count", 0)).said)
-        for death in DEATHS:
-            row = Row(f"{name}: {death}")
-            for at in some_calls(calls, quick, every=12):
-                shutil.rmtree(disk)
-                given.unlink(missing_ok=True)
-                dies = Disk(disk, death, at, disk / "run")
-                killed = play(notes, go_at_sites, disk, overrides, folder / "keys", disk=dies)
-                again = play(notes, go_at_sites, disk, overrides, folder / "keys")
-                wrong = [f"it ended otherwise ({killed.words})"] if killed.code and not killed.died else []
-                wrong += [f"it does not go on ({again.words})"] if again.code else _wrong(disk / "run", given, what)
-                row.note(f"{death} at call {at}: {wrong[0]}" if wrong else None)
-            yield row
+    calls = int(play(notes, go_at_sites, disk, overrides, folder / "keys", disk=Disk(disk, "count", 0)).said)
+    for at, death in in_time(product(some_calls(calls, quick, every=12), DEATHS)):
+        shutil.rmtree(disk)
+        given.unlink(missing_ok=True)
+        dies = Disk(disk, death, at, disk / "run")
+        killed = play(notes, go_at_sites, disk, overrides, folder / "keys", disk=dies)
+        again = play(notes, go_at_sites, disk, overrides, folder / "keys")
+        wrong = [f"it ended otherwise ({killed.words})"] if killed.code and not killed.died else []
+        wrong += [f"it does not go on ({again.words})"] if again.code else _wrong(disk / "run", given, what)
+        rows[death].note(f"{death} at call {at}: {wrong[0]}" if wrong else None)
+    yield from rows.values()
 
 
 def _wrong(run: Path, given: Path, what: str) -> list[str]:

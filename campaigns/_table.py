@@ -39,7 +39,8 @@ def store(name: str, command: str, rows: Sequence[Row], whole: bool = True) -> N
     file, new = RESULTS / f"{name}.json", [{**asdict(row), "lost": row.lost} for row in rows]
     names = {row["name"] for row in new}
     kept = [] if whole or not file.exists() else json.loads(file.read_text())["rows"]
-    table = {"command": command, "rows": [row for row in kept if row["name"] not in names] + new}
+    rows_now = [row for row in kept if row["name"] not in names] + [row for row in new if row["tried"]]
+    table = {"command": command, "rows": rows_now}
     file.write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -17,7 +17,7 @@ from campaigns._children import play
 from campaigns._command import command
 from campaigns._faults import Disk, How, seen_file, some_calls
 from campaigns._flower import crashed_over_flower
-from campaigns._sites import crashed_sites
+from campaigns._sites import crashed_under_masks, crashed_with_noise
 from campaigns._subjects import SUBJECTS, Overrides, go, outcome
 from campaigns._table import Row
 from fedstrata.runs.folder import Run
@@ -88,4 +88,4 @@ def _survives(notes: Path, run: Path, overrides: Overrides, disk: Disk, expected
     return None if outcome(run) == expected else f"{where}: it came to something else"
 
 
-PARTS = {"local": local, "sites": crashed_sites, "flower": crashed_over_flower}
+PARTS = {"local": local, "masked": crashed_under_masks, "noised": crashed_with_noise, "flower": crashed_over_flower}

@@ -1,7 +1,8 @@
 """Does the same experiment give the same run everywhere? Over workers, threads, hash seeds, locales and time zones.
 
-Every method is played in the reference environment, then in each other one, in processes that were started there.
-Survived are runs whose events and models are the same, bit for bit.
+Methods are played in the reference environment, then in each other one, in processes that were started there; all of
+them under other hash seeds, some of them elsewhere. Survived are runs whose events and models are the same, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ SOMEWHERE: dict[str, list[tuple[Mapping[str, str], Mapping[str, Any]]]] = {  # e
         )
     ],
 }
-QUICK = ("hash seeds", "workers")  # the first of each
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,26 +41,37 @@ def main(arguments: Sequence[str]) -> int:
     return command("determinism", PARTS, arguments, __doc__)
 
 
-def everywhere(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give a row a kind of difference."""
-    expected = _played(folder / "plain", {}, {}, quick)
-    for name in QUICK if quick else SOMEWHERE:
-        row = Row(name)
-        for number, (around, overrides) in enumerate(in_time(SOMEWHERE[name][: 1 if quick else None])):
-            found = _played(folder / f"{name}-{number}", around, overrides, quick)
-            for method, outcome in expected.items():
-                where = f"{method} with {dict(around) | dict(overrides)}"
-                row.note(None if found.get(method) == outcome else f"{where}: {found.get(method, 'nothing')}")
-        yield row
+def hash_seeds(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give the row of hash seeds, over every method."""
+    return _compared(folder, ["hash seeds"], quick, "few" if quick else "all")
 
 
-def _played(folder: Path, around: Mapping[str, str], overrides: Mapping[str, Any], quick: bool) -> dict[str, str]:
-    """Play all methods in an environment; give what came of each."""
+def elsewhere(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give a row for every other kind of difference, over methods that are unlike each other."""
+    kinds = [name for name in SOMEWHERE if name != "hash seeds"]
+    return _compared(folder, ["workers"] if quick else kinds, quick, "few" if quick else "some")
+
+
+def _compared(folder: Path, kinds: Sequence[str], quick: bool, methods: str) -> Iterator[Row]:
+    """Compare one environment of each kind, then the next ones, for as long as there is time."""
+    expected, rows = _played(folder / "plain", {}, {}, methods), {name: Row(name) for name in kinds}
+    cases = [(i, name) for i in range(1 if quick else 4) for name in kinds if i < len(SOMEWHERE[name])]
+    for number, name in in_time(cases):
+        around, overrides = SOMEWHERE[name][number]
+        found = _played(folder / f"{name}-{number}", around, overrides, methods)
+        for method, outcome in expected.items():
+            where = f"{method} with {dict(around) | dict(overrides)}"
+            rows[name].note(None if found.get(method) == outcome else f"{where}: {found.get(method, 'nothing')}")
+    yield from (row for row in rows.values() if row.tried)
+
+
+def _played(folder: Path, around: Mapping[str, str], overrides: Mapping[str, Any], methods: str) -> dict[str, str]:
+    """Play methods in an environment; give what came of each."""
     folder.mkdir()
-    arguments = [sys.executable, "-P", "-m", "campaigns._alike", str(folder), json.dumps(overrides), str(int(quick))]
+    arguments = [sys.executable, "-P", "-m", "campaigns._alike", str(folder), json.dumps(overrides), methods]
     env = {**os.environ, **PLAIN, **around, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(arguments, env=env, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-PARTS = {"everywhere": everywhere}
+PARTS = {"hash seeds": hash_seeds, "elsewhere": elsewhere}

@@ -12,16 +12,18 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from campaigns._children import play
+from campaigns._clock import seconds_left
 from campaigns._command import command
 from campaigns._federation import Direct, make_hosts, play_at_sites
 from campaigns._subjects import SHORT
 from campaigns._table import Row
+from fedstrata import STOP
 from fedstrata.core.threads import one_thread
 from fedstrata.remote.flower.invitation import Invitation
 from fedstrata.runs.folder import Run
@@ -137,33 +139,38 @@ def _memory() -> float:
 
 
 def many_rounds(folder: Path, quick: bool) -> Iterator[Row]:
-    """Let runs be long."""
-    for name, work, rounds in (
-        ("in one process", play_long, ROUNDS),
-        ("at four sites", play_long_at_sites, ROUNDS_AT_SITES),
-    ):
-        number, told = QUICK_ROUNDS if quick else rounds, folder / f"{work.__name__}.told"
-        row = Row(f"{number:,} rounds {name}")
-        ended = play(folder / "notes", work, folder / work.__name__, number, told)
-        if ended.code:
-            row.note(ended.words)
-        else:
-            _judge(row, json.loads(told.read_text()), timed=not quick)
-        yield row
+    """Let a run be long."""
+    yield _long(folder, "in one process", play_long, QUICK_ROUNDS if quick else ROUNDS, quick)
 
 
-def play_long(out: Path, rounds: int, told: Path) -> None:
+def many_rounds_at_sites(folder: Path, quick: bool) -> Iterator[Row]:
+    """Let a run at sites be long."""
+    yield _long(folder, "at four sites", play_long_at_sites, QUICK_ROUNDS if quick else ROUNDS_AT_SITES, quick)
+
+
+def _long(folder: Path, name: str, work: Callable[..., None], rounds: int, quick: bool) -> Row:
+    told, row = folder / "told", Row(f"{rounds:,} rounds {name}")
+    ended = play(folder / "notes", work, folder / "run", rounds, told, seconds_left())
+    if ended.code:
+        row.note(ended.words)
+    else:
+        _judge(row, json.loads(told.read_text()), timed=not quick)
+        row.name = f"{int(row.figures['rounds']):,} rounds {name}"  # fewer, where time was short
+    return row
+
+
+def play_long(out: Path, rounds: int, told: Path, seconds: float) -> None:
     """Play so many rounds; tell processor time and memory after each."""
-    seen = Seen()
+    seen = Seen(seconds)
     with one_thread():
         asked = {**SHORT, "train.rounds": rounds, "train.evaluate.every": max(rounds // 20, 1)}
         train(overrides=asked, federation=tiny_federation(), out=out, watch=seen, progress=False)
     told.write_text(json.dumps(seen.rounds))
 
 
-def play_long_at_sites(out: Path, rounds: int, told: Path) -> None:
+def play_long_at_sites(out: Path, rounds: int, told: Path, seconds: float) -> None:
     """Do the same at sites that keep their audit logs, ledgers and state on disk."""
-    seen, names = Seen(), ["a", "b", "c", "d"]
+    seen, names = Seen(seconds), ["a", "b", "c", "d"]
     hosts = make_hosts(tiny_federation(4), names, None, out.with_name("sites"))
     with one_thread():
         asked = {"method.name": "scaffold", "train.rounds": rounds, "train.evaluate.every": max(rounds // 20, 1)}
@@ -172,18 +179,20 @@ def play_long_at_sites(out: Path, rounds: int, told: Path) -> None:
 
 
 class Seen:
-    """Notes processor time and memory after every round."""
+    """Notes processor time and memory after every round, and ends a run whose time is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self.rounds: list[tuple[float, float]] = []
+        self._until = time.monotonic() + seconds
         self._before = time.process_time()
 
-    def __call__(self, event: Mapping[str, Any]) -> None:
+    def __call__(self, event: Mapping[str, Any]) -> object:
         """Note a round."""
         if event["event"] == "round":
             now, pages = time.process_time(), int(Path("/proc/self/statm").read_text().split()[1])
             self.rounds.append((now - self._before, pages * resource.getpagesize() / MB))
             self._before = now
+        return STOP if time.monotonic() > self._until else None
 
 
 def _judge(row: Row, rounds: Sequence[tuple[float, float]], timed: bool) -> None:
@@ -197,6 +206,7 @@ def _judge(row: Row, rounds: Sequence[tuple[float, float]], timed: bool) -> None
         why = f"{1000 * seconds:.2f} ms a round after {1000 * times[0]:.2f}, {mb:.0f} MB after {memory[0]:.0f}"
         row.note(f"tenth {number + 1}: {why}" if slow or large else None)
     row.figures = {
+        "rounds": len(rounds),
         "ms of processor time a round, first tenth": 1000 * times[0],
         "ms of processor time a round, last tenth": 1000 * times[-1],
         "MB, first tenth": memory[0],
@@ -204,4 +214,4 @@ def _judge(row: Row, rounds: Sequence[tuple[float, float]], timed: bool) -> None
     }
 
 
-PARTS = {"sites": many_sites, "rounds": many_rounds}
+PARTS = {"sites": many_sites, "rounds": many_rounds, "rounds-at-sites": many_rounds_at_sites}
