@@ -8,19 +8,13 @@ import re
 import ssl
 import urllib.error
 import urllib.request
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
-
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import node_signature, state
@@ -78,7 +72,7 @@ class Shelf:
         if self.keys is not None:
             trust = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
             handlers.append(urllib.request.HTTPSHandler(context=trust))
-            headers = signature(self.keys / "node.key")
+            headers = node_signature.sign_time(self.keys / "node.key")
         scheme = "http" if self.keys is None else "https"
         request = urllib.request.Request(f"{scheme}://{self.server}{path}", headers=headers)
         try:
@@ -117,13 +111,3 @@ def chosen(runs: Sequence[Mapping[str, Any]], name: str | None) -> Mapping[str, 
         names = ", ".join(str(run["run"]) for run in runs)
         raise RequestError(f"there is no finished run {name} of this site; there are: {names}")
     return fitting[-1]
-
-
-def signature(path: Path) -> dict[str, str]:
-    """Sign the time with a node key, as Flower's SuperNodes do."""
-    key = load_ssh_private_key(path.read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    now = datetime.now(UTC).isoformat()
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    signed = {node_signature.KEY: public, node_signature.SIGNATURE: key.sign(now.encode(), ec.ECDSA(SHA256()))}
-    return {node_signature.TIME: now, **{name: b64encode(value).decode() for name, value in signed.items()}}

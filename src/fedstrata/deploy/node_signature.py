@@ -1,4 +1,4 @@
-"""Whether a request is signed by a site that may connect: known from its headers, before any of its body is read.
+"""Requests that sites sign, and whether one is: known from its headers, before any of its body is read.
 
 Flower's SuperNodes sign the time with their node key. Flower itself looks at that only when it has read the body, so
 whoever reaches the port could make it read anything.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 import json
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +20,22 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_pem_public_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 
 KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"  # Flower 1.41, 1.42
 OLD, EARLY = 305.0, 5.0  # seconds that a signature may be behind or before our clock, as Flower has it
+
+
+def sign_time(path: Path) -> dict[str, str]:
+    """Sign the time with a node key; return the headers of a request that is so signed."""
+    key = load_ssh_private_key(path.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    now = datetime.now(UTC).isoformat()
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signed = {KEY: public, SIGNATURE: key.sign(now.encode(), ec.ECDSA(SHA256()))}
+    return {TIME: now, **{name: b64encode(value).decode() for name, value in signed.items()}}
 
 
 class KnownKeys:

@@ -7,17 +7,11 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
@@ -100,7 +94,10 @@ class SiteReporter:
         return (BUSY if busy else READY), (f"run {run[:12]}" if busy and run else ""), int(told.get("roll") or 0)
 
     def _send(self, report: SiteReport) -> None:
-        headers = {HEADER: report.header(), **({} if self.keys is None else signature(self.keys / "node.key"))}
+        headers = {
+            HEADER: report.header(),
+            **({} if self.keys is None else node_signature.sign_time(self.keys / "node.key")),
+        }
         scheme, handlers = ("http" if self.keys is None else "https"), list[Any]([urllib.request.ProxyHandler({})])
         if self.keys is not None:
             trust = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
@@ -146,13 +143,3 @@ def unwritable(folder: Path) -> str | None:
         with suppress(OSError):
             probe.unlink()
     return None
-
-
-def signature(path: Path) -> dict[str, str]:
-    """Sign the time with a node key, as Flower's SuperNodes do."""
-    key = load_ssh_private_key(path.read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    now = datetime.now(UTC).isoformat()
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    signed = {node_signature.KEY: public, node_signature.SIGNATURE: key.sign(now.encode(), ec.ECDSA(SHA256()))}
-    return {node_signature.TIME: now, **{name: b64encode(value).decode() for name, value in signed.items()}}

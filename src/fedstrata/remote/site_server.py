@@ -224,9 +224,10 @@ class Host:
 
     def _features(self, about: bytes, place: bytes, invitation: bytes) -> tuple[bytes, ...]:
         """Answer a question about features; in the open only where the run adds up updates in the open too."""
-        if not invitation and self._gate.experiment(str(self._about.get("run"))).privacy.aggregate == "masked":
+        run = str(self._about.get("run"))
+        if not invitation and self._gate.experiment(run).privacy.aggregate == "masked":
             raise RefusedError("in this run, features are added up under masks")
-        return self._guard.requests["features"](about, place, invitation)
+        return self._guard.requests["features"](run, about, place, invitation)
 
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
@@ -299,7 +300,7 @@ class Host:
     def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session, task = self._at_work(), unpack_task(data)
         self._gate.check_update(session.run, task.round)
-        self._gate.check_budget(session.noise)
+        self._gate.check_budget(session.noise, self._ledger.spent())
         if task.client != session.client:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
@@ -360,6 +361,7 @@ class Host:
     def _give(self, session: SiteSession) -> None:
         """Write down that the update at hand leaves, before anything of it does."""
         if not session.given:
+            self._gate.check_budget(session.noise, self._ledger.spent())
             cost = 0.0 if session.noise is None else session.noise.cost
             self._ledger.enter(session.run, session.step, cost, session.most_spent)
             session.given = True

@@ -31,7 +31,7 @@ from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parc
 from fedstrata.remote.flower.invitation import FORMS, Invitation
 from fedstrata.remote.transport import SMALL, Failure, Transport
 
-MOST = 512  # connections at once; each has a thread
+MOST = 2048  # connections at once; each has a thread
 STRANGERS = (  # who connects must come to the point: half-open connections are closed, and are never more than so many
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 30_000),  # without a call, which a site's stream is
