@@ -12,6 +12,7 @@ from fedstrata.data.sets.digits import Digits
 from fedstrata.methods.drivers.sync import Sync
 from fedstrata.models.densenet import DenseNet121
 from fedstrata.models.resnet import ResNet18, ResNet50
+from fedstrata.runs.trackers.tensorboard import TensorBoard
 from fedstrata.testing.conformance import check_part
 
 extended = partial(pytest.param, marks=pytest.mark.extended)
@@ -30,6 +31,7 @@ CHECKS = {
     "noises": testing.check_noise,
     "datasets": lambda part: testing.check_dataset(part) if isinstance(part, Digits) else check_part(part),
     "engines": testing.check_engine,
+    "trackers": lambda part: testing.check_tracker(part) if isinstance(part, TensorBoard) else check_part(part),
 }
 
 

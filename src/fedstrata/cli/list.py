@@ -11,7 +11,7 @@ from fedstrata.cli.options import AsJson
 
 KINDS = (
     "methods, selectors, samplers, corrections, combiners, partitions, datasets, models, engines, "
-    "schedules, drivers, server_steps, optimizers, lr_schedules, noises"
+    "schedules, drivers, server_steps, optimizers, lr_schedules, noises, trackers"
 )
 
 
