@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson
 
 KINDS = (
@@ -16,7 +17,9 @@ KINDS = (
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {KINDS}.")] = "",
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"One of: {KINDS}.", autocompletion=completing.kinds)
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the parts of a kind, with their options."""
