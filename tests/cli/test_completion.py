@@ -84,7 +84,8 @@ def test_run_folders_are_offered_and_others_are_not(tmp_path, monkeypatch):
     Path("runs/empty").mkdir()
     assert completing.run_folders("") == ["elsewhere/one", "runs/fedavg-1", "runs/table/cells-1"]
     assert completing.run_folders("elsewhere/") == ["elsewhere/one"]
-    assert completing.run_folders("els") == ["elsewhere/"]
+    assert completing.run_folders("els") == ["elsewhere/one"]
+    assert completing.run_folders("runs/em") == ["runs/empty/"]
 
 
 def test_words_are_kept_until_something_changes(monkeypatch):

@@ -160,6 +160,10 @@ def test_options_that_take_text_are_told_apart_from_paths():
     """Whoever adds an option that takes text says whether it names a file (`LocalPath`), or adds it here."""
     words = {("partitions", "concentrated-domain", "domain")}
     words |= {("datasets", "own", option) for option in ("label", "client", "drop")}
+    words |= {
+        ("datasets", "hf", option) for option in ("hub", "config", "train", "test_split", "sample", "label", "client")
+    }
+    words |= {("models", "timm", "architecture")}  # of timm's list; a folder or an address is refused
     words |= {("trackers", "mlflow", option) for option in ("uri", "experiment")}  # `track` never travels
     words |= {("trackers", "wandb", option) for option in ("project", "entity")}
     paths = {

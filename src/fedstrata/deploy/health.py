@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedstrata.core.errors import unknown_name
 from fedstrata.core.threads import cores
 from fedstrata.data import store
 from fedstrata.deploy.state import PORT
+from fedstrata.models.timm import MISFIT
 
 EXTRAS = {  # what each is for, and by which modules it is known to be there
     "flower": ("real sites over Flower: fedstrata deploy", ("flwr", "grpc")),
@@ -153,12 +155,23 @@ def _ports() -> Iterator[Finding]:
 def _extras(needed: tuple[str, ...]) -> Iterator[Finding]:
     for extra, (use, modules) in EXTRAS.items():
         missing = [name for name in modules if find_spec(name) is None]
-        if not missing:
+        if extra == "timm" and not missing and (broken := _broken("timm")):
+            yield Finding("[timm]", "bad" if extra in needed else "note", f"cannot be imported: {broken}", MISFIT)
+        elif not missing:
             yield Finding(f"[{extra}]", "good", f"{use} ({_version(modules[0])})")
         else:
             state: Literal["note", "bad"] = "bad" if extra in needed else "note"
             advice = f"pip install 'fedstrata[{extra}]'"
             yield Finding(f"[{extra}]", state, f"not installed ({', '.join(missing)}): {use}", advice)
+
+
+def _broken(module: str) -> str:
+    """Say why a module cannot be imported: torchvision, which timm needs, is compiled against one torch."""
+    try:
+        import_module(module)
+    except Exception as error:  # whatever a library raises that does not fit
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _version(module: str) -> str:
