@@ -32,7 +32,7 @@ def test_an_experiment_trains_one_and_its_file_builds_it_again():
     data = {"clients": 4}
     run = fedstrata.train({"model": model, "data": data, "train": {"rounds": 1, "epochs": 1, "clients_per_round": 2}})
     again = fedstrata.Run(run.path)
-    assert [*again.model()][-2:] == ["head.weight", "head.bias"]
+    assert {"head.weight", "head.bias"} < set(again.model())
     assert again.module()(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
 
 
