@@ -32,12 +32,8 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     pytest.importorskip("ipykernel")
     source = str(Path(fedstrata.__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])))
-        "PYTHONPATH", f"{Path(fedstrata.__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    )
     notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
     shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert [output for output in shown if "text/html" in output.get("data", {})]  # runs show themselves as tables

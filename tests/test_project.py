@@ -23,7 +23,7 @@ def requirement(text: str) -> str:
 
 
 def test_the_version_stands_in_one_place_and_others_agree_with_it():
-    assert TABLE["project"]["dynamic"] == ["version"]
+    assert TABLE["project"]["dynamic"] == ["version", "readme"]
     assert PROJECT / TABLE["tool"]["hatch"]["version"]["path"] == PROJECT / "src/fedstrata/__init__.py"
     cited = re.search(r"^version: (\S+)$", (PROJECT / "CITATION.cff").read_text(), re.M)[1]
     assert cited == fedstrata.__version__
