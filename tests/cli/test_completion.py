@@ -92,7 +92,7 @@ def test_words_are_kept_until_something_changes(monkeypatch):
     first = words.known_words()
     monkeypatch.setattr(words, "_collect", lambda: {"parts": {"methods": ["new"]}})
     assert words.known_words() == first
-    monkeypatch.setattr(fedstrata, "__version__", "99")
+    monkeypatch.setattr(words, "__version__", "99")
     assert words.known_words()["parts"] == {"methods": ["new"]}
 
 

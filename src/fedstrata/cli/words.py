@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import fedstrata
+from fedstrata import __version__
 from fedstrata.core.files import write_atomically
 
 PLACES = {  # keys whose value is a part, and its kind
@@ -52,9 +52,9 @@ def known_words() -> dict[str, Any]:
 
 
 def _state() -> list[Any]:
-    package = Path(fedstrata.__file__).parent
+    package = Path(__file__).parents[1]
     newest = max(path.stat().st_mtime for path in package.rglob("*.py"))
-    return [fedstrata.__version__, str(package), newest, Path(sysconfig.get_path("purelib")).stat().st_mtime]
+    return [__version__, str(package), newest, Path(sysconfig.get_path("purelib")).stat().st_mtime]
 
 
 def _collect() -> dict[str, Any]:
