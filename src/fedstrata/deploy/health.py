@@ -29,6 +29,7 @@ EXTRAS = {  # what each is for, and by which modules it is known to be there
     "he": ('labels by homomorphic encryption: privacy.labels = "ckks-paper"', ("tenseal",)),
     "tune": ("tuning that chooses what to try: fedstrata compare --tuner optuna", ("optuna",)),
     "onnx": ("models for other runtimes: fedstrata export --onnx", ("onnx", "onnxscript")),
+    "figures": ("figures for papers: fedstrata report --figures --format pdf", ("matplotlib",)),
     "pandas": ("tables in notebooks: run.to_pandas()", ("pandas",)),
     "parquet": ("data in Parquet files", ("pyarrow",)),
     "hf": ("Hugging Face data sets and Flower's partitioners", ("datasets", "flwr_datasets")),
