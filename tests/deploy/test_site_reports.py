@@ -17,7 +17,7 @@ from fedstrata import __version__
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import flower, server, site_reporter, site_reports, state, status
 from fedstrata.deploy.auth_proxy import Gate
-from fedstrata.deploy.node_signature import KnownKeys
+from fedstrata.deploy.node_signature import KnownKeys, sign_time
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.site_reporter import RevokedError, SiteReporter, unwritable
 from fedstrata.deploy.site_reports import ReportBook, SiteReport, conditions
@@ -71,7 +71,7 @@ def test_the_gate_takes_reports_of_sites_of_themselves_alone(made, tmp_path):
     gate = Gate(None, KnownKeys(tmp_path / "nodes.json"), reports=ReportBook(tmp_path / site_reports.FILE))
 
     def says(site, key="a", **more):
-        headers = site_reporter.signature(made / f"sites/{key}/node.key")
+        headers = sign_time(made / f"sites/{key}/node.key")
         return gate._hear({**headers, site_reports.HEADER: SiteReport(site, "disk full", 0.0).header(), **more})
 
     assert says("a") == 204

@@ -16,11 +16,13 @@ from fedstrata.cli import (
     console,
     data,
     deploy,
+    doctor,
     evaluate,
     export,
     fetch,
     inspect,
     keys,
+    new,
     owner,
     package,
     predict,
@@ -29,6 +31,7 @@ from fedstrata.cli import (
     run,
 )
 from fedstrata.cli import list as listing
+from fedstrata.cli.completing import answering_bash
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.origin import find_own_parts_in
 
@@ -36,7 +39,7 @@ app = typer.Typer(
     name="fedstrata",
     help="Federated learning on skewed data: one plan whose stages can be swapped, combined and compared.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -49,6 +52,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("board")(board.board)
+app.command("new")(new.new)
+app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
 deploy.app.add_typer(keys.app, name="keys")
 deploy.app.add_typer(console.app, name="console")
@@ -76,7 +81,8 @@ def main() -> None:
     """Run the command line; errors become a message and an exit code."""
     find_own_parts_in(os.getcwd())
     try:
-        app()
+        with answering_bash(os.environ):
+            app()
     except FedstrataError as error:
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(error.exit_code)

@@ -9,12 +9,20 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson
 from fedstrata.core.errors import RequestError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders of comparisons.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR...",
+            help="Run folders, or folders of comparisons.",
+            autocompletion=completing.run_folders,
+        ),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("report.html"),
     csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write the tables, as CSV.")] = None,
     figures: Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, Quiet
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
@@ -27,7 +28,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(metavar="ID", help="A table; `fedstrata reproduce list` names them.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="A table; `fedstrata reproduce list` names them.", autocompletion=completing.tables
+    ),
+]
 ResultsFolder = Annotated[
     Path, typer.Option("--results", metavar="DIR", help="Where figures of finished runs are kept.")
 ]

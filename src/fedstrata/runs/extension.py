@@ -16,7 +16,7 @@ from fedstrata.core.plan import Plan
 from fedstrata.runs.session import Session
 from fedstrata.server.state import State
 
-CHANGEABLE = ("train.rounds", "engine.workers", "engine.device", "engine.client_state")
+CHANGEABLE = ("train.rounds", "engine.workers", "engine.device", "engine.client_state", "track")
 TIMES = (WHOLE, (1, 2))  # of a round, at which learning rates are compared
 
 

@@ -6,6 +6,7 @@ checkpoint/         CURRENT names the manifest that counts; see `checkpoints.py`
 model.safetensors   the final model, tensors by name
 best.safetensors    the model of the round whose `train.evaluate.best` was the highest
 summary.json        the outcome
+trackers/           what finds the run again in its trackers
 lock                empty; locked while a process runs here
 """
 
@@ -38,6 +39,7 @@ from fedstrata.runs.predictor import Predictor
 from fedstrata.runs.saved_model import SavedModel
 
 LOCK = "lock"
+UNEQUAL = ("resumed", "engine", "tracked", "tracker")  # events that two equal runs do not share
 
 
 class Run(Predictor):
@@ -272,7 +274,7 @@ class Run(Predictor):
         events = read_events(path.read_bytes()) if path.exists() else []
         if wall:
             return events
-        return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
+        return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in UNEQUAL]
 
     def sync_events(self) -> int:
         """Make the events safe on disk: a checkpoint must not run ahead of them.
