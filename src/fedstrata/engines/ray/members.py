@@ -58,7 +58,11 @@ class Members:
     """Starts workers where there is room, and notices those that are gone."""
 
     def __init__(
-        self, cluster: Cluster, share: Share, make: Callable[[ClusterNode], Any], remark: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        share: Share,
+        make: Callable[[ClusterNode], tuple[Any, Any]],
+        remark: Callable[[str], None],
     ):
         self._cluster, self._share, self._make, self._remark = cluster, share, make, remark
         self._errors = cluster.ray.exceptions
@@ -101,8 +105,8 @@ class Members:
         for name, node in slots.items():
             if name not in self.present and name not in self._joining and self._tries[name] < TRIES:
                 self._tries[name] += 1
-                member = Member(name, node, self._make(node))
-                self._joining[name] = member, member.actor.about.remote()
+                actor, ready = self._make(node)
+                self._joining[name] = Member(name, node, actor), ready
         new = {name for name, (member, _) in self._joining.items() if member.node.name not in self._seen}
         self._seen = there
         self._admit(new, PATIENCE)

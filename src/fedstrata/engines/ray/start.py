@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -89,7 +90,9 @@ class RayEngineOptions(Part):
         log("engine", wall={**about, "torch": torch.__version__, "ray": cluster.ray.__version__})
         return engine
 
-    def _prepare(self, cluster: Cluster, local: ClientPlan, federation: Federation, on_gpu: bool) -> Any:
+    def _prepare(
+        self, cluster: Cluster, local: ClientPlan, federation: Federation, on_gpu: bool
+    ) -> Callable[[ClusterNode], tuple[Any, Any]]:
         """Put what every worker knows into the object store; return what starts one on a node."""
         try:
             known = cluster.ray.put(local), cluster.ray.put(Outline.of(federation))
@@ -98,9 +101,10 @@ class RayEngineOptions(Part):
         affinity = cluster.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         worker = cluster.ray.remote(ClientWorker)
 
-        def make(node: ClusterNode) -> Any:
+        def make(node: ClusterNode) -> tuple[Any, Any]:
             where = affinity(node.name, soft=False)
             share = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "scheduling_strategy": where}
-            return worker.options(**share).remote(*known, on_gpu, self.cuda_graphs)
+            actor = worker.options(**share).remote(on_gpu, self.cuda_graphs)
+            return actor, actor.prepare.remote(*known)
 
         return make

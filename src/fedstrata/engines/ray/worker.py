@@ -75,18 +75,19 @@ def list_versions() -> dict[str, str]:
 class ClientWorker:
     """Lives in a process of Ray's; plain PyTorch with one thread, or a stream on its share of a GPU."""
 
-    def __init__(self, local: ClientPlan, outline: Outline, on_gpu: bool, cuda_graphs: bool):
+    def __init__(self, on_gpu: bool, cuda_graphs: bool):
         torch.set_num_threads(1)
-        self._local, self._outline, self._on_gpu, self._cuda_graphs = local, outline, on_gpu, cuda_graphs
+        self._on_gpu, self._cuda_graphs = on_gpu, cuda_graphs
+
+    def prepare(self, local: ClientPlan, outline: Outline) -> dict[str, Any]:
+        """Take the plan, with empty hands; say what this process is made of, for all workers must be alike."""
+        self._local, self._outline = local, outline
         self._pool: InProcessPool | None = None
         self._tag: Tag | None = None
         self._reports: dict[int, Report] = {}
         self._pending: dict[int, Tensors] = {}
         self._kept: dict[int, Tensors] = {}
         self._remarks: list[str] = []
-
-    def about(self) -> dict[str, Any]:
-        """Say what this process is made of: all workers must be alike."""
         return {"pid": os.getpid(), "versions": list_versions()}
 
     def place(self, shard: Shard) -> bool:
