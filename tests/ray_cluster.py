@@ -72,7 +72,7 @@ class LastingWorkers:
             self.cluster,
             members,
             samples,
-            lambda: InProcessPool(local, federation),
+            here,
             self.said.append,
             "cpu",
             client_state,
