@@ -40,17 +40,17 @@ def several_nodes(cpus: list[int]) -> Iterator[SeveralNodes]:
 class LastingWorkers:
     """Workers that stay from engine to engine: to start one takes seconds, and a plan is soon sent."""
 
-    def __init__(self, workers: int | str = "auto"):
+    def __init__(self, workers: int = 3):
         self.cluster, self.said = Cluster("auto"), []
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         self._plan = None
 
         def make(node):
             where = affinity(node.name, soft=False)
-            actor = ray.remote(ClientWorker).options(num_cpus=1, scheduling_strategy=where).remote(False, False)
+            actor = ray.remote(ClientWorker).options(num_cpus=0.5, scheduling_strategy=where).remote(False, False)
             return actor, actor.prepare.remote(*(self._plan or (None, None)))
 
-        self.members = Members(self.cluster, Share(workers), make, self.said.append)
+        self.members = Members(self.cluster, Share(workers, cpus=0.5), make, self.said.append)
         self.members.start()
 
     def engine(self, work, client_state="memory", replicas=2, only=None) -> RayEngine:

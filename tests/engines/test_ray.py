@@ -15,7 +15,8 @@ pytest.importorskip("ray")
 from ray_cluster import LastingWorkers, OnLastingWorkers, several_nodes
 
 import fedstrata
-from fedstrata.testing.tiny import alike, play, same, session_of
+from fedstrata.data.drift import Drift
+from fedstrata.testing.tiny import alike, play, same, session_of, tiny_federation
 
 pytestmark = [
     pytest.mark.extended,
@@ -41,8 +42,11 @@ METHODS = {
     },
     "chain": {"method.driver": "chain"},
     "median": {"method.combiner": "median"},  # looks at single updates
-    "int8": {"method.combiner": "size", "method.corrections": [{"kind": "compress", "form": "int8"}]},
-    "drift": {"data.drift": {"every": 1, "share": 0.5}},
+    "compressed": {
+        "method.name": "stratify-batch",
+        "method.driver": {"kind": "sync", "up": "int8", "down": "bf16"},
+        "engine.execution": "messages",
+    },
     "masked": {"privacy.aggregate": "masked"},
     "masked, and they meet": {"method.name": "fedtan", "model.norm": "batch", "privacy.aggregate": "masked"},
 }
@@ -69,6 +73,15 @@ def test_equals_the_local_engine(workers, method):
     spread, _ = play(session_of(METHODS[method]), engine=workers.engine)
     assert (plain.model.params - spread.model.params).abs().max() < 1e-9
     assert plain.traffic == spread.traffic
+
+
+def test_data_that_move_between_clients(workers):
+    federation = tiny_federation().moving(Drift(at=(1, 2), share=0.5), seed=0)
+    plain, _ = play(session_of({}, federation))
+    spread, _ = play(session_of({}, federation), engine=workers.engine)
+    still, _ = play(session_of({}))
+    assert (plain.model.params - spread.model.params).abs().max() < 1e-9
+    assert not same(plain, still)
 
 
 def test_any_placement_gives_the_same_bits(workers):
@@ -157,7 +170,7 @@ def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, 
 
 def test_samples_by_path(nodes, tmp_path):
     asked = {**METHODS["scaffold"], "model.hidden": (5,), "engine.precision": "fp64", "train.rounds": 2}
-    asked |= {"engine.kind": "ray", "engine.address": "auto", "engine.workers": 1}
+    asked |= {"engine.kind": "ray", "engine.address": "auto", "engine.workers": 1, "engine.cpus": 0.5}
     shared = {**asked, "engine.shared_folder": str(tmp_path / "shared")}
     runs = [fedstrata.train(overrides=how, out=tmp_path / str(i)) for i, how in enumerate((asked, shared))]
     assert alike(runs[0].model(), runs[1].model())
