@@ -19,22 +19,39 @@ from fedstrata.engines.ray.samples import SamplePlacement
 from fedstrata.engines.ray.shards import Outline
 from fedstrata.engines.ray.worker import ClientWorker
 
-SMALL = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+SMALL = {
+    "object_store_memory": 80 * 2**20,
+    "include_dashboard": False,
+    "_system_config": {"health_check_failure_threshold": 40},  # a starved node is not dead
+}
 
 
 @contextmanager
 def several_nodes(cpus: list[int]) -> Iterator[SeveralNodes]:
     """Start nodes with so many CPUs each, and connect."""
     head, *others = cpus
-    nodes = SeveralNodes(initialize_head=True, head_node_args={"num_cpus": head, **SMALL})
+    nodes = _patiently(lambda: SeveralNodes(initialize_head=True, head_node_args={"num_cpus": head, **SMALL}))
     try:
         for more in others:
-            nodes.add_node(num_cpus=more, object_store_memory=SMALL["object_store_memory"])
+            _patiently(
+                lambda more=more: nodes.add_node(num_cpus=more, object_store_memory=SMALL["object_store_memory"])
+            )
         ray.init(address=nodes.address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
         yield nodes
     finally:
         ray.shutdown()
         nodes.shutdown()
+
+
+def _patiently(start):
+    """Try again where a node is not up within the half minute that Ray gives it: machines that test are busy."""
+    for left in reversed(range(5)):
+        try:
+            return start()
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
+    raise AssertionError
 
 
 class LastingWorkers:

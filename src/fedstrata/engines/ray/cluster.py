@@ -16,6 +16,7 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.threads import cores
 
 MEGABYTE = 2**20
+STARTS = 3  # tries to start a cluster: on a busy machine, nodes are late
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,25 @@ class Cluster:
             asked |= {"num_cpus": cores(), "include_dashboard": False}
             if object_store is not None:
                 asked["object_store_memory"] = object_store * MEGABYTE
-        try:
-            with _same_signals():
-                self.ray.init(logging_level=logging.ERROR, **asked)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            why = str(error).strip().splitlines()[0]
+        for left in reversed(range(STARTS if asked["address"] == "local" else 1)):
+            try:
+                with _same_signals():
+                    self.ray.init(logging_level=logging.ERROR, **asked)
+                return
+            except Exception as error:  # where a node is not up in time, Ray raises just that
+                self.ray.shutdown()
+                self._refuse(asked["address"], error, left)
+
+    def _refuse(self, address: str, error: Exception, left: int) -> None:
+        """Say why there is no cluster, unless another try is left."""
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if address != "local":
             raise RequestError(
-                f'engine.address = "{asked["address"]}": no cluster answers ({why}); start one with '
-                "ray start --head, or leave engine.address out for one on this machine"
+                f'engine.address = "{address}": no cluster answers ({why}); start one with ray start --head, or leave '
+                "engine.address out for one on this machine"
             ) from None
+        if not left:
+            raise FedstrataError(f"no cluster can be started on this machine: {why}") from None
 
     def nodes(self) -> list[ClusterNode]:
         """Return the machines that are there."""
