@@ -1,4 +1,4 @@
-"""Draw the picture of each stage: `python docs/pictures/draw.py` writes them beside this file.
+"""Draw a round and each of its stages: `python docs/pictures/draw.py` writes them beside this file.
 
 Colours are labels, the same in every picture; grey lines and words are read on light and on dark ground.
 """
@@ -117,6 +117,32 @@ def server_step() -> str:
     return path + server(330, 85) + arrow(350, 85, 440, 85, LABELS[0], 3) + arrow(349, 78, 500, 40, INK, 4) + words
 
 
+def a_round() -> str:
+    """Draw one round with all its stages, and which paper repairs which."""
+    stages = [  # where, its key, the question, the paper, its colour
+        (75, 40, "schedule", "which labels next?", "Stratify", LABELS[0]),
+        (205, 40, "selector", "which clients?", "FLIPS", LABELS[1]),
+        (205, 150, "sampler", "which samples first?", "FedBSS", LABELS[2]),
+        (435, 150, "corrections", "who is held back?", "FedPBS", LABELS[3]),
+        (435, 40, "driver", "who trains again?", "Terraform", LABELS[4]),
+        (565, 40, "combiner", "updates become one", "then server_step", FAINT),
+    ]
+    boxes = "".join(
+        f'<rect x="{x - 57}" y="{y - 32}" width="114" height="64" rx="8" fill="none" stroke="{c}" stroke-width="2.5"/>'
+        + word(x, y - 11, key, 13)
+        + word(x, y + 6, question, 11)
+        + word(x, y + 24, paper, 13)
+        for x, y, key, question, paper, c in stages
+    )
+    own = "".join(client(292 + 56 * (i % 2), 118 + 44 * (i // 2), SKEWED[i], i in (0, 1, 3)) for i in range(4))
+    way = [(132, 40, 146, 40), (205, 72, 205, 116), (435, 118, 435, 74), (492, 40, 506, 40)]
+    again = f'<path d="M 378 40 L 266 40" fill="none" stroke="{INK}" stroke-width="2" stroke-dasharray="5 4"/>'
+    home = f'<path d="M 565 72 L 565 212 L 75 212 L 75 76" fill="none" stroke="{INK}" stroke-width="2"/>'
+    tips = arrow(270, 40, 264, 40) + arrow(75, 80, 75, 74)
+    words = word(320, 32, "the hard ones", 11) + word(320, 206, "the next round's model", 11)
+    return boxes + own + "".join(arrow(*ends) for ends in way) + again + home + tips + words
+
+
 STAGES = {
     schedule: "Labels are drawn evenly, wherever they lie.",
     driver: "Side by side, from hand to hand, or the hard ones twice.",
@@ -128,20 +154,21 @@ STAGES = {
 }
 
 
-def picture(stage: str, drawing: str, says: str) -> str:
+def picture(stage: str, drawing: str, says: str, height: int = HEIGHT) -> str:
     """Return a whole file."""
     tip = (
         f'<marker id="tip" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" '
         f'orient="auto" markerUnits="userSpaceOnUse"><path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker>'
     )
-    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" role="img">'
     return f"{begin}<title>{stage}: {says}</title><defs>{tip}</defs>{drawing}</svg>\n"
 
 
 def pictures() -> dict[str, str]:
     """Return all, by the name of their file."""
-    return {f"{s.__name__}.svg": picture(s.__name__, s(), says) for s, says in STAGES.items()}
+    whole = picture("A round", a_round(), "stages, and the paper that repairs each", 222)
+    return {f"{s.__name__}.svg": picture(s.__name__, s(), says) for s, says in STAGES.items()} | {"round.svg": whole}
 
 
 if __name__ == "__main__":

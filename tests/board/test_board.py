@@ -350,10 +350,10 @@ def test_looks_are_shared_and_paced(root, monkeypatch):
 
 def test_the_stream_tells_the_list_first_and_then_the_figures(root):
     found = events(Browser(root).get("/events?run=begun"))
-    assert [kind for kind, _ in found] == ["runs", "figures"]
+    assert [kind for kind, _ in found] == ["runs", "details", "figures"]
     assert found[0][1]["all"]
-    assert found[1][1]["title"] == "begun on digits"
-    assert len(events(Browser(root, looks=5).get("/events?run=begun"))) == 2  # then nothing, as nothing happens
+    assert found[2][1]["title"] == "begun on digits"
+    assert len(events(Browser(root, looks=5).get("/events?run=begun"))) == 3  # then nothing, as nothing happens
 
 
 def test_the_page_and_all_it_is_made_of_come_from_here(root):
@@ -389,14 +389,16 @@ def test_files_cannot_be_had(root, path):
 @pytest.mark.parametrize("run", ["..", "../runs/done", "/etc", "done/../done", "", "foreign", "done/checkpoint", "\0"])
 def test_only_runs_that_are_listed_can_be_opened(root, run, monkeypatch):
     monkeypatch.setattr(RunData, "read", lambda *_: pytest.fail("something was opened"))
-    _, (_, shown) = events(Browser(root).get("/events", params={"run": run}))
+    _, (_, details), (_, shown) = events(Browser(root).get("/events", params={"run": run}))
+    assert details == []
     assert shown["warnings"] == [f"there is no run {run} here"]
     assert shown["order"] == []
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
-def test_the_board_only_reads(root, method):
-    assert Browser(root).request(method, "/events").status_code == 405
+@pytest.mark.parametrize("path", ["/events", "/", "/board.js"])
+def test_the_board_only_reads_but_for_notes(root, method, path):
+    assert Browser(root).request(method, path).status_code == 405
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_beyond_loopback_a_token_is_needed_and_a_cookie_keeps_it(root):
     assert (opened.status_code, opened.headers["location"]) == (303, "/?run=begun")
     assert "HttpOnly" in opened.headers["set-cookie"]
     assert browser.get("/").status_code == 200
-    assert events(browser.get("/events?run=begun"))[1][1]["title"] == "begun on digits"
+    assert events(browser.get("/events?run=begun"))[2][1]["title"] == "begun on digits"
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from looks import contrast, drawn, unreadable
 from playwright.sync_api import Page, expect
 
 from fedstrata import Run, train
+from fedstrata.board.notes import read_notes
 
 pytestmark = pytest.mark.browser
 POINTS = "(many) => document.querySelector('[data-figure=accuracy]')?.calcdata?.[0]?.length === many"
@@ -77,6 +78,62 @@ def test_runs_are_laid_over_each_other_and_the_address_can_be_shared(window, boa
     expect(page.locator("#title")).to_have_text("done on digits")
     line(page, "done").get_by_role("checkbox").uncheck()
     expect(page.locator("figure")).to_have_count(0)
+
+
+def test_it_opens_on_the_run_that_is_going_on_and_says_how_long_it_will_take(window, board):
+    address, runs = board
+    live = written.begun(runs / "going-on", rounds=1000)
+    with live.locked():
+        written.play(live, 1, 12)
+        page = window(address)
+        expect(page.locator("#title")).to_have_text("going-on on digits")
+        expect(line(page, "going-on")).to_contain_text("16 min left")
+    shutil.rmtree(live.path)
+
+
+def test_a_comparison_is_one_entry_with_a_mean_and_unfolds(window, board):
+    address, runs = board
+    for method, figures in {"fedavg": (0.95, 0.4), "flips": (0.7, 0.8)}.items():
+        for seed, accuracy in enumerate(figures):
+            one = written.begun(runs / f"several/{method}/seed-{seed}", method=method, seed=seed)
+            written.play(one, 1, 5)
+            written.conclude(one, accuracy)
+    (runs / "several/comparison.json").write_text("{}")
+    page = window(address)
+    entry = line(page, "several")
+    expect(entry).to_contain_text("flips, best of 2")
+    expect(entry).to_contain_text("75.0 % [70.0, 80.0]")
+    expect(line(page, "fedavg")).to_have_count(0)
+    entry.get_by_role("button", name="Methods of several").click()
+    expect(line(page, "fedavg")).to_contain_text("67.5 % [40.0, 95.0]")
+    line(page, "flips").get_by_role("checkbox").check()
+    expect(page.locator("#title")).to_have_text("several/flips on digits, 2 seeds")
+    shutil.rmtree(runs / "several")
+
+
+def test_settings_that_differ_are_columns_and_two_runs_are_laid_side_by_side(window, board):
+    page = window(board[0] + "?run=done&run=half")
+    table = page.get_by_role("region", name=re.compile("Settings: .* differ"))
+    expect(table).to_contain_text("method.name")
+    expect(table).to_contain_text("scaffold")
+    expect(page.get_by_role("region", name="At the last evaluation.")).to_contain_text("second less first")
+    page.get_by_role("button", name="All settings").click()
+    expect(page.get_by_role("region", name=re.compile("Settings: .* differ"))).to_contain_text("train.lr")
+    page.get_by_text("Log", exact=True).click()
+    expect(page.get_by_label("Log of half")).to_contain_text("round 30  round  accuracy=")
+
+
+def test_notes_and_tags_are_kept_and_found(window, board):
+    address, runs = board
+    page = window(address + "?run=half")
+    page.get_by_text("Notes and tags", exact=True).click()
+    page.get_by_label("Note on half").fill("stopped by me")
+    page.get_by_label("Tags, with commas between them").fill("odd, odd, later")
+    page.get_by_role("button", name="Keep").click()
+    expect(line(page, "half")).to_contain_text("oddlater")
+    page.get_by_label("Filter").fill("later")
+    expect(line(page, "done")).to_have_count(0)
+    assert read_notes(runs / "half").note == "stopped by me"
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), pytest.param(1440, "light", marks=pytest.mark.extended)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 from importlib.resources import files
@@ -12,19 +13,25 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedstrata.board.auth import Auth
 from fedstrata.board.feed import Board, Feed
+from fedstrata.board.notes import Notes, write_notes
+from fedstrata.board.settings import defaults
+from fedstrata.core.errors import RequestError
 from fedstrata.report.document import embedded, look
 from fedstrata.report.figures import SECTIONS
 
 HEARTBEAT = 20  # pauses after which a silent stream says that it is still there, and so finds out who has left
+LARGEST = 1 << 16  # bytes of a note with its tags
 FILES = {
     "page.css": "report/page.css",
     "page.js": "report/page.js",
     "board.css": "board/board.css",
+    "list.js": "board/list.js",
+    "details.js": "board/details.js",
     "board.js": "board/board.js",
     "plotly.js": "",  # lies in plotly's package
 }
@@ -39,8 +46,23 @@ def pages(
         feed = board.watch(request.query_params.getlist("run"))
         return StreamingResponse(_stream(feed, board.pause, ending), media_type="text/event-stream")
 
+    async def note(request: Request) -> Response:
+        """Take a note and tags of a run: all that the board ever writes."""
+        try:
+            folder = board.index.folder(request.query_params.get("run", ""))
+            notes = Notes.of(json.loads(await _body(request)))
+            await run_in_threadpool(write_notes, folder, notes)
+        except KeyError:
+            return PlainTextResponse("there is no such run", 404)
+        except (RequestError, ValueError, RecursionError) as error:
+            return PlainTextResponse(f"not kept: {error}", 400)
+        except OSError as error:
+            return PlainTextResponse(f"not kept: {error.strerror}", 507)
+        return Response(status_code=204)
+
     routes = [
         Route("/", _page),
+        Route("/notes", note, methods=["POST"]),
         *(Route(f"/{name}", _file) for name in FILES),
         Route("/events", events),
     ]
@@ -53,7 +75,7 @@ async def _stream(feed: Feed, pause: float, ending: Callable[[], bool]) -> Async
     silent = 0
     while not ending():
         silent += 1
-        for news in (feed.rows, feed.figures):  # the list need not wait for figures
+        for news in (feed.rows, feed.details, feed.figures):  # the list need not wait for figures
             for kind, data in await run_in_threadpool(news):
                 yield f"event: {kind}\ndata: {data}\n\n"
                 silent = 0
@@ -62,8 +84,17 @@ async def _stream(feed: Feed, pause: float, ending: Callable[[], bool]) -> Async
         await asyncio.sleep(pause)
 
 
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST:
+            raise RequestError(f"more than {LARGEST} bytes")
+    return body
+
+
 def _page(_: Request) -> Response:
-    held = embedded({"figures": {}, "sections": SECTIONS, **look()})
+    held = embedded({"figures": {}, "sections": SECTIONS, "defaults": defaults(), **look()})
     return Response(_text("board/board.html").replace("HELD", held), media_type="text/html")
 
 

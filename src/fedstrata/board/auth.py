@@ -1,4 +1,4 @@
-"""Who may look: this machine without further ado, others with a token; nobody can change anything."""
+"""Who may look: this machine without further ado, others with a token; only the board's own page may keep notes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def _name(host: str) -> str:
     return found[1] if found else ""
 
 
+def _from_here(request: Request) -> bool:
+    """Say whether the board's own page asks: other pages cannot set this type without asking, nor name our origin."""
+    origin = request.headers.get("origin", "").partition("://")[2]
+    json_body = request.headers.get("content-type", "").startswith("application/json")
+    return json_body and origin != "" and origin == request.headers.get("host")
+
+
 class Auth:
     """Stands before the pages.
 
@@ -65,8 +72,10 @@ class Auth:
 
     def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)
-        if request.method != "GET":
-            return PlainTextResponse("the board only reads", 405, {"Allow": "GET"})
+        if request.method != "GET" and (request.method, request.url.path) != ("POST", "/notes"):
+            return PlainTextResponse("the board only reads, but for notes", 405, {"Allow": "GET"})
+        if request.method == "POST" and not _from_here(request):
+            return PlainTextResponse("notes are taken from the board's own page", 403)
         if self.only_this_machine and not loopback(_name(request.headers.get("host", ""))):
             return PlainTextResponse("the board answers to localhost only", 403)
         if self.token is None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
 
+from fedstrata.board.details import RunDetails
+from fedstrata.board.groups import group_rows
 from fedstrata.board.index import Row, RunIndex
 from fedstrata.board.views import BoardView, Drawing, RunReader
 
@@ -57,6 +59,7 @@ class Feed:
     def __init__(self, board: Board, view: BoardView):
         self._board, self._view = board, view
         self._rows: dict[str, Row] | None = None
+        self._details: list[RunDetails] | None = None
         self._picture: Drawing | None = None
 
     def rows(self) -> list[tuple[str, str]]:
@@ -67,7 +70,15 @@ class Feed:
         anew, self._rows = self._rows is None, now
         if not (changed or gone or anew):
             return []
-        return [("runs", json.dumps({"changed": changed, "gone": gone, "all": anew}))]
+        groups = [asdict(group) for group in group_rows(self._board.index.root, now)]
+        return [("runs", json.dumps({"changed": changed, "gone": gone, "all": anew, "groups": groups}))]
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return an event with settings, costs, log and notes of the chosen runs, if any of it has changed."""
+        before, self._details = self._details, (now := self._view.details())
+        if now == before:
+            return []
+        return [("details", json.dumps([asdict(details) for details in now]))]
 
     def figures(self) -> list[tuple[str, str]]:
         """Return an event with the figures that have changed since the last time, if any has."""

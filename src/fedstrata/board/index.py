@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedstrata.board.notes import FILE as NOTES
+from fedstrata.board.notes import read_notes
+from fedstrata.board.settings import Settings, unusual
 from fedstrata.config.naming import name_run
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import read_event
@@ -17,6 +20,7 @@ from fedstrata.runs.folder import Run
 
 DEPTH = 6  # folders below the root in which runs are looked for; a comparison's lie in COMPARISON/METHOD/seed-N
 TAILS = (1 << 16, 1 << 20)  # bytes read from the end of the events; more where no scored round is among them
+ROUND, PACED = b'{"event": "round"', 20  # how the line of a round begins; rounds over which a pace is taken
 Stamp = tuple[int, int] | None  # time and size of a file, which change when it does
 
 
@@ -34,6 +38,10 @@ class Row:
     planned: int | None = None
     accuracy: float | None = None
     changed: float = 0.0  # when its events were last written to, in seconds since 1970
+    pace: float | None = None  # seconds a round, lately; of a run that is running
+    settings: Settings = field(default_factory=dict)  # those that are not the defaults
+    note: str = ""
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class RunIndex:
 
     def _glance(self, path: str) -> _Read:
         folder, before = self.root / path, self._read.get(path)
-        stamps = tuple(stamp(folder / name) for name in ("experiment.toml", "events.jsonl", "summary.json"))
+        stamps = tuple(stamp(folder / name) for name in ("experiment.toml", "events.jsonl", "summary.json", NOTES))
         if before is not None and before.stamps == stamps:
             state = before.row.state
             if state in ("running", "stopped"):  # nothing need be written when a run is killed or goes on
@@ -90,7 +98,7 @@ def _runs(root: Path, below: str, depth: int) -> Iterator[str]:
 
 
 def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
-    changed = events[0] / 1e9 if events else 0.0
+    changed, notes = events[0] / 1e9 if events else 0.0, read_notes(folder)
     try:
         asked = read_toml((folder / "experiment.toml").read_text(), "experiment.toml")
         row = Row(
@@ -101,18 +109,22 @@ def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
             seed=_whole(_at(asked, "train", "seed")),
             planned=_whole(_at(asked, "train", "rounds")),
             changed=changed,
+            settings=unusual(asked),
+            note=notes.note,
+            tags=notes.tags,
         )
         if (folder / "summary.json").exists():
             told = Run(folder).summary
             why, accuracy = plain_text(str(told.get("stopped", ""))), _figure(told["accuracy"])
             return replace(row, state="finished", why=why, rounds=int(told["rounds"]), accuracy=accuracy)
         rounds, accuracy = _progress(folder / "events.jsonl")
+        pace = _pace(folder / "events.jsonl") if row.state == "running" else None
     except Exception as error:  # one run folder, whatever is in it, must not hide the others
         kind = "" if isinstance(error, RequestError) else f"{type(error).__name__}: "
         return Row(path, "damaged", plain_text(f"{kind}{error}"), changed=changed)
     if accuracy is None and before is not None and before.rounds <= rounds:
         accuracy = before.accuracy  # of a round that was read earlier
-    return replace(row, rounds=rounds, accuracy=accuracy)
+    return replace(row, rounds=rounds, accuracy=accuracy, pace=pace)
 
 
 def _state(folder: Path) -> str:
@@ -126,20 +138,36 @@ def _progress(events: Path) -> tuple[int, float | None]:
     """Return the last round and the last accuracy, from the end of the events; a line that is half written is none."""
     rounds = 0
     for tail in TAILS:
-        with events.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - tail, 0))
-            lines = file.read(tail).split(b"\n")[0 if tail >= size else 1 : -1]
+        lines, whole = tail_lines(events, tail)
         for line in reversed(lines):
-            event = read_event(line) if line.startswith(b'{"event": "round"') else None
+            event = read_event(line) if line.startswith(ROUND) else None
             if event is None:
                 continue  # of damaged ones, the figures of the run say so
             rounds = rounds or event["round"]
             if (accuracy := _figure(event.get("accuracy"))) is not None:
                 return rounds, accuracy
-        if tail >= size:
+        if whole:
             break
     return rounds, None
+
+
+def _pace(events: Path) -> float | None:
+    """Return the seconds that a round took lately, by the clock that the process of the run noted."""
+    lines = [line for line in tail_lines(events, TAILS[0])[0] if line.startswith(ROUND)][-PACED:]
+    ends = [event for line in (lines[:1] + lines[-1:]) if (event := read_event(line)) is not None]
+    clocks = [_figure(event.get("wall", {}).get("seconds")) for event in ends]
+    if len(ends) < 2 or clocks[0] is None or clocks[1] is None:
+        return None
+    rounds, seconds = ends[1]["round"] - ends[0]["round"], clocks[1] - clocks[0]
+    return seconds / rounds if rounds > 0 and seconds > 0 else None  # a run that was resumed begins to count anew
+
+
+def tail_lines(path: Path, size: int) -> tuple[list[bytes], bool]:
+    """Return the whole lines among the last bytes of a file, and whether these are all of it."""
+    with path.open("rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(length - size, 0))
+        return file.read(size).split(b"\n")[0 if size >= length else 1 : -1], size >= length
 
 
 def stamp(path: Path) -> Stamp:

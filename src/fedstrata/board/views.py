@@ -8,6 +8,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedstrata.board.details import DetailReader, RunDetails
 from fedstrata.board.index import RunIndex, Stamp, stamp
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plain_text import plain_text
@@ -80,6 +81,14 @@ class BoardView:
         self._drawn: object = None  # of what `picture` is a picture
         self._due = 0.0
         self.picture = Drawing()
+        self._details: dict[str, DetailReader] = {}
+
+    def details(self) -> list[RunDetails]:
+        """Return settings, costs, log and notes of the chosen runs that are there."""
+        for name in self._names[:MOST]:
+            if name in self._index.rows and name not in self._details:
+                self._details[name] = DetailReader(self._index.folder(name), name)
+        return [self._details[name].read() for name in self._names if name in self._details]
 
     def refresh(self) -> None:
         """Draw the runs again if they have changed, and if drawing them has not just taken long."""
