@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,8 +33,7 @@ LOCAL, ONE, TWO, FLOWER = "the local engine", "one node", "two nodes", "Flower's
 
 def versions() -> dict[str, str]:
     """Return what is compared with."""
-    ray: Any = __import__("ray")
-    return {"ray": ray.__version__, "flwr": PINS["flower"].partition("==")[2]}
+    return {"ray": version("ray"), "flwr": PINS["flower"].partition("==")[2]}
 
 
 def measure(quick: bool = False) -> list[dict[str, Any]]:
@@ -95,10 +95,21 @@ def _speed(name: str, job: Job, turns: int, peers: bool) -> Any:
     yield row(f"{name}, through the object store of two nodes", stored / 1e6, "MB a round")
 
 
+def _flower() -> str | None:
+    """Return the interpreter for Flower: this one, where it has the version that is compared with, or its own."""
+    try:
+        if version("flwr") == PINS["flower"].partition("==")[2]:
+            return sys.executable
+    except PackageNotFoundError:
+        pass
+    python = python_of("flower")
+    return None if python is None else str(python)
+
+
 def _played(module: str, job: Job) -> tuple[list[float], dict[str, Any]]:
     """Start a player; return the seconds of its rounds, and what it told beside them."""
-    python = str(python_of("flower")) if module == "flower" else sys.executable
-    if python == "None":
+    python = _flower() if module == "flower" else sys.executable
+    if python is None:
         raise ValueError("it is not installed")
     own = python == sys.executable
     environment = {key: value for key, value in os.environ.items() if own or key != "PYTHONPATH"}

@@ -22,7 +22,7 @@ from fedstrata.engines.ray.worker import ClientWorker
 SMALL = {
     "object_store_memory": 80 * 2**20,
     "include_dashboard": False,
-    "_system_config": {"health_check_failure_threshold": 40},  # a starved node is not dead
+    "_system_config": {"health_check_failure_threshold": 10},  # a starved node is not dead
 }
 
 

@@ -106,6 +106,15 @@ def test_it_is_an_engine(workers):
     fedstrata.check_engine(OnLastingWorkers(workers))
 
 
+def test_samples_by_path(nodes, tmp_path):
+    asked = {**METHODS["scaffold"], "model.hidden": (5,), "engine.precision": "fp64", "train.rounds": 2}
+    asked |= {"engine.kind": "ray", "engine.address": "auto", "engine.workers": 1, "engine.cpus": 0.5}
+    shared = {**asked, "engine.shared_folder": str(tmp_path / "shared")}
+    runs = [fedstrata.train(overrides=how, out=tmp_path / str(i)) for i, how in enumerate((asked, shared))]
+    assert alike(runs[0].model(), runs[1].model())
+    assert len(list((tmp_path / "shared").glob("fedstrata-*/x.npy"))) == 1
+
+
 class KilledOnTheWay:
     """Kills something after a step was played and before it is summed, once."""
 
@@ -118,19 +127,15 @@ class KilledOnTheWay:
     def collect(self, weights):
         kill, self._kill = self._kill, None
         if kill is not None and self._engine._now.tag[0] == 1:
-            kill(self._engine)
+            kill(self._engine, weights)
         elif kill is not None:
             self._kill = kill
         return self._engine.collect(weights)
 
 
-def a_player(engine):
-    return sorted(set(engine._now.player.values()))[-1]
-
-
 def test_a_killed_worker_changes_nothing_but_the_log(workers):
-    def kill(engine):
-        os.kill(engine.workers[a_player(engine)], signal.SIGKILL)
+    def kill(engine, weights):
+        os.kill(engine.workers[engine._now.player[max(weights)]], signal.SIGKILL)
 
     undisturbed, _ = play(session_of(METHODS["scaffold"]), engine=workers.engine)
     workers.said.clear()
@@ -145,7 +150,7 @@ def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, 
     undisturbed, _ = play(session_of(METHODS["scaffold"]), engine=workers.engine)
     engines = []
 
-    def kill(engine):
+    def kill(engine, weights):
         head = nodes.head_node.node_id
         name = next(n for n in sorted(engine.workers, reverse=True) if not n.startswith(head))
         gone = next(node for node in nodes.worker_nodes if name.startswith(node.node_id))
@@ -163,18 +168,10 @@ def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, 
     before = set(engines[0].workers)
     new = nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     workers.said.clear()
-    again, _ = play(session_of(METHODS["scaffold"]), engine=start)
+    engine = workers.engine(session_of(METHODS["scaffold"]))
+    again, _ = play(session_of(METHODS["scaffold"]), engine=lambda _: engine)
     assert same(undisturbed, again)
-    assert any(name.startswith(new.node_id) for name in set(engines[1].workers) - before)
-
-
-def test_samples_by_path(nodes, tmp_path):
-    asked = {**METHODS["scaffold"], "model.hidden": (5,), "engine.precision": "fp64", "train.rounds": 2}
-    asked |= {"engine.kind": "ray", "engine.address": "auto", "engine.workers": 1, "engine.cpus": 0.5}
-    shared = {**asked, "engine.shared_folder": str(tmp_path / "shared")}
-    runs = [fedstrata.train(overrides=how, out=tmp_path / str(i)) for i, how in enumerate((asked, shared))]
-    assert alike(runs[0].model(), runs[1].model())
-    assert len(list((tmp_path / "shared").glob("fedstrata-*/x.npy"))) == 1
+    assert any(name.startswith(new.node_id) for name in set(engine.workers) - before)
 
 
 def begun(out, *more):

@@ -113,6 +113,7 @@ def test_a_node_has_room_for_so_many():
     assert Share("auto", 0.5, 0.1).room(node) == 10  # 1 / 0.1 is 9.99 in binary
     assert Share("auto", 1.0, 0.5).room(small) == 0
     assert list(Share(3).slots([node, small])) == ["a/0", "b/0", "b/1"]
+    assert list(Share(3).slots([node, small], avoid={"a/0"})) == ["b/0", "b/1", "b/2"]
 
 
 def test_a_shard_holds_the_samples_of_its_clients_alone(tmp_path):

@@ -7,7 +7,7 @@ the next round on; one that takes the place of a lost worker joins when it is re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,9 +34,13 @@ class Share:
         shares = [(node.cpus, self.cpus), (node.gpus, self.gpus)]
         return min(int(there / each + 1e-9) for there, each in shares if each)
 
-    def slots(self, nodes: Iterable[ClusterNode]) -> dict[str, ClusterNode]:
-        """Return the places of workers: all, or the first on every node, then the second, and so on."""
-        ordered = sorted((i, node.name, node) for node in nodes for i in range(self.room(node)))
+    def slots(self, nodes: Iterable[ClusterNode], avoid: Collection[str] = ()) -> dict[str, ClusterNode]:
+        """Return the places of workers: all, or the first on every node, then the second, and so on.
+
+        Places to avoid come last: for a while after a node is lost, Ray still lists it.
+        """
+        places = [(i, node.name, node) for node in nodes for i in range(self.room(node))]
+        ordered = sorted(places, key=lambda place: (f"{place[1]}/{place[0]}" in avoid, place[:2]))
         wanted = ordered if self.workers == "auto" else ordered[: self.workers]
         return {f"{name}/{i}": node for i, name, node in wanted}
 
@@ -69,7 +73,8 @@ class Members:
         self.present: dict[str, Member] = {}
         self._joining: dict[str, tuple[Member, Any]] = {}
         self._seen: set[str] = set()
-        self._tries: Counter[str] = Counter()
+        self._tries: Counter[str] = Counter()  # to start a worker, by place
+        self._avoid: set[str] = set()  # places where one was lost, or could not be started
         self._why = ""
 
     @property
@@ -98,7 +103,7 @@ class Members:
     def refresh(self) -> list[Member]:
         """Look at the nodes: start what is missing, let in who is ready; return those whose node is gone."""
         nodes = self._cluster.nodes()
-        slots, there = self._share.slots(nodes), {node.name for node in nodes}
+        slots, there = self._share.slots(nodes, self._avoid), {node.name for node in nodes}
         lost = [member for member in self.present.values() if member.node.name not in there]
         for member in lost:
             self.lose(member.name)
@@ -115,13 +120,17 @@ class Members:
 
     def wait(self) -> None:
         """Wait until a worker is there."""
-        self._admit(self._joining, 0.0)
-        while not self.present and self._joining:
-            refs = [ref for _, ref in self._joining.values()]
-            ready, _ = self._cluster.ray.wait(refs, num_returns=1, timeout=PATIENCE)
-            if not ready:
-                break
+        for _ in range(TRIES):
             self._admit(self._joining, 0.0)
+            while not self.present and self._joining:
+                refs = [ref for _, ref in self._joining.values()]
+                ready, _ = self._cluster.ray.wait(refs, num_returns=1, timeout=PATIENCE)
+                if not ready:
+                    break
+                self._admit(self._joining, 0.0)
+            if self.present or self._joining:
+                break
+            self.refresh()  # somewhere else
         if not self.present:
             why = self._why or f"none answered within {PATIENCE:.0f} seconds; are its CPUs or GPUs taken?"
             raise FedstrataError(f"no worker can be started on the cluster at {self._cluster.address}: {why}")
@@ -138,6 +147,7 @@ class Members:
                 about = self._cluster.ray.get(ref)
             except self._errors.RayError as error:
                 self._why = _reason(error)
+                self._avoid.add(member.name)
                 if self._tries[member.name] == TRIES:
                     self._remark(f"no worker can be started on node {member.node.address}: {self._why}")
                 continue
@@ -145,6 +155,7 @@ class Members:
             self._check(member, about["versions"])
             self.present[member.name] = member
             self._tries[member.name] = 0
+            self._avoid.discard(member.name)
 
     def _check(self, member: Member, versions: Mapping[str, str]) -> None:
         """Refuse a worker that would compute otherwise, or not understand."""
@@ -182,15 +193,14 @@ class Members:
         for node, workers in self.by_node.items():
             gone = names.intersection(workers)
             address = self.present[workers[0]].node.address
-            if len(gone) == len(workers):
-                said.append(f"node {address} with {_count(len(gone), 'worker')} ({node[:8]})")
-            elif gone:
-                said.append(f"{_count(len(gone), 'worker')} of {len(workers)} on node {address} ({node[:8]})")
+            if gone:
+                said.append(f"{len(gone)} of {_count(len(workers), 'worker')} on node {address} ({node[:8]})")
         return " and ".join(said)
 
     def lose(self, name: str) -> None:
         """Strike a worker off; what is left of it ends."""
         member = self.present.pop(name)
+        self._avoid.add(name)
         self._cluster.ray.kill(member.actor)
 
     def close(self) -> None:
