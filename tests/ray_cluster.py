@@ -14,7 +14,7 @@ from fedstrata.core.part import Part
 from fedstrata.engines.local.engine import InProcessPool
 from fedstrata.engines.ray.cluster import Cluster
 from fedstrata.engines.ray.engine import RayEngine
-from fedstrata.engines.ray.members import Members, Share
+from fedstrata.engines.ray.members import ClusterWorkers, Share
 from fedstrata.engines.ray.samples import SamplePlacement
 from fedstrata.engines.ray.shards import Outline
 from fedstrata.engines.ray.worker import ClientWorker
@@ -67,7 +67,7 @@ class LastingWorkers:
             actor = ray.remote(ClientWorker).options(num_cpus=0.5, scheduling_strategy=where).remote(False, False)
             return actor, actor.prepare.remote(*(self._plan or (None, None)))
 
-        self.members = Members(self.cluster, Share(workers, cpus=0.5), make, self.said.append)
+        self.members = ClusterWorkers(self.cluster, Share(workers, cpus=0.5), make, self.said.append)
         self.members.start()
 
     def engine(self, work, client_state="memory", replicas=2, only=None) -> RayEngine:
@@ -101,11 +101,11 @@ class LastingWorkers:
 class Some:
     """The first so many of all workers."""
 
-    def __init__(self, members: Members, count: int):
+    def __init__(self, members: ClusterWorkers, count: int):
         self._members = members
         self.present = {name: members.present[name] for name in sorted(members.present)[:count]}
 
-    by_node = Members.by_node
+    by_node = ClusterWorkers.by_node
 
     def gather(self, calls):
         return self._members.gather(calls)

@@ -26,11 +26,11 @@ from fedstrata.engines.local.client_states import ClientStateStore
 from fedstrata.engines.local.engine import InProcessPool
 from fedstrata.engines.ray.cluster import Cluster
 from fedstrata.engines.ray.grid import add_parts, choose_units
-from fedstrata.engines.ray.members import Members
+from fedstrata.engines.ray.members import ClusterWorkers
 from fedstrata.engines.ray.packing import pack, packed_bytes, unpack
 from fedstrata.engines.ray.placement import choose_home, deal
 from fedstrata.engines.ray.samples import SamplePlacement
-from fedstrata.engines.ray.worker import Played, PlayedTask, WorkOrder
+from fedstrata.engines.ray.worker import PlayedTask, WorkDone, WorkOrder
 
 LOSSES = 3  # of workers in a row, without an answer in between, after which a run gives up
 
@@ -63,7 +63,7 @@ class RayEngine:
     def __init__(
         self,
         cluster: Cluster,
-        members: Members,
+        members: ClusterWorkers,
         samples: SamplePlacement,
         here: Callable[[], InProcessPool],
         remark: Callable[[str], None],
@@ -228,7 +228,7 @@ class RayEngine:
         place = self._store.states if client in self._store.states else self._on_file
         return place[client][1] if client in place else None
 
-    def _take(self, now: PlayedStep, played: Played) -> None:
+    def _take(self, now: PlayedStep, played: WorkDone) -> None:
         """Read a worker's answer."""
         for remark in played.remarks:
             self._remark(remark)

@@ -58,7 +58,7 @@ class Member:
     moved_away: list[int] = field(default_factory=list)
 
 
-class Members:
+class ClusterWorkers:
     """Starts workers where there is room, and notices those that are gone."""
 
     def __init__(

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstrata.data.federation import Federation
 from fedstrata.engines.ray.cluster import Cluster
-from fedstrata.engines.ray.members import Members
+from fedstrata.engines.ray.members import ClusterWorkers
 from fedstrata.engines.ray.placement import rank_nodes
 from fedstrata.engines.ray.shards import cut_shard, write_samples
 
@@ -17,7 +17,12 @@ class SamplePlacement:
     """Every client's samples lie on its first nodes: `replicas` of them, so that losing one moves nothing at first."""
 
     def __init__(
-        self, cluster: Cluster, members: Members, federation: Federation, replicas: int, shared_folder: str | None
+        self,
+        cluster: Cluster,
+        members: ClusterWorkers,
+        federation: Federation,
+        replicas: int,
+        shared_folder: str | None,
     ):
         self._cluster, self._members, self._federation, self._replicas = cluster, members, federation, replicas
         self._folder = "" if shared_folder is None else write_samples(federation, shared_folder)

@@ -38,7 +38,7 @@ class Outline:
         tests = Split.nothing(len(federation)) if federation.moves is None else federation.test_split
         return cls(federation.classes, federation.speeds, federation.moves, tests, largest)
 
-    def fill(self, shard: Shard) -> Federation:
+    def fill(self, shard: SampleShard) -> Federation:
         """Return the federation as a worker sees it: clients whose samples are elsewhere hold nothing."""
         x, y = shard.read()
         nothing = Samples(x[:0], y[:0])
@@ -48,7 +48,7 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class Shard:
+class SampleShard:
     """Samples of some clients: arrays, or a folder that holds those of all."""
 
     arrays: Mapping[str, np.ndarray]
@@ -69,7 +69,7 @@ class Shard:
         return sum(array.nbytes for array in (*self.arrays.values(), self.rows, self.starts))
 
 
-def cut_shard(federation: Federation, chosen: np.ndarray, folder: str = "") -> Shard:
+def cut_shard(federation: Federation, chosen: np.ndarray, folder: str = "") -> SampleShard:
     """Return the samples of the clients that a mask chooses; with a folder, only where they lie."""
     split, train = federation.train_split, federation.train
     if federation.moves is not None:
@@ -78,12 +78,12 @@ def cut_shard(federation: Federation, chosen: np.ndarray, folder: str = "") -> S
     rows = split.rows[np.repeat(chosen, split.sizes)]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     if folder:
-        return Shard({}, folder, rows, starts)
+        return SampleShard({}, folder, rows, starts)
     if chosen.all():
-        return Shard({"x": train.x.numpy(), "y": train.y.numpy()}, "", rows, starts)
+        return SampleShard({"x": train.x.numpy(), "y": train.y.numpy()}, "", rows, starts)
     own = np.unique(rows)
     arrays = {"x": train.x.numpy()[own], "y": train.y.numpy()[own]}
-    return Shard(arrays, "", np.searchsorted(own, rows), starts)
+    return SampleShard(arrays, "", np.searchsorted(own, rows), starts)
 
 
 def write_samples(federation: Federation, shared: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from fedstrata.engines.local.engine import InProcessPool
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.engines.ray.cluster import Cluster, ClusterNode
 from fedstrata.engines.ray.engine import RayEngine
-from fedstrata.engines.ray.members import Members, Share
+from fedstrata.engines.ray.members import ClusterWorkers, Share
 from fedstrata.engines.ray.samples import SamplePlacement
 from fedstrata.engines.ray.shards import Outline
 from fedstrata.engines.ray.worker import ClientWorker
@@ -76,7 +75,7 @@ class RayEngineOptions(Part):
         cluster = Cluster(self.address, self.object_store)
         try:
             make = self._prepare(cluster, local, federation, on_gpu)
-            members = Members(cluster, Share(self.workers, self.cpus, self.gpus), make, remark)
+            members = ClusterWorkers(cluster, Share(self.workers, self.cpus, self.gpus), make, remark)
             members.start()
             samples = SamplePlacement(cluster, members, federation, self.replicas, self.shared_folder)
             here = partial(InProcessPool, local, federation, False, remark)
@@ -96,7 +95,7 @@ class RayEngineOptions(Part):
         """Put what every worker knows into the object store; return what starts one on a node."""
         try:
             known = cluster.ray.put(local), cluster.ray.put(Outline.of(federation))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except Exception as error:  # whatever a part that cannot be sent raises
             raise RequestError(f'engine.kind = "ray": the plan cannot be sent to other machines ({error})') from None
         affinity = cluster.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         worker = cluster.ray.remote(ClientWorker)

@@ -23,7 +23,7 @@ from fedstrata.engines.local.engine import Answer, InProcessPool
 from fedstrata.engines.local.gpu import GpuPool, ask_for_queues
 from fedstrata.engines.ray.grid import Units, count_units, peaks_of, summed_dtypes
 from fedstrata.engines.ray.packing import Packed, pack, unpack
-from fedstrata.engines.ray.shards import Outline, Shard
+from fedstrata.engines.ray.shards import Outline, SampleShard
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FailedTask:
 
 
 @dataclass(frozen=True)
-class Played:
+class WorkDone:
     """A worker's answer to an order."""
 
     tasks: Sequence[PlayedTask] = ()
@@ -90,7 +90,7 @@ class ClientWorker:
         self._remarks: list[str] = []
         return {"pid": os.getpid(), "versions": list_versions()}
 
-    def place(self, shard: Shard) -> bool:
+    def place(self, shard: SampleShard) -> bool:
         """Take samples; say whether they could be read."""
         try:
             federation = self._outline.fill(shard)
@@ -104,7 +104,7 @@ class ClientWorker:
             self._pool = InProcessPool(*options, largest=self._outline.largest)
         return True
 
-    def work(self, down: Packed, order: WorkOrder) -> Played:
+    def work(self, down: Packed, order: WorkOrder) -> WorkDone:
         """Make client updates, one after another."""
         tasks, client_states = self._begin(down, order)
         answers: list[Answer] = []
@@ -112,10 +112,10 @@ class ClientWorker:
             try:
                 answers += self._resident.work([task], client_states)
             except Exception:
-                return Played(failed=FailedTask(task.client, traceback.format_exc()))
+                return WorkDone(failed=FailedTask(task.client, traceback.format_exc()))
         return self._tell(answers)
 
-    def work_together(self, down: Packed, order: WorkOrder, step: Step) -> Played:
+    def work_together(self, down: Packed, order: WorkOrder, step: Step) -> WorkDone:
         """Make the client updates of clients that compute one batch together, or meet while they compute."""
         tasks, client_states = self._begin(down, order)
         try:
@@ -127,7 +127,7 @@ class ClientWorker:
             return self._tell(answers, {} if statistics is None else {"statistics": statistics})
         except Exception as error:
             client = getattr(error, "client", tasks[0].client)
-            return Played(failed=FailedTask(client, traceback.format_exc()))
+            return WorkDone(failed=FailedTask(client, traceback.format_exc()))
 
     def collect(self, weights: Mapping[int, float], units: Units) -> Packed:
         """Sum what these clients sent."""
@@ -154,7 +154,7 @@ class ClientWorker:
         tasks = [fast_replace(task, down=brought) for task in order.tasks]
         return tasks, {task.client: self._kept[task.client] for task in tasks if task.client in self._kept}
 
-    def _tell(self, answers: Sequence[Answer], common: Tensors | None = None) -> Played:
+    def _tell(self, answers: Sequence[Answer], common: Tensors | None = None) -> WorkDone:
         reports = read([report for report, _ in answers])
         told = []
         for report, (_, new) in zip(reports, answers, strict=True):
@@ -170,4 +170,4 @@ class ClientWorker:
             )
             told.append(played)
         remarks, self._remarks[:] = list(self._remarks), []
-        return Played(told, pack(common or {}), remarks)
+        return WorkDone(told, pack(common or {}), remarks)
