@@ -26,6 +26,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks local
 	$(BIN)/python -m benchmarks engine
 	$(BIN)/python -m benchmarks scaling
+	$(BIN)/python -m benchmarks ray
 	$(BIN)/python -m benchmarks profile
 	$(BIN)/python -m benchmarks work
 	$(BIN)/python -m benchmarks privacy

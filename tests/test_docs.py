@@ -132,6 +132,7 @@ PARTS = {  # keys whose value is a part, or has options of one beside its own ke
     "train.optimizer": "optimizers",
     "train.lr_schedule": "lr_schedules",
     "track": "trackers",
+    "engine": "engines",
 }
 
 

@@ -32,6 +32,7 @@ class Job:
     data: str = ""  # a .npz file
     threads: int = 1  # of torch in a process that trains clients
     cores: int = 1
+    nodes: int = 1  # of a cluster
     began: float = 0.0  # time.time() when the process was started
 
     @property

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.job import CLASSES, LR, Job, Stopwatch, network
+from fedstrata.core.engine import Engine
+from fedstrata.core.part import Part
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
-from fedstrata.runs.session import build_session
+from fedstrata.runs.session import Session, build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.server.loop import play_round
 
@@ -19,12 +21,29 @@ MANY = 100_000  # rounds: what the engine is told, so that it works as in a run 
 
 def play(job: Job, watch: Stopwatch) -> None:
     """Play the rounds."""
+    work = session_of(job)
+    engine = start(work, LocalEngineOptions(device="cpu"), job)
+    play_rounds(work, engine, job, watch)
+    engine.close()
+
+
+def session_of(job: Job) -> Session:
+    """Prepare the job."""
     x, y = job.arrays()
     rows = [np.arange(len(x))[job.rows(client)] for client in range(job.clients)]
     federation, module = Federation.from_arrays(x, y, rows, test=(x[:CLASSES], y[:CLASSES])), network(job.model)
     asked = {"train.clients_per_round": job.per_round, "train.batch_size": job.batch, "train.epochs": 1, "train.lr": LR}
-    work = build_session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
-    engine = LocalEngineOptions(device="cpu").start(work.plan.local, federation, MANY * job.per_round, _ignore)
+    return build_session(describe_experiment(None, "fedavg", asked, federation, module), federation, module)
+
+
+def start(work: Session, options: Part, job: Job) -> Any:
+    """Start an engine."""
+    made: Any = options
+    return made.start(work.plan.local, work.federation, MANY * job.per_round, _ignore)
+
+
+def play_rounds(work: Session, engine: Engine, job: Job, watch: Stopwatch) -> None:
+    """Play the rounds, and end each with a lap."""
     state = work.initial_state()
     with one_thread():
         for round in range(job.rounds):
@@ -32,7 +51,6 @@ def play(job: Job, watch: Stopwatch) -> None:
             watch.steps += sum(report.steps for report in outcome.reports)
             state.round += 1
             watch.lap()
-    engine.close()
 
 
 def _ignore(*_: Any, **__: Any) -> None:

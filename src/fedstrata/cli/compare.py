@@ -108,6 +108,10 @@ def compare(
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Play only one of so many shares: for several machines.")
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="ray plays runs on a Ray cluster, ray=HOST:PORT on that one; else local."),
+    ] = "local",
     merge: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Put the runs of several folders into this one.")
     ] = None,
@@ -127,6 +131,7 @@ def compare(
     from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
     from fedstrata.runs.compare.live import watcher
     from fedstrata.runs.compare.queue import check_jobs, check_minutes
+    from fedstrata.runs.compare.ray_cells import check_engine_name
     from fedstrata.runs.compare.shards import Shard
     from fedstrata.runs.compare.tables import check_format
     from fedstrata.runs.compare.tune import Tune
@@ -134,13 +139,14 @@ def compare(
     stop_cleanly()
     check_jobs(jobs)
     check_minutes(minutes)
+    check_engine_name(engine)
     Shard.read(shard)
     for path in table or ():
         check_format(path)
     tuning = tune, tune_budget, tune_seeds is not None, tune_validation is not None, tuner, trials is not None
     design = methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None, *tuning
     if merge is not None:
-        if any((resume, *design, metric, jobs is not None, minutes is not None, shard)):
+        if any((resume, *design, metric, jobs is not None, minutes is not None, shard, engine != "local")):
             raise RequestError("--merge takes everything from the folders; leave out other options")
         return conclude(Comparison.merge(merge, given or []), as_json, wide, table or ())
     if len(given or ()) > 1:
@@ -162,7 +168,7 @@ def compare(
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes, shard=shard, progress=False)
+        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes, shard=shard, engine=engine, progress=False)
     except KeyboardInterrupt:
         shown.close()
         print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)

@@ -2,4 +2,5 @@
 
 PARTS = {
     "local": "fedstrata.engines.local.start:LocalEngineOptions",
+    "ray": "fedstrata.engines.ray.start:RayEngineOptions",
 }

@@ -16,7 +16,18 @@ from fedstrata.core.plan import Plan
 from fedstrata.runs.session import Session
 from fedstrata.server.state import State
 
-CHANGEABLE = ("train.rounds", "engine.workers", "engine.device", "engine.client_state", "track")
+WHERE = (  # of [engine]: where a run is executed, which changes nothing in it
+    "workers",
+    "device",
+    "client_state",
+    "address",
+    "cpus",
+    "gpus",
+    "replicas",
+    "shared_folder",
+    "object_store",
+)
+CHANGEABLE = ("train.rounds", *(f"engine.{key}" for key in WHERE), "track")
 TIMES = (WHOLE, (1, 2))  # of a round, at which learning rates are compared
 
 

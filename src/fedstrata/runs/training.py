@@ -18,7 +18,7 @@ from fedstrata.core.event_lines import describe_damage
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
 from fedstrata.runs.execution import run_session, show_finished
-from fedstrata.runs.extension import CHANGEABLE, refuse_extension
+from fedstrata.runs.extension import CHANGEABLE, WHERE, refuse_extension
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
 from fedstrata.runs.progress import showing
@@ -179,7 +179,8 @@ def resume(
         The run folder.
     overrides
         `{"train.rounds": 400}` extends a run, also a finished one, where it then equals a run of so many rounds. Where
-        it is executed and shown may change too: `engine.workers`, `engine.device`, `engine.client_state`, `track`.
+        it is executed and shown may change too: `engine.workers`, `engine.device`, `engine.client_state`, `track`, and
+        of a cluster `engine.address` and what its workers take.
     federation, model
         Data and network that came from Python are passed again.
     watch
@@ -262,7 +263,7 @@ def resume(
 
 def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
     """Leave out where a run is executed and shown, and what it is called: that may change on the way."""
-    engine = {k: v for k, v in experiment["engine"].items() if k not in ("workers", "device", "client_state")}
+    engine = {k: v for k, v in experiment["engine"].items() if k not in WHERE}
     return {**{key: value for key, value in experiment.items() if key not in ("name", "track")}, "engine": engine}
 
 

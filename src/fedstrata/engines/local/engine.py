@@ -153,14 +153,16 @@ class InProcessPool:
         federation: Federation,
         together: bool = False,
         give_up: Callable[[str], None] = lambda _: None,
+        largest: int | None = None,  # client anywhere, where this is not the whole federation
     ):
         self._local, self._federation, self._together, self._give_up = local, federation, together, give_up
         self._sizes, self._cores = federation.train_split.sizes, cores()
+        self._largest = int(self._sizes.max()) if largest is None else largest
         self._workers = [self._make_worker(federation.train.x, federation.train.y)]  # more where clients meet
 
     def _make_worker(self, x: Tensor, y: Tensor) -> Worker:
         fastest = 1.0 if self._federation.speeds is None else float(self._federation.speeds.max())
-        return Worker(self._local, x, y, int(self._sizes.max()), fastest, give_up=self._give_up)
+        return Worker(self._local, x, y, self._largest, fastest, give_up=self._give_up)
 
     def work(self, tasks: Sequence[Task], client_states: Mapping[int, Tensors]) -> list[Answer]:
         """Make all client updates; answers in task order."""

@@ -71,13 +71,14 @@ class GpuPool(InProcessPool):
         give_up: Callable[[str], None],
         workers: int = 1,
         record: bool = True,
+        largest: int | None = None,
     ):
         self._record, self._streams = record, list[torch.cuda.Stream]()
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         local, x = prepare_samples(local, federation.train.x, devices[:workers])
         self._data = {d: (x[d], federation.train.y.to(d)) for d in devices[:workers]}
         self._wanted = [devices[i % len(devices)] for i in range(workers)]
-        super().__init__(local, federation, together, give_up)
+        super().__init__(local, federation, together, give_up, largest)
         while len(self._workers) < workers and self._has_room():
             self._workers.append(self._make_worker(*self._data[self._wanted[len(self._workers)]]))
         self.room = int(FOR_STATE * sum(torch.cuda.mem_get_info(d)[0] for d in self._data))
@@ -100,7 +101,7 @@ class GpuPool(InProcessPool):
     def _make_worker(self, x: Tensor, y: Tensor) -> Worker:
         device = self._wanted[min(len(self._streams), len(self._wanted) - 1)]
         fastest = 1.0 if self._federation.speeds is None else float(self._federation.speeds.max())
-        worker = Worker(self._local, *self._data[device], int(self._sizes.max()), fastest, device, True, self._give_up)
+        worker = Worker(self._local, *self._data[device], self._largest, fastest, device, True, self._give_up)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))
         if self._record:

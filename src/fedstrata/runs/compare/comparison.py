@@ -18,6 +18,7 @@ from torch import nn
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.data.federation import Federation
+from fedstrata.engines.ray.cluster import load_ray
 from fedstrata.runs.compare.cells import VERSION, Cell, listed
 from fedstrata.runs.compare.choice import Choice
 from fedstrata.runs.compare.design import Design
@@ -27,7 +28,8 @@ from fedstrata.runs.compare.live import showing
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
-from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
+from fedstrata.runs.compare.queue import Deadline, check_jobs, choose_jobs, play_cells
+from fedstrata.runs.compare.ray_cells import LOCAL, check_engine_name, refuse_nested
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
 from fedstrata.runs.compare.search import Place, Search, describe_search, is_trial, settings_of
 from fedstrata.runs.compare.settings import Condition, Entry
@@ -323,6 +325,7 @@ class Comparison:
         watch: Tell | None = None,
         minutes: float | None = None,
         shard: str | None = None,
+        engine: str = LOCAL,
         progress: bool = True,
     ) -> Comparison:
         """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
@@ -340,6 +343,9 @@ class Comparison:
         shard
             "2/5" plays the second of five shares, for several machines; they may use one folder, or folders of their
             own that `Comparison.merge` puts together.
+        engine
+            "ray" plays cells on a Ray cluster: the one that runs here or that RAY_ADDRESS names, else one that is
+            started for it; "ray=HOST:PORT" on that one. Cells are the same, wherever they are played.
         progress
             Whether to show how far it is, on a terminal or in a notebook.
 
@@ -359,7 +365,13 @@ class Comparison:
             deadline = Deadline(minutes)
             trials = self.search.cells if self.search else ()
             unfinished = [cell for cell in (*trials, *self._share()) if cell.state != "finished"]
-            choose_jobs(unfinished, self.federation, self.model, jobs)
+            check_engine_name(engine)
+            if engine == LOCAL:
+                choose_jobs(unfinished, self.federation, self.model, jobs)
+            else:
+                load_ray()
+                check_jobs(jobs)
+                refuse_nested(unfinished)
         except RequestError:
             with suppress(OSError):  # nothing is left behind, unless it was there before
                 self.path.rmdir()
@@ -378,6 +390,8 @@ class Comparison:
                     self.search.watch(cell, event)
 
             def play(cells: Sequence[Cell]) -> bool:
+                if engine != LOCAL:
+                    return play_cells(cells, self.federation, self.model, tell, jobs, deadline, engine)
                 many, note = choose_jobs(cells, self.federation, self.model, jobs)
                 self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
                 return play_cells(cells, self.federation, self.model, tell, many, deadline)

@@ -53,6 +53,7 @@ def compare(
     watch: Tell | None = None,
     minutes: float | None = None,
     shard: str | None = None,
+    engine: str = "local",
     progress: bool = True,
 ) -> Comparison:
     """Run every method under every condition with every seed, and sum the runs up.
@@ -91,7 +92,7 @@ def compare(
         comparison. Beside them "budget" ("rounds=50") and "seeds" of a trial, "validation", the share that is held out
         (0.2), "metric", where it is another one, and "rows" with further keys of single rows. "tuner": "optuna" tries
         so many "trials", of lists and of ranges such as "0.001..0.3:log".
-    jobs, watch, minutes, shard, progress
+    jobs, watch, minutes, shard, engine, progress
         As in `Comparison.run`.
 
     Returns
@@ -120,7 +121,7 @@ def compare(
     Shard.read(shard)
     request = ComparisonRequest.of(methods, variants, over or {}, conditions, seeds, budget, ablate, same, metric, tune)
     prepared = prepare(experiment, request, overrides, federation, model, out)
-    return prepared.run(jobs=jobs, watch=watch, minutes=minutes, shard=shard, progress=progress)
+    return prepared.run(jobs=jobs, watch=watch, minutes=minutes, shard=shard, engine=engine, progress=progress)
 
 
 def prepare(

@@ -15,6 +15,7 @@ from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
 from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
+from fedstrata.runs.compare.ray_cells import LOCAL, on_cluster
 
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
 
@@ -36,6 +37,8 @@ def choose_jobs(
     if asked is not None:
         return min(asked, len(cells)), None
     engine = cells[0].experiment.engine
+    if engine.kind == "ray":  # whose workers take the whole cluster
+        return 1, None
     if uses_gpu(engine.device):
         return (CELLS if can_share() and reason is None and len(cells) > CELLS else 1), None
     if sum(cell.guess for cell in cells) < WORTH_PROCESSES:
@@ -103,12 +106,16 @@ def play_cells(
     federation: Federation | None,
     model: nn.Module | None,
     tell: Tell,
-    jobs: int,
+    jobs: int | None,
     deadline: Deadline,
+    engine: str = LOCAL,
 ) -> bool:
     """Play cells, so many at a time; say whether all were played before the time was up."""
     watch = deadline.watching(tell)
     try:
+        if engine != LOCAL:
+            return on_cluster(cells, federation, model, watch, engine, jobs, deadline.may_begin, deadline.left)
+        assert jobs is not None
         if jobs == 1:
             return in_turn(cells, federation, model, watch, deadline.may_begin)
         return side_by_side(cells, federation, model, watch, jobs, deadline.may_begin, deadline.left)

@@ -1,0 +1,123 @@
+"""The engine on a Ray cluster against the local one and Flower's simulation, which runs on Ray too, on the same work.
+
+Clusters are made of nodes on this machine, which share its cores: one node with a worker a core, and as many nodes as
+cores with one worker each. So this measures what the engine adds, and not how it grows; docs/scale.md reckons that from
+these figures. Everybody takes turns, a process each time; a round's time is the median of the rounds after the second,
+and ratios are medians over turns. Memory is the growth of every process over many rounds of tiny clients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks._rows import row
+from benchmarks.engine import HERE, WARM, WORKLOADS, _write
+from benchmarks.peers import PINS, last_line, python_of, say
+from benchmarks.peers.job import Job
+from fedstrata.core.threads import cores
+
+TURNS, LONG = 3, 2000
+MOST, LEAK = 1.25, 1.0  # times the local engine; kilobytes a round that a process may grow by
+LOCAL, ONE, TWO, FLOWER = "the local engine", "one node", "two nodes", "Flower's simulation"
+
+
+def versions() -> dict[str, str]:
+    """Return what is compared with."""
+    return {"ray": version("ray"), "flwr": PINS["flower"].partition("==")[2]}
+
+
+def measure(quick: bool = False) -> list[dict[str, Any]]:
+    """Return rounds a second, overhead, bytes and growth of memory; quickly, of few tiny clients without Flower."""
+    workloads = {large.name: large for large in WORKLOADS}
+    large, tiny = workloads["W1 CNN"], workloads["W2 tiny MLP"]
+    if quick:
+        few = {"clients": 10, "per_round": 4, "samples": 32}
+        large = replace(large, job=replace(large.job, **few, model="lenet5", rounds=WARM + 2))
+    long = replace(tiny.job, clients=20, per_round=4, rounds=12 if quick else LONG)
+    with tempfile.TemporaryDirectory() as folder:
+        job = replace(large.job, data=str(Path(folder) / "large.npz"), cores=max(cores(), 2))
+        long = replace(long, data=str(Path(folder) / "tiny.npz"), cores=job.cores)
+        _write(job, large.shape)
+        _write(long, tiny.shape)
+        rows = list(_speed(large.name, job, 1 if quick else TURNS, not quick))
+        say(f"memory over {long.rounds} rounds")
+        seconds, told = _played("on_ray", replace(long, nodes=2))
+    rows.append(row("a round of 4 tiny clients on two nodes", median(seconds[WARM:]), "s"))
+    slopes = told["slopes"]
+    for process, slope in slopes.items():
+        say(f"  {process}: {slope:+.3f} KB a round")
+    worst = max(slopes.values()) if slopes else None
+    rows.append(row(f"memory over {LONG:,} rounds, the process that grows most", worst, "KB a round", at_most=LEAK))
+    return rows
+
+
+def _speed(name: str, job: Job, turns: int, peers: bool) -> Any:
+    """Let everybody play in turn; yield what rounds took."""
+    players = {LOCAL: ("ours", job), ONE: ("on_ray", job), TWO: ("on_ray", replace(job, nodes=2))}
+    if peers:
+        players[FLOWER] = ("flower", replace(job, threads=1))  # an actor a core, which suits it best here
+    times: dict[str, list[float]] = {player: [] for player in players}
+    stored = 0.0
+    for number in range(turns):
+        say(f"{name}: turn {number + 1} of {turns}")
+        for player, (module, own) in list(players.items()):
+            try:
+                seconds, told = _played(module, own)
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
+                if player != FLOWER:
+                    raise
+                say(f"{player} is left out, because it cannot be run: {last_line(error)}")
+                del players[player]
+                continue
+            times[player].append(median(seconds[WARM:]))
+            stored = told.get("bytes", stored)
+
+    def ratio(player: str, to: str) -> float | None:
+        both = zip(times.get(player, ()), times[to], strict=False)
+        return median(a / b for a, b in both) if times.get(player) else None
+
+    for player in (LOCAL, ONE, TWO, FLOWER):
+        own_times = times.get(player)
+        yield row(f"{name}, {player}", 1 / median(own_times) if own_times else None, "rounds/s")
+    yield row(f"{name}, {ONE} with 2 workers", ratio(ONE, LOCAL), "x local", at_most=MOST)
+    yield row(f"{name}, {TWO} with 1 worker each", ratio(TWO, LOCAL), "x local")
+    yield row(f"{name}, {FLOWER} against one node", ratio(FLOWER, ONE), "x ours")
+    yield row(f"{name}, through the object store of two nodes", stored / 1e6, "MB a round")
+
+
+def _flower() -> str | None:
+    """Return the interpreter for Flower: this one, where it has the version that is compared with, or its own."""
+    try:
+        if version("flwr") == PINS["flower"].partition("==")[2]:
+            return sys.executable
+    except PackageNotFoundError:
+        pass
+    python = python_of("flower")
+    return None if python is None else str(python)
+
+
+def _played(module: str, job: Job) -> tuple[list[float], dict[str, Any]]:
+    """Start a player; return the seconds of its rounds, and what it told beside them."""
+    python = _flower() if module == "flower" else sys.executable
+    if python is None:
+        raise ValueError("it is not installed")
+    own = python == sys.executable
+    environment = {key: value for key, value in os.environ.items() if own or key != "PYTHONPATH"}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    command = [python, "-m", "benchmarks.peers", module, replace(job, began=time.time()).dump()]
+    done = subprocess.run(command, cwd=HERE, env=environment, check=False, capture_output=True, text=True, timeout=1800)
+    if done.returncode:
+        raise subprocess.SubprocessError(done.stderr[-2000:])
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+    told: dict[str, Any] = json.loads(lines[-2]) if len(lines) > 1 and lines[-2].startswith("{") else {}
+    return json.loads(lines[-1]), told

@@ -1,0 +1,1 @@
+"""The engine on a cluster: Ray carries tasks to workers on several machines."""

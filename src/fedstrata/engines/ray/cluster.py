@@ -1,0 +1,135 @@
+"""The cluster: found at an address, or started on this machine for one run and ended with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.threads import cores
+
+MEGABYTE = 2**20
+STARTS = 3  # tries to start a cluster: on a busy machine, nodes are late
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A machine of the cluster that is there."""
+
+    name: str  # as Ray knows it
+    address: str
+    cpus: float
+    gpus: float
+
+
+def load_ray() -> Any:
+    """Import Ray; say what to install where it is not there."""
+    try:
+        return import_module("ray")
+    except ImportError as error:
+        wanted = 'a cluster needs Ray, which is not installed; use pip install "fedstrata[ray]"'
+        raise RequestError(f"{wanted} ({error})") from None
+
+
+class Cluster:
+    """A connection to Ray. What this process was connected to before stays connected when it is closed."""
+
+    def __init__(self, address: str | None, object_store: int | None = None):
+        self.ray = load_ray()
+        self._own = not self.ray.is_initialized()
+        if self._own:
+            self._connect(address, object_store)
+        elif address not in (None, "auto", "local", self.address):
+            raise RequestError(f'engine.address = "{address}", but this process is connected to {self.address} already')
+
+    @property
+    def address(self) -> str:
+        """Return where the cluster is."""
+        return str(self.ray.get_runtime_context().gcs_address)
+
+    def _connect(self, address: str | None, object_store: int | None) -> None:
+        if address is not None and address.startswith("ray://"):
+            raise RequestError(
+                f'engine.address = "{address}": Ray Client maps no memory, and cannot carry models; '
+                'run on a machine of the cluster, with "auto" or host:port, or send the run there with ray job submit'
+            )
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what is trained here
+        asked: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "configure_logging": False}
+        if asked["address"] == "local":
+            asked |= {"num_cpus": cores(), "include_dashboard": False}
+            if object_store is not None:
+                asked["object_store_memory"] = object_store * MEGABYTE
+        for left in reversed(range(STARTS if asked["address"] == "local" else 1)):
+            try:
+                with _same_signals():
+                    self.ray.init(logging_level=logging.ERROR, **asked)
+                return
+            except Exception as error:  # where a node is not up in time, Ray raises just that
+                self.ray.shutdown()
+                self._refuse(asked["address"], error, left)
+
+    def _refuse(self, address: str, error: Exception, left: int) -> None:
+        """Say why there is no cluster, unless another try is left."""
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if address != "local":
+            raise RequestError(
+                f'engine.address = "{address}": no cluster answers ({why}); start one with ray start --head, or leave '
+                "engine.address out for one on this machine"
+            ) from None
+        if not left:
+            raise FedstrataError(f"no cluster can be started on this machine: {why}") from None
+
+    def nodes(self) -> list[ClusterNode]:
+        """Return the machines that are there."""
+        return [
+            ClusterNode(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["Resources"].get("CPU", 0.0),
+                node["Resources"].get("GPU", 0.0),
+            )
+            for node in self.ray.nodes()
+            if node["Alive"]
+        ]
+
+    @contextmanager
+    def storing(self) -> Iterator[None]:
+        """Say what to do where the object store, and the disk behind it, are full."""
+        errors = self.ray.exceptions
+        try:
+            yield
+        except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
+            why = str(error).strip().splitlines()[0]
+            raise FedstrataError(
+                f"Ray's object store is full, and so is the disk it spills to ({why}); start nodes with a larger "
+                "--object-store-memory, set engine.object_store for a cluster on this machine, or share samples by "
+                "path with engine.shared_folder. The last checkpoint is safe"
+            ) from None
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started for this run ends."""
+        if self._own and self.ray.is_initialized():
+            with _same_signals():
+                self.ray.shutdown()
+
+
+@contextmanager
+def _same_signals() -> Iterator[None]:
+    """Leave signals to whoever handled them before: Ray takes SIGTERM for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with suppress(TypeError):  # one that was not set from Python
+                signal.signal(number, handler)

@@ -1,0 +1,203 @@
+"""The engine on a cluster against the local one, on a real cluster of several nodes, some of which are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray_cluster import LastingWorkers, OnLastingWorkers, several_nodes
+
+import fedstrata
+from fedstrata.data.drift import Drift
+from fedstrata.testing.tiny import alike, play, same, session_of, tiny_federation
+
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning:ray"),  # Ray's own files and sockets
+]
+METHODS = {
+    "fedavg": {},
+    "fedprox": {"method.name": "fedprox"},
+    "scaffold": {"method.name": "scaffold", "system.stragglers.rate": 0.3},
+    "feddyn": {"method.name": "feddyn"},
+    "fednova": {"method.name": "fednova"},
+    "moon": {"method.name": "moon"},
+    "flips": {"method.name": "flips"},
+    "fedbss": {"method.name": "fedbss"},
+    "terraform": {"method.name": "terraform"},
+    "fedtan": {"method.name": "fedtan", "model.norm": "batch"},  # clients that meet
+    "stratify, fused": {"method.name": "stratify-single", "method.schedule.length": 12},
+    "stratify, by messages": {
+        "method.name": "stratify-single",
+        "method.schedule.length": 12,
+        "engine.execution": "messages",
+    },
+    "chain": {"method.driver": "chain"},
+    "median": {"method.combiner": "median"},  # looks at single updates
+    "compressed": {
+        "method.name": "stratify-batch",
+        "method.driver": {"kind": "sync", "up": "int8", "down": "bf16"},
+        "engine.execution": "messages",
+    },
+    "masked": {"privacy.aggregate": "masked"},
+    "masked, and they meet": {"method.name": "fedtan", "model.norm": "batch", "privacy.aggregate": "masked"},
+}
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with several_nodes([1, 1, 1]) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def workers(nodes):
+    lasting = LastingWorkers()
+    assert len(lasting.members.by_node) == 3
+    yield lasting
+    lasting.members.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_the_local_engine(workers, method):
+    session = session_of(METHODS[method])
+    plain, _ = play(session)
+    spread, _ = play(session_of(METHODS[method]), engine=workers.engine)
+    assert (plain.model.params - spread.model.params).abs().max() < 1e-9
+    assert plain.traffic == spread.traffic
+
+
+def test_data_that_move_between_clients(workers):
+    federation = tiny_federation().moving(Drift(at=(1, 2), share=0.5), seed=0)
+    plain, _ = play(session_of({}, federation))
+    spread, _ = play(session_of({}, federation), engine=workers.engine)
+    still, _ = play(session_of({}))
+    assert (plain.model.params - spread.model.params).abs().max() < 1e-9
+    assert not same(plain, still)
+
+
+def test_any_placement_gives_the_same_bits(workers):
+    def trained(**how):
+        engines = []
+
+        def start(work):
+            engines.append(workers.engine(work, **how))
+            return engines[-1]
+
+        state, _ = play(session_of(METHODS["scaffold"]), engine=start)
+        return state, engines[0].client_states()
+
+    all_three, states = trained()
+    for how in ({"only": 1}, {"only": 2}, {"replicas": 1}, {"client_state": "disk"}):
+        again, others = trained(**how)
+        assert same(all_three, again)
+        assert alike(dict(sorted(states.items())), dict(sorted(others.items())))
+
+
+def test_it_is_an_engine(workers):
+    fedstrata.check_engine(OnLastingWorkers(workers))
+
+
+def test_samples_by_path(nodes, tmp_path):
+    asked = {**METHODS["scaffold"], "model.hidden": (5,), "engine.precision": "fp64", "train.rounds": 2}
+    asked |= {"engine.kind": "ray", "engine.address": "auto", "engine.workers": 1, "engine.cpus": 0.5}
+    shared = {**asked, "engine.shared_folder": str(tmp_path / "shared")}
+    runs = [fedstrata.train(overrides=how, out=tmp_path / str(i)) for i, how in enumerate((asked, shared))]
+    models = [dict(sorted(run.model().items())) for run in runs]
+    assert alike(*models)
+    assert len(list((tmp_path / "shared").glob("fedstrata-*/x.npy"))) == 1
+
+
+class KilledOnTheWay:
+    """Kills something after a step was played and before it is summed, once."""
+
+    def __init__(self, engine, kill):
+        self._engine, self._kill = engine, kill
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def collect(self, weights):
+        kill, self._kill = self._kill, None
+        if kill is not None and self._engine._now.tag[0] == 1:
+            kill(self._engine, weights)
+        elif kill is not None:
+            self._kill = kill
+        return self._engine.collect(weights)
+
+
+def test_a_killed_worker_changes_nothing_but_the_log(workers):
+    def kill(engine, weights):
+        os.kill(engine.workers[engine._now.player[max(weights)]], signal.SIGKILL)
+
+    undisturbed, _ = play(session_of(METHODS["scaffold"]), engine=workers.engine)
+    workers.said.clear()
+    state, _ = play(session_of(METHODS["scaffold"]), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
+    assert same(undisturbed, state)
+    (lost,) = [line for line in workers.said if "lost" in line]
+    assert "round 2" in lost
+    assert "played again elsewhere" in lost
+
+
+def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, workers):
+    undisturbed, _ = play(session_of(METHODS["scaffold"]), engine=workers.engine)
+    engines = []
+
+    def kill(engine, weights):
+        head = nodes.head_node.node_id
+        name = next(n for n in sorted(engine.workers, reverse=True) if not n.startswith(head))
+        gone = next(node for node in nodes.worker_nodes if name.startswith(node.node_id))
+        nodes.remove_node(gone, allow_graceful=False)
+
+    def start(work):
+        engines.append(KilledOnTheWay(workers.engine(work), kill))
+        return engines[-1]
+
+    workers.said.clear()
+    state, _ = play(session_of(METHODS["scaffold"]), engine=start)
+    assert same(undisturbed, state)
+    assert len([line for line in workers.said if "lost" in line]) == 1
+
+    before = set(engines[0].workers)
+    new = nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    workers.said.clear()
+    engine = workers.engine(session_of(METHODS["scaffold"]))
+    again, _ = play(session_of(METHODS["scaffold"]), engine=lambda _: engine)
+    assert same(undisturbed, again)
+    assert any(name.startswith(new.node_id) for name in set(engine.workers) - before)
+
+
+def begun(out, *more):
+    command = [sys.executable, "-m", "fedstrata", "run", "--set", "engine.kind=ray", "--set", "engine.object_store=80"]
+    command += ["--set", "train.rounds=40", "--set", "method.name=scaffold", "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_clusters_at_once_and_a_killed_driver_goes_on_bit_for_bit(tmp_path):
+    whole, cut = begun(tmp_path / "whole"), begun(tmp_path / "cut")
+    for line in cut.stderr:
+        if "round" in line:
+            cut.kill()
+            break
+    assert cut.wait() == -signal.SIGKILL
+    cut.stderr.close()
+    said = whole.communicate()[1]
+    assert whole.returncode == 0, said
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstrata", "run", "--resume", str(tmp_path / "cut"), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rounds"] == 40  # and nothing but JSON on standard output
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert models[0] == models[1]
