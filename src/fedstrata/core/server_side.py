@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from fedstrata.core.client_context import Program
-from fedstrata.core.local_part import LocalPart
+from fedstrata.core.client_parts import LocalPart
 from fedstrata.core.part import Part
 
 
