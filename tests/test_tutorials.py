@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ from tutorial import play
 
 TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 AT_SITES = ("three-sites",)
+RUNS = {
+    "first": {"berlin", "lyon", "oslo"},
+    "second": {"berlin", "lyon", "oslo", "paris"},
+    "third": {"berlin", "oslo", "paris"},
+}
+DEPLOY = Path(__file__).parents[1] / "docs" / "deploy.md"
 
 
 @pytest.mark.extended
@@ -24,3 +31,19 @@ def test_a_tutorial_at_sites_can_be_followed(page, tmp_path):
     pytest.importorskip("flwr")
     (tmp_path / "empty").mkdir()
     play(page, tmp_path / "empty")
+
+
+@pytest.mark.sites
+def test_three_hospitals_go_from_nothing_to_a_prediction_as_the_page_says(tmp_path, monkeypatch):
+    """Keys, tables, masks, a site and the server killed, the model fetched and used, a site added, one revoked."""
+    pytest.importorskip("flwr")
+    monkeypatch.setenv("FEDSTRATA_STATE", str(tmp_path / "state"))
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    play(DEPLOY, folder)
+    took_part = {name: set(json.loads((folder / f"runs/{name}/sites.json").read_text())) for name in RUNS}
+    assert took_part == RUNS
+    events = [json.loads(line) for line in (folder / "runs/first/events.jsonl").read_text().splitlines()]
+    for kind in ("site_away", "site_back"):
+        assert [event["site"] for event in events if event["event"] == kind and event["site"] == "lyon"] == ["lyon"]
+    assert [event["event"] for event in events].count("resumed") == 1

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -63,7 +63,8 @@ def _running(text: str, folder: Path, around: Mapping[str, str]) -> Iterator[Non
             sleep(0.1)
         yield
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # the page has killed it
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
 
 

@@ -185,7 +185,7 @@ def attend(client: CheckedClient, say: Say) -> None:
     flower.required()
     folder = state.private(state.of_site(client.site))
     household = Household(folder, f"site {client.site}")
-    private = Path(tempfile.mkdtemp(prefix="fedstrata-"))  # short, because paths of sockets must be; mode 700
+    private = Path(tempfile.mkdtemp(prefix=f"fedstrata-site-{client.site[:16]}-"))  # short, mode 700
     try:
         socket = private / "site"
         if len(os.fsencode(socket)) > LONGEST_PATH:
