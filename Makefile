@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all docs bench lint types browser fix clean
+.PHONY: demo test test-all docs bench lint types browser licences lock fix clean
 
 demo: $(VENV)/.run
 	$(BIN)/fedstrata compare examples/one_label.toml --out runs/one-label
@@ -48,6 +48,14 @@ browser: $(VENV)/.dev
 	  || $(BIN)/python -m playwright install chromium \
 	  || echo "WARNING: NO CHROMIUM, and none could be installed: the browser tests will be skipped" >&2
 
+licences: $(VENV)/.dev # of everything that is installed with all extras
+	$(BIN)/python -m pytest tests/test_dependencies.py
+
+# Write down what is installed here; without +cpu, so that every build of that version will do, and without CUDA's own.
+lock: $(VENV)/bin/python
+	{ echo "# Versions that CI installs; written by make lock."; $(BIN)/python -m pip freeze --all --exclude-editable \
+	  | grep == | grep -iv '^\(nvidia\|triton\|cuda\|pip==\)' | sed 's/+[a-z0-9.]*$$//'; } > requirements/ci.txt
+
 fix: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -58,11 +66,14 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[board]' # what the README types next
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+# In the versions that are known to work; where an index does not have one of them any more, in those that it has.
+$(VENV)/.dev: pyproject.toml requirements/ci.txt $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint requirements/ci.txt --editable '.[dev]' \
+	  || { echo "WARNING: NOT IN THE VERSIONS OF requirements/ci.txt" >&2; \
+	       $(BIN)/python -m pip install --quiet --editable '.[dev]'; }
 	@touch $@ $(VENV)/.run
 
 clean:

@@ -1,12 +1,15 @@
-"""What it costs to see: inspecting a large federation, a report of a long run, and the share of a run for its events.
+"""What it costs to see: inspecting a large federation, reports, and the share of a run for its events.
 
 The long run is written here, not trained: 500 rounds of 40 among 200 clients, with every figure that events hold. The
+demo's report is that of `make demo`, whose comparison is played for it; Chromium says when it first painted anything,
+and when the figures in view are drawn; without Chromium these two are not measured. The
 cost of events is measured in runs of digits with the tiny default network, whose rounds are among the shortest there
 are: the time inside what makes and writes events, over the time of the run. Medians count.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,15 +21,18 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from playwright.sync_api import sync_playwright
 
+from benchmarks._browser import BROWSERS, FLAGS
 from benchmarks._rows import row
-from fedstrata import Federation, inspect, train
+from fedstrata import Federation, compare, inspect, train
 from fedstrata.data.partitions.dirichlet_client import DirichletClient
 from fedstrata.report.gather import gather
 from fedstrata.report.page import page
 from fedstrata.runs.folder import Run
 from fedstrata.server import loop
 
+DEMO = Path(__file__).parents[1] / "examples" / "one_label.toml"
 LABELS, FEATURES = 10, 32  # of the federation that is inspected
 ASKED, CLASSES = 40, 20  # of the long run
 
@@ -50,7 +56,7 @@ QUICK = Size(samples=20_000, holders=200, rounds=20, clients=20, trained=3, turn
 def measure(quick: bool = False) -> list[dict[str, Any]]:
     """Return all rows."""
     size = QUICK if quick else FULL
-    return [*inspect_rows(size), *report_rows(size), *logging_rows(size)]
+    return [*inspect_rows(size), *report_rows(size), *demo_rows(size), *logging_rows(size)]
 
 
 def inspect_rows(size: Size) -> list[dict[str, Any]]:
@@ -76,7 +82,41 @@ def report_rows(size: Size) -> list[dict[str, Any]]:
             written = len(page(gather([path])).encode())
             seconds.append(perf_counter() - began)
     name = f"report of {size.rounds} rounds, {size.clients} clients"
-    return [row(name, median(seconds), "s", at_most=5.0), row(f"{name}, size", written / 1e6, "MB", at_most=6.0)]
+    return [row(name, median(seconds), "s", at_most=5.0), row(f"{name}, size", written / 1e6, "MB", at_most=3.0)]
+
+
+def demo_rows(size: Size) -> list[dict[str, Any]]:
+    """Return the size of the demo's report, and how long a browser takes to show it."""
+    with tempfile.TemporaryDirectory() as folder:
+        seeds = 1 if size == QUICK else None
+        compare(DEMO, seeds=seeds, overrides={"train.rounds": 50 if seeds is None else 2}, out=Path(folder) / "demo")
+        file = Path(folder) / "report.html"
+        file.write_text(page(gather([Path(folder) / "demo"])))
+        written = file.stat().st_size
+        shown = [opened(file) for _ in range(size.turns)]
+    painted, drawn = (None if None in times else median(times) for times in zip(*shown, strict=True))
+    return [
+        row("report of the demo, size", written / 1e6, "MB", at_most=3.0),
+        row("report of the demo, first paint", painted, "s", at_most=1.0),
+        row("report of the demo, figures in view", drawn, "s"),
+    ]
+
+
+def opened(file: Path) -> tuple[float | None, float | None]:
+    """Open a page in Chromium; return the seconds to its first paint, and until the figures in view are drawn."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        return None, None
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=browser, args=FLAGS)
+        shown = started.new_page(viewport={"width": 1280, "height": 900})
+        shown.goto(file.as_uri())
+        drawn = shown.wait_for_function(
+            "() => document.documentElement.dataset.drawn && performance.now()"
+        ).json_value()
+        painted = shown.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        started.close()
+    return painted / 1000, drawn / 1000
 
 
 def logging_rows(size: Size) -> list[dict[str, Any]]:

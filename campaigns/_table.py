@@ -18,6 +18,7 @@ class Row:
     tried: int = 0
     survived: int = 0
     examples: list[str] = field(default_factory=list)  # of what was lost: how it failed, and how to see it again
+    figures: dict[str, float] = field(default_factory=dict)  # what was measured, with its unit in its name
 
     @property
     def lost(self) -> int:
@@ -32,11 +33,15 @@ class Row:
             self.examples.append(problem)
 
 
-def store(name: str, command: str, rows: Sequence[Row]) -> None:
-    """Write the table, with the command that makes it."""
+def store(name: str, command: str, rows: Sequence[Row], whole: bool = True) -> None:
+    """Write the table, with the command that makes it; where it is not all of it, other rows stay as they are."""
     RESULTS.mkdir(exist_ok=True)
-    table = {"command": command, "rows": [{**asdict(row), "lost": row.lost} for row in rows]}
-    (RESULTS / f"{name}.json").write_text(json.dumps(table, indent=1) + "\n")
+    file, new = RESULTS / f"{name}.json", [{**asdict(row), "lost": row.lost} for row in rows]
+    names = {row["name"] for row in new}
+    kept = [] if whole or not file.exists() else json.loads(file.read_text())["rows"]
+    rows_now = [row for row in kept if row["name"] not in names] + [row for row in new if row["tried"]]
+    table = {"command": command, "rows": rows_now}
+    file.write_text(json.dumps(table, indent=1) + "\n")
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -47,5 +52,7 @@ def show(rows: Sequence[Row]) -> None:
     for row in (*rows, total):
         print(f"{row.name:{width}}  {row.tried:9,} {row.survived:9,} {row.lost:6,}")
     for row in rows:
+        for name, value in row.figures.items():
+            print(f"{row.name}: {name} {value:,.4g}")
         for example in row.examples:
             print(f"{row.name}: {example}")

@@ -180,7 +180,7 @@ def _chosen(place: tuple[str, str, int], row: Row) -> list[Any]:
 def _played(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
     data, condition, seed = place
     federation, asked = federation_of(*place), CONDITIONS[condition]
-    budget = spent_by_fedavg(data, condition, seed)
+    budget = spent_by_fedavg(data, condition, seed, row.settings.get("model.name", "mlp"))
     ends = {"train.stop.client_updates": UPDATES} if row.by == "client_updates" else {"train.stop.bytes": budget}
     every = max(1, UPDATES // asked.k // 15)
     common = {**asked.settings(), **ends, "train.evaluate.every": every, "train.seed": seed, "engine.workers": 1}
@@ -223,10 +223,10 @@ def _thinned(curve: Sequence[Sequence[float]]) -> list[Sequence[float]]:
 
 
 @cache
-def spent_by_fedavg(data: str, condition: str, seed: int) -> int:
+def spent_by_fedavg(data: str, condition: str, seed: int, model: str = "mlp") -> int:
     """Return the bytes of FedAvg in as many client updates as the budget has: the model down and the update up."""
     federation = federation_of(data, condition, seed)
-    experiment = describe_experiment(None, "fedavg", {}, federation, None)
+    experiment = describe_experiment(None, "fedavg", {"model.name": model}, federation, None)
     return UPDATES * 8 * check_experiment(experiment, federation, None)[1].space.P
 
 

@@ -18,6 +18,7 @@ from studies._grid import CONDITIONS, by_place, figure, read, wrapped
 PAGE = Path(__file__).parent.parent / "docs" / "strata.md"
 TEXT = Path(__file__).parent / "strata.md"  # what stands around the tables
 PAPERS = ("stratify-batch", "stratify-batch (batches of 1,024, int8)", "flips", "fedpbs", "fedbss", "terraform")
+BASE = "balanced+feddyn+fedexp"  # what strata chooses where clients hold several labels
 SHOWN = 8  # of the product, the best
 POINT, FAR = 0.01, 0.05
 
@@ -43,6 +44,8 @@ def page(search: Lines, grid: Lines) -> str:
     tables = {
         "{product}": product_table(search),
         "{more}": more_table(search),
+        "{ordered}": gains(search, f"{BASE}+bias-aware", BASE, "client_updates"),
+        "{ordered_fedavg}": gains(grid, "fedbss", "fedavg", "bytes"),
         "{fresh}": contrasts(fresh),
         "{own}": contrasts(own),
         "{by_data}": by_data(fresh),
@@ -76,6 +79,20 @@ def more_table(search: Lines) -> str:
     best = {c: max(known[c, row] for row in rows) for c in conditions}
     loss = {row: fmean(best[c] - known[c, row] for c in conditions) for row in rows}
     return _table(rows, conditions, known, loss)
+
+
+def gains(lines: Lines, row: str, less: str, by: str) -> str:
+    """Say what a row gains over another on the federations that have both."""
+    pairs = [
+        (figure(o[row], by=by), figure(o[less], by=by), at) for at, o in by_place(lines) if {row, less} <= o.keys()
+    ]
+    ours, theirs, places = zip(*pairs, strict=True)
+    worst, where = min((a - b, at) for a, b, at in pairs)
+    better = sum(a > b for a, b, _ in pairs)
+    return (
+        f"{_gain(difference(ours, theirs))} points, better on {better} of {len(places)} federations and "
+        f"{100 * worst:+.1f} on the worst ({where[0]}, {where[1]}, seed {where[2]})"
+    )
 
 
 def contrasts(grid: Lines) -> str:

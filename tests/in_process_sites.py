@@ -38,6 +38,15 @@ class Here:
     def names(self):
         return sorted(self.hosts)
 
+    def reachable(self):
+        return sorted(self.hosts)
+
+    def invite(self, sites):
+        pass
+
+    def awaited(self):
+        return []
+
     def exchange(self, requests, deadline=None, enough=None):
         told = {}
         for name, request in requests.items():

@@ -131,6 +131,7 @@ PARTS = {  # keys whose value is a part, or has options of one beside its own ke
     "method.server_step": "server_steps",
     "train.optimizer": "optimizers",
     "train.lr_schedule": "lr_schedules",
+    "track": "trackers",
     "engine": "engines",
 }
 
@@ -162,7 +163,7 @@ def test_keys_that_documents_name_exist(page):
     assert not [key for key in sorted(named) if not known(key)]
 
 
-@pytest.mark.parametrize(("key", "kind"), [item for item in PARTS.items() if item[0].startswith(("method", "train"))])
+@pytest.mark.parametrize(("key", "kind"), [item for item in PARTS.items() if item[0].startswith(("method", "tra"))])
 def test_every_option_of_a_part_is_documented_in_the_table_of_its_key(key, kind):
     text = (ROOT / "docs" / "experiment.md").read_text()
     if key == "method.schedule":  # one part with options, which have a table of their own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -35,3 +36,9 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "fedstrata.train" in (tmp_path / "site/reference/python/index.html").read_text()
     assert "longest" in (tmp_path / "site/tutorials/own-selector/index.html").read_text()
+
+
+def test_the_gallery_shows_the_pictures_that_its_script_takes():
+    shown = set(re.findall(r"\(pictures/gallery/([\w-]+)\.png\)", (ROOT / "docs/gallery.md").read_text()))
+    taken = set(re.findall(r'photograph\(.*?, "([\w-]+)"', (ROOT / "docs/pictures/gallery.py").read_text()))
+    assert shown == taken == {path.stem for path in (ROOT / "docs/pictures/gallery").glob("*.png")}

@@ -13,7 +13,7 @@ import fedstrata
 
 PROJECT = Path(__file__).parent.parent
 TABLE = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-IMPORTED_AS = {"grpcio": "grpc", "pillow": "PIL", "scikit-learn": "sklearn"}
+IMPORTED_AS = {"grpcio": "grpc", "pillow": "PIL", "scikit-learn": "sklearn", "mlflow-skinny": "mlflow"}
 
 
 def requirement(text: str) -> str:
@@ -23,7 +23,7 @@ def requirement(text: str) -> str:
 
 
 def test_the_version_stands_in_one_place_and_others_agree_with_it():
-    assert TABLE["project"]["dynamic"] == ["version"]
+    assert TABLE["project"]["dynamic"] == ["version", "readme"]
     assert PROJECT / TABLE["tool"]["hatch"]["version"]["path"] == PROJECT / "src/fedstrata/__init__.py"
     cited = re.search(r"^version: (\S+)$", (PROJECT / "CITATION.cff").read_text(), re.M)[1]
     assert cited == fedstrata.__version__
@@ -41,6 +41,10 @@ def test_every_dependency_is_used_and_every_extra_has_code():
     used = grimp.build_graph("fedstrata", include_external_packages=True, cache_dir=None).modules
     code = "".join(path.read_text() for path in (PROJECT / "src").rglob("*.py"))
     used |= set(re.findall(r'(?:import_module|find_spec)\("(\w+)', code))
+    used |= {
+        name for names in re.findall(r"modules: ClassVar.* = \((.*)\)", code) for name in re.findall(r'"(\w+)"', names)
+    }
+    used.add("fedstrata[tensorboard,mlflow,wandb]")  # an extra of extras
     extras = {name: needs for name, needs in TABLE["project"]["optional-dependencies"].items() if name != "dev"}
     for name, needs in {"": TABLE["project"]["dependencies"], **extras}.items():
         assert [need for need in needs if "win32" not in need and requirement(need) not in used] == [], name

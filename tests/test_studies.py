@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sweeping import sweep
 
 from fedstrata import Stratified
 from fedstrata.core import registry
 from fedstrata.testing.attacks import ATTACKS
-from studies import _grid, attacks, client_choice, strata, strata_search, transfers, which_method
+from studies import _grid, attacks, client_choice, server_rates, strata, strata_search, transfers, which_method
 from studies._looks import LARGEST, looks
 
 
@@ -45,6 +46,28 @@ def test_pages_and_rules_are_what_the_stored_runs_say():
     assert which_method.PAGE.read_text() == which_method.page(grid), again
     assert json.loads(which_method.RULES.read_text()) == which_method.fitted_rules(grid), again
     assert strata.PAGE.read_text() == strata.page(_grid.read(strata_search.STUDY), grid), again
+
+
+def test_the_page_of_server_rates_is_what_the_stored_runs_say():
+    lines = _grid.read(server_rates.STUDY)
+    assert server_rates.PAGE.read_text() == server_rates.page(lines), "python -m studies server_rates --write"
+    there = {(line["data"], line["row"], line["seed"]) for line in lines}
+    wanted = {(d, row.name, s) for d, model in server_rates.MODELS.items() for row in server_rates.rows(model)
+              for s in server_rates.SEEDS}  # fmt: skip
+    assert there == wanted
+
+
+@pytest.mark.parametrize("kind", server_rates.STEPS)
+def test_server_steps_with_a_rate_of_their_own_do_not_collapse_on_any_data_set(kind):
+    lines = {(line["data"], line["row"], line["seed"]): line for line in _grid.read(server_rates.STUDY)}
+    for data in server_rates.MODELS:
+        own, plain = (
+            np.mean([_grid.figure(lines[data, row, seed]) for seed in server_rates.SEEDS])
+            for row in (f"{kind} auto", "fedavg")
+        )
+        assert own > plain, data
+    collapsed = [_grid.figure(lines["fashion-mnist", f"{kind} 0.1", seed]) for seed in server_rates.SEEDS]
+    assert min(collapsed) < 0.3  # what a fixed rate does to a CNN
 
 
 def test_a_study_plays_what_is_missing_once(monkeypatch, tmp_path):

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from browser import BROWSERS, FLAGS  # beside this file
 from playwright.sync_api import sync_playwright
-
-from fedstrata.report.images import BROWSERS, FLAGS
 
 HERE = Path(__file__).parent
 FEDSTRATA = [sys.executable, "-m", "fedstrata"]

@@ -45,6 +45,7 @@ from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import STOP
 from fedstrata.runs.replay import Record, Replay, replay
 from fedstrata.runs.trace import Followed, client_updates, follow
+from fedstrata.runs.trackers.base import TrackedRun, Tracker
 from fedstrata.runs.training import resume, train
 from fedstrata.testing import (
     check_combiner,
@@ -61,6 +62,7 @@ from fedstrata.testing import (
     check_schedule,
     check_selector,
     check_server_step,
+    check_tracker,
 )
 
 __all__ = [
@@ -140,6 +142,8 @@ __all__ = [
     "Sums",
     "Task",
     "Tensors",
+    "TrackedRun",
+    "Tracker",
     "View",
     "check_combiner",
     "check_correction",
@@ -155,6 +159,7 @@ __all__ = [
     "check_schedule",
     "check_selector",
     "check_server_step",
+    "check_tracker",
     "client_updates",
     "compare",
     "follow",

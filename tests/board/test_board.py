@@ -247,7 +247,7 @@ def test_several_runs_are_laid_over_each_other_and_seeds_of_a_method_are_one_lin
     shown = told(watch.figures())["figures"]
     assert shown["title"] == "3 runs on digits"
     lines = [line["name"] for line in shown["changed"]["accuracy"]["data"] if line.get("showlegend", True)]
-    assert lines == ["begun", "compare-1/fedavg, mean of 2"]
+    assert lines == ["begun", "compare-1/fedavg"]
 
 
 def test_runs_on_different_data_are_warned_of(root):

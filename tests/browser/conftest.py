@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
-from fedstrata.report.images import BROWSERS, FLAGS
+from benchmarks._browser import BROWSERS, FLAGS
 
 NONE = "no Chromium here: the browser tests are skipped; `make browser` tries to get one"
 expect.set_options(timeout=60_000)  # machines that run tests are busy

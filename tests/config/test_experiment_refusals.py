@@ -133,6 +133,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(key, name, meant):
         ("engine.workers", "many", '"auto"'),
         ("engine.precision", "fp12", '"fp32", "tf32", "bf16" or "fp64"'),
         ("engine.device", "tpu", '"cpu"'),
+        ("privacy.enclave.minimum_tcb", [1], "a list of 4"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_key_the_value_and_what_is_allowed(key, value, allowed):
@@ -189,6 +190,23 @@ def test_a_path_that_leads_to_no_part_is_refused(path, said):
 def test_a_toml_syntax_error_names_the_file_and_the_line(text, line, tmp_path):
     (tmp_path / "bad.toml").write_text(text)
     refused([str(tmp_path / "bad.toml"), "not valid TOML", f"line {line}"], tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = " + "[" * 100_000 + "]" * 100_000, "deep"),
+        ("[" + ".".join("a" * 100) + "]", "deep"),
+        ("x = " + "9" * 5_000, "64 bits|digits"),
+        ("x = 9223372036854775808", "64 bits"),
+        ("#" * ((16 << 20) + 1), "more than 16,777,216 characters"),
+    ],
+    ids=["lists", "tables", "digits", "a bit too large", "long"],
+)
+def test_toml_that_no_table_of_ours_can_be_is_refused_in_words(text, said, tmp_path):
+    (tmp_path / "bomb.toml").write_text(text)
+    with pytest.raises(RequestError, match=rf"bomb\.toml is not valid TOML: .*({said})"):
+        Experiment.of(tmp_path / "bomb.toml")
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):

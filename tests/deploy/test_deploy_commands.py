@@ -42,16 +42,16 @@ def test_the_server_has_tls_and_node_keys_on_by_default(made, tmp_path):
 
 
 def test_a_site_proves_who_it_is_and_says_where_its_process_is(made):
-    command = flower.supernode("h:8000", "a", Path("/run/a b/site"), 9100, made / "sites/a")
+    command = flower.supernode("h:8000", "a", Path("/run/a b/site"), made / "sites/a")
     given = options(command)
     assert command[3] == "fedstrata.deploy.app"
     assert given["--superlink"] == "h:8000"
-    assert (given["--host"], given["--port"]) == ("127.0.0.1", "9100"), "its own port is for this machine alone"
+    assert given["--isolation"] == "process", "it answers by itself, and has no port for others to do so"
     assert given["--root-certificates"] == str(made / "sites/a/ca.crt")
     assert given["--auth-supernode-private-key"] == str(made / "sites/a/node.key")
     assert tomllib.loads(given["--node-config"].replace("' ", "'\n")) == {"site": "a", "socket": "/run/a b/site"}
     assert "--insecure" not in given
-    assert "--insecure" in flower.supernode("h:8000", "a", Path("/s"), 9100, None)
+    assert "--insecure" in flower.supernode("h:8000", "a", Path("/s"), None)
 
 
 def test_flower_finds_its_own_home_and_keeps_quiet(tmp_path, monkeypatch):

@@ -25,14 +25,14 @@ def mode(path: Path) -> int:
 def test_every_party_gets_its_own_folder(made):
     site = {"ca.crt", "node.key", "node.pub", "identity.json", "roll.json"}
     assert {p.name for p in made.iterdir()} == {"ca", "server", "sites"}
-    assert {p.name for p in (made / "ca").iterdir()} == {"ca.key", "ca.crt"}
+    assert {p.name for p in (made / "ca").iterdir()} == {"ca.key", "ca.crt", "roll.json"}
     assert {p.name for p in (made / "sites").iterdir()} == {"a", "b", "c"}
     for name in "abc":
         assert {p.name for p in (made / "sites" / name).iterdir()} == site
     assert {p.name for p in (made / "server").iterdir()} == {
-        *("ca.crt", "server.crt", "server.key", "identity.json", "roll.json", "nodes")
+        *("ca.crt", "server.crt", "server.key", "identity.json", "roll.json")
     }
-    assert list(keys.nodes(made / "server")) == ["a", "b", "c"]
+    assert sorted(Credentials.load(made / "server").roll.nodes) == ["a", "b", "c"]
 
 
 def test_private_keys_are_readable_by_their_owner_alone(made):
@@ -57,7 +57,7 @@ def test_node_keys_have_the_format_that_flower_reads(made):
         assert isinstance(private, ec.EllipticCurvePrivateKey)
         assert private.curve.name == "secp384r1"
         assert private.public_key() == public
-        assert (made / "server/nodes" / f"{name}.pub").read_bytes() == (made / "sites" / name / "node.pub").read_bytes()
+        assert Credentials.load(made / "server").roll.nodes[name] == (made / "sites" / name / "node.pub").read_text()
         known.add((made / "sites" / name / "node.key").read_bytes())
     assert len(known) == 3
 

@@ -16,7 +16,8 @@ from deployed import a_server, played
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state, submit
-from fedstrata.deploy.app import PULL, eager, foreign
+from fedstrata.deploy.answering import PULL, look_often
+from fedstrata.deploy.app import foreign
 from fedstrata.remote.flower.app_config import BLANK
 from fedstrata.runs.folder import Run
 
@@ -66,15 +67,22 @@ def test_a_site_runs_our_app_and_no_other(tmp_path):
 
 
 def test_a_site_looks_often_for_messages_while_a_run_is_on(monkeypatch):
-    now, slept, runs = [0.0], [], iter([None, 7, None, None])
+    """And where the server held its last look until there was nothing to say, it looks again at once."""
+    now, slept, runs = [0.0], [], iter([(None, 0), (7, 0), (None, 0), (None, 0), (None, 20)])
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", slept.append)
-    node = SimpleNamespace(**{PULL: lambda: next(runs)}, time=time)
-    eager(node)
-    for now[0] in (0.0, 10.0, 65.0, 75.0):
+
+    def pull():
+        run, took = next(runs)
+        now[0] += took
+        return run
+
+    node = SimpleNamespace(**{PULL: pull}, time=time)
+    look_often(node)
+    for now[0] in (0.0, 10.0, 65.0, 75.0, 80.0):
         getattr(node, PULL)()
         node.time.sleep(3)
-    assert slept == [3, 0.3, 0.3, 3]
+    assert slept == [3, 0.3, 0.3, 3, 0.05]
 
 
 @pytest.mark.parametrize(

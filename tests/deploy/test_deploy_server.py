@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from deployed import a_server, played
 
 from fedstrata.core.errors import RequestError
-from fedstrata.deploy import flower, keys, server, state, status
+from fedstrata.deploy import flower, server, state, status
+from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower import node_names as acquaintances
 
 
@@ -91,7 +91,7 @@ def test_status_without_names_shows_who_is_up(monkeypatch, cli, flower_is_there)
 def test_exactly_the_sites_with_keys_may_connect(tmp_path, made, monkeypatch):
     there = a_server(keys=str(tmp_path / "server"))
     state.private(there.folder)
-    shutil.copytree(made / "server", tmp_path / "server")
+    wanted = dict(Credentials.load(made / "server").roll.nodes)
     calls, number = [], iter(range(1, 9))
 
     def call(_, words):
@@ -99,18 +99,17 @@ def test_exactly_the_sites_with_keys_may_connect(tmp_path, made, monkeypatch):
         return {"success": True, "node-id": next(number)}
 
     monkeypatch.setattr(flower, "flwr", call)
-    server.register(there, keys.nodes(tmp_path / "server"), lambda _: None)
+    server.register(there, wanted, lambda _: None)
     assert calls == [("register", "a"), ("register", "b"), ("register", "c")]
     assert there.nodes() == {"a": "1", "b": "2", "c": "3"}
     calls.clear()
-    server.register(there, keys.nodes(tmp_path / "server"), lambda _: None)
+    server.register(there, wanted, lambda _: None)
     assert calls == [], "Flower keeps them over restarts"
-    (tmp_path / "server/nodes/b.pub").unlink()
-    shutil.copy(made / "server/nodes/b.pub", tmp_path / "server/nodes/c.pub")
+    wanted = {"a": wanted["a"], "c": wanted["b"]}
     said = []
-    server.register(there, keys.nodes(tmp_path / "server"), said.append)
+    server.register(there, wanted, said.append)
     assert calls == [("unregister", "2"), ("unregister", "3"), ("register", "c")]
-    assert said == ["site b may no longer connect", "site c has a new key"]
+    assert said == ["site b may no longer connect", "site c has a new key", "site c may connect"]
     assert there.nodes() == {"a": "1", "c": "6"}
 
 
@@ -123,11 +122,11 @@ def test_a_key_that_was_shut_out_cannot_come_back(made, monkeypatch):
 
     monkeypatch.setattr(flower, "flwr", call)
     why = "[code: 23] Public key already in use."
-    with pytest.raises(RequestError, match=r"a\.pub was shut out before.*superlink\.db"):
-        server.register(there, keys.nodes(made / "server"), lambda _: None)
+    with pytest.raises(RequestError, match=r"key of site a was shut out before.*superlink\.db"):
+        server.register(there, Credentials.load(made / "server").roll.nodes, lambda _: None)
     why = "no connection"
     with pytest.raises(flower.FlowerError, match="no connection"):
-        server.register(there, keys.nodes(made / "server"), lambda _: None)
+        server.register(there, Credentials.load(made / "server").roll.nodes, lambda _: None)
 
 
 def test_a_database_without_notes_is_not_trusted(tmp_path):
@@ -143,6 +142,9 @@ def test_a_database_without_notes_is_not_trusted(tmp_path):
 
 
 def test_next_steps_say_what_to_type(made):
+    there = a_server(port=8123, keys=str(made / "server"))
+    state.private(there.folder)
+    (there.folder / "nodes.json").write_text(json.dumps({name: {"node": "1", "key": ""} for name in "abc"}))
     said = server.next_steps(a_server(port=8123, keys=str(made / "server")))
     assert "sites that may connect: a, b, c" in said
     assert "fedstrata deploy client --server h:8123 --site NAME --keys" in said

@@ -116,7 +116,8 @@ def test_a_site_s_process_gets_its_resources_and_starts_apart_from_the_folder(mo
             raise RequestError("enough")
 
     monkeypatch.setattr("pathlib.Path.write_text", lambda *_: None)
+    checked = client.CheckedClient.read(client.CheckedClient.of(here).write())
     with pytest.raises(RequestError, match="enough"):
-        client._start_site(here, Household(), state.of_site("a") / "site", print)
+        client.on_demand(checked, Household(), state.of_site("a") / "site").answer(b"")
     assert started["command"][:2] == client.PROCESS[:2]
     assert (started["env"]["OMP_NUM_THREADS"], started["env"]["PYTHONSAFEPATH"]) == ("2", "1")

@@ -9,6 +9,7 @@ import torch
 from fedstrata import Federation, resume, train
 from fedstrata.client.trainer import Trainer
 from fedstrata.core import registry
+from fedstrata.core.counter_rng import Clock
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SMALL = {"train.rounds": 3, "data.clients": 8, "engine.precision": "fp64"}
@@ -40,6 +41,15 @@ def test_auto_takes_the_gpu_and_a_run_resumes_there(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(overrides=overrides, out=tmp_path / "run", watch=watch)
     assert resume(tmp_path / "run").summary["rounds"] == 4
+
+
+@pytest.mark.parametrize("shape", [(16,), (16, 3, 5, 5), (32, 7), (7, 2)])
+def test_numbers_drawn_there_by_one_kernel_are_those_of_the_cpu(shape):
+    keys = torch.arange(16) * 0x1234567 - 2**62
+    here, there = Clock(keys), Clock(keys.cuda())
+    for _ in range(3):
+        assert torch.equal(here.uniform(*shape), there.uniform(*shape).cpu())
+        assert torch.equal(here.at_least(0.3, *shape), there.at_least(0.3, *shape).cpu())
 
 
 def test_small_pixels_augmentation_and_dropout_give_the_same_bits_there(tmp_path):

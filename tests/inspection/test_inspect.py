@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sweeping import sweep
 
 import fedstrata
 from fedstrata import Experiment, Federation, RequestError, inspect
 from fedstrata.config.build import build_federation, build_plan
+from fedstrata.core.registry import make_part
 from fedstrata.inspection import inspection, measured, rules
 from fedstrata.inspection.measured import leaves
 from fedstrata.inspection.rehearsal import rehearsed
@@ -47,6 +49,40 @@ def advised(**overrides) -> list[str]:
 )
 def test_known_partitions_get_known_advice(overrides, expected):
     assert advised(**overrides) == expected
+
+
+BEATS = (0.828, 0.025, 0.066, 0.007, 0.073)  # shares of the labels of MIT-BIH
+MOLES = (0.670, 0.111, 0.110, 0.051, 0.033, 0.014, 0.011)  # and of HAM10000
+
+
+@sweep(
+    lambda shares, alpha, rate: (alpha, rate) == (0.3, 0.15),
+    shares=[BEATS, MOLES, [0.1] * 10],
+    alpha=[0.3, 0.6],
+    rate=[0.15, 0.2],
+)
+def test_flips_is_advised_in_its_own_paper_s_settings(shares, alpha, rate):
+    found = inspect(counts=dealt(shares, alpha), overrides={"train.clients_per_round": rate})
+    because = {advice.recipe: advice.because for advice in found.advice}
+    if alpha == 0.6 and len(shares) == 10:  # rounds of these clients are as balanced without
+        assert "flips" not in because
+        return
+    rare = "nearer to even shares: rare labels are seen more often"
+    assert (rare in because["flips"]) == (len(shares) < 10)
+    assert found.measures.round_balance.clusters == len(shares)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.extended)])
+def test_flips_is_advised_whatever_the_seed_of_such_a_partition(seed):
+    found = inspect(counts=dealt([0.1] * 10, 0.3, seed), overrides={"train.clients_per_round": 0.2})
+    assert "flips" in by_rules(found)
+
+
+def dealt(shares, alpha, seed=0):
+    """Return the counts of 200 clients, dealt out as FLIPS' authors do."""
+    y = np.repeat(np.arange(len(shares)), (np.array(shares) * 20_000).astype(int))
+    x, partition = np.zeros((len(y), 1), np.float32), make_part("partitions", "dirichlet-class", alpha=alpha)
+    return Federation.from_arrays(x, y, 200, partition=partition, test=(x[:2], y[:2]), seed=seed).counts
 
 
 def test_clients_of_mixed_skew_get_terraform_if_enough_of_them_train():

@@ -76,3 +76,13 @@ def test_it_trains(tmp_path):
     round = run.events()[-1]
     assert round["label_divergence"] < 0.5
     assert round["label_imbalance"] < 0.5
+
+
+@pytest.mark.parametrize("target", ["global", "even"])
+def test_placeholders_of_labels_tell_it_as_much(target):
+    record, order = record_of(clients=30), np.random.default_rng(1).permutation(10)
+    named, masked = (
+        replay(BalancedLabels(target=target), Record(counts=counts, losses=record.losses), rounds=10, k=6).selected
+        for counts in (record.counts, record.counts[:, order])
+    )
+    assert named == masked

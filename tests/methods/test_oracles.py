@@ -71,22 +71,6 @@ def test_mean_of_three_models(combiner, expected):
 
 
 @pytest.mark.parametrize(
-    ("server", "lr", "first"),
-    [  # |d| = .223607; |d / (r |d| + tau)| = 1.403699 for r = 1, .446162 for r = sqrt(10)
-        (ServerAdagrad(), 0.501178, (1.496191, 0.501321)),
-        (ServerAdam(), 0.159298, (1.144168, 0.848466)),
-    ],
-)
-def test_a_rate_of_its_own_makes_steps_as_long_as_fedavg_s(server, lr, first):
-    push = Given(curve=0.0, slope=(-0.1, 0.2))  # every client moves by (.1, -.2)
-    work = given_work((1, 2), {"method.corrections": [push], "method.server_step": server, "train.rounds": 1})
-    state = start(work, 1.0, 1.0)
-    play_from(work, state)
-    assert state.server_steps["server_step"].lr == pytest.approx(lr, abs=1e-5)
-    close(state.model.params, f64(*first), atol=1e-5)
-
-
-@pytest.mark.parametrize(
     ("server", "rounds", "m", "v"),
     [
         (ServerAdagrad(lr=0.1), [(1.099005, 0.900499), (1.169217, 0.830038)], (0.1, -0.2), (0.020001, 0.080001)),

@@ -119,7 +119,7 @@ def test_nothing_leaves_where_it_cannot_be_written_down(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(os, "write", full)
     reply = host.answer(introduce())
-    assert split(reply) == (b"failed", b"it cannot write down what leaves it, and so nothing does")
+    assert split(reply) == (b"failed", b"it cannot write down what leaves it, and so nothing does: is its disk full?")
     monkeypatch.undo()
     assert split(host.answer(introduce()))[0] == b"done"
     lines, found = verify(tmp_path / "memory/bonn/audit.jsonl")

@@ -116,7 +116,7 @@ def test_a_name_that_is_none_is_not_taken(name):
 def test_with_keys_a_node_has_no_name_but_that_of_its_key(tmp_path):
     (tmp_path / "nodes.json").write_text('{"bonn": {"node": "1", "key": "k"}, "aachen": {"node": "2", "key": "l"}}')
     said, grid = [], Nodes({1: node("bonn"), 2: node("cologne"), 3: node("dortmund")})
-    transport = Messages(grid, say=said.append, registered=registered(tmp_path / "nodes.json"))
+    transport = Messages(grid, say=said.append, registered=lambda: registered(tmp_path / "nodes.json"))
     transport.names()
     assert transport.names() == ["bonn"]
     assert sorted(text for text in said if "does not have the key" in text) == [

@@ -104,7 +104,7 @@ PLACES = {  # where a part of a stage is named
     "partitions": "data.partition",
 }
 BY_NAME = {"datasets": "data", "models": "model", "engines": "engine", "methods": "method"}
-LISTS = {"corrections": "method.corrections", "noises": "data.noise"}
+LISTS = {"corrections": "method.corrections", "noises": "data.noise", "trackers": "track"}
 
 
 def naming(stage: str, name: str, **options: Any) -> dict[str, Any]:
@@ -160,6 +160,12 @@ def test_options_that_take_text_are_told_apart_from_paths():
     """Whoever adds an option that takes text says whether it names a file (`LocalPath`), or adds it here."""
     words = {("partitions", "concentrated-domain", "domain")}
     words |= {("datasets", "own", option) for option in ("label", "client", "drop")}
+    words |= {
+        ("datasets", "hf", option) for option in ("hub", "config", "train", "test_split", "sample", "label", "client")
+    }
+    words |= {("models", "timm", "architecture")}  # of timm's list; a folder or an address is refused
+    words |= {("trackers", "mlflow", option) for option in ("uri", "experiment")}  # `track` never travels
+    words |= {("trackers", "wandb", option) for option in ("project", "entity")}
     paths = {
         (stage, name, option)
         for stage, name, option in options_that_take_text()
@@ -172,7 +178,15 @@ def test_options_that_take_text_are_told_apart_from_paths():
         "train.optimizer",
         "train.lr_schedule",
     }
-    words = {*named, *parts, "data.partition", "data.noise", "train.clients_per_round", "privacy.enclave.measurement"}
+    words = {
+        *named,
+        *parts,
+        "data.partition",
+        "data.noise",
+        "track",
+        "train.clients_per_round",
+        "privacy.enclave.measurement",
+    }
     assert set(keys_of_tables()) - set(path_keys()) == words
 
 

@@ -266,6 +266,18 @@ def test_reports_end_when_the_epsilon_of_all_runs_is_spent(tmp_path):
     assert "its privacy budget is spent: another report makes epsilon" in refusals(second)[0]["why"]
 
 
+def test_the_budget_is_counted_from_the_ledger_alone(tmp_path):
+    """A log that somebody moved away, as a damaged one is, gives no budget back."""
+    pytest.importorskip("dp_accounting")
+    wish = {"method.combiner": "uniform", "privacy.dp.noise": 4.0, "privacy.dp.where": "local", "train.rounds": 1}
+    rules = policy(f"[privacy]\nepsilon = {Accountant(4.0, 1e-5, local=True).epsilon(1) * 1.01}", tmp_path)
+    assert not refusals(run(ruled(rules, memory=tmp_path / "memory"), tmp_path / "1", wish))
+    (tmp_path / "memory/bonn/audit.jsonl").unlink()
+    again = run(ruled(rules, memory=tmp_path / "memory"), tmp_path / "2", wish)
+    assert [event["site"] for event in refusals(again)] == ["bonn"]
+    assert "its privacy budget is spent" in refusals(again)[0]["why"]
+
+
 # ---- counts ----------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +365,29 @@ def test_a_word_holds_for_one_experiment_and_survives_a_restart(tmp_path):
     assert split(again.answer(introduce()))[0] == b"done"
     assert split(again.answer(introduce(SMALL | {"train.epochs": 100})))[0] == b"pending"
     assert split(again.answer(introduce(run="another")))[0] == b"pending"
+
+
+def test_an_owner_is_asked_once_where_the_method_chooses_its_parts_later(tmp_path):
+    """The word is given before sites have told anything, and holds for the first choice that comes of it."""
+    transport, said = ruled(policy('approval = "ask"', tmp_path), memory=tmp_path / "memory"), []
+    host = transport.hosts["bonn"]
+    approvals = host._gate._approvals
+
+    def say(line):
+        said.append(line)
+        approvals.decide(approvals.all()[0].id, "approved")
+
+    played = run(transport, tmp_path, ONE | {"method.name": "strata"}, say=say)
+    assert played.summary["rounds"] == 1
+    assert len(said) == len(approvals.all()) == 1
+    name = json.loads((tmp_path / "run/sites.json").read_text())["run"]
+    chosen = to_sites(Experiment.of(tmp_path / "run/experiment.toml"))
+    assert chosen["method"]["chosen"]
+    place = {"run": name, "client": 1, "sites": list(SITES), "classes": list(range(10)), "speed": 1.0}
+    again = ruled(policy('approval = "ask"', tmp_path), memory=tmp_path / "memory").hosts["bonn"]
+    assert split(again.answer(build_request("begin", to_json(place), to_json(chosen))))[0] == b"done"
+    other = {**chosen, "method": {**chosen["method"], "server_step": {"kind": "yogi"}}}
+    assert split(again.answer(build_request("begin", to_json(place), to_json(other))))[0] == b"pending"
 
 
 def test_a_server_cannot_fill_the_disk_with_proposals(tmp_path):

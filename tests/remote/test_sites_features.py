@@ -16,12 +16,15 @@ from PIL import Image
 import fedstrata
 from fedstrata import RequestError
 from fedstrata.config.experiment import Experiment
+from fedstrata.data.statistics import Question
 from fedstrata.deploy.keys import make
+from fedstrata.privacy.frames import RefusedError, split
 from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.feature_questions import FeatureQuestions
 from fedstrata.remote.features import AGREED
 from fedstrata.remote.few_sites import settle_sites_per_round, to_submit
 from fedstrata.remote.introduction import Introduction
-from fedstrata.remote.protocol import build_reply
+from fedstrata.remote.protocol import build_reply, read_reply
 from fedstrata.remote.session import run_at_sites
 from fedstrata.remote.source import source
 
@@ -38,6 +41,10 @@ TRAIN = {
     "engine.precision": "fp64",
 }
 SMOKES = {"aachen": ("no", "yes"), "bonn": ("no", "once"), "cologne": ("daily", "no", "yes")}
+
+
+def kind_of(request: bytes) -> bytes:
+    return split(split(request)[2])[0] if split(request)[0] == b"in" else b""
 
 
 def rows(site: str, count: int = 40, gaps: bool = True) -> list[dict[str, str]]:
@@ -391,6 +398,52 @@ def test_sums_that_could_be_subtracted_from_earlier_ones_are_not_given(tmp_path)
         at_sites(tmp_path / "three", fewer, tmp_path / "keys", **how)
     again = at_sites(tmp_path / "again", sites, tmp_path / "keys", **how)
     assert again.summary["rounds"] == 1
+
+
+def test_a_site_answers_the_questions_of_one_scale_and_no_more(tmp_path):
+    """Thresholds of a server's own choice would read a column value by value."""
+    asked, sites = [], hosts(tables(tmp_path))
+    transport = Here(sites)
+    exchange = transport.exchange
+
+    def listening(requests, *how):
+        asked.extend(
+            request for name, request in requests.items() if name == "bonn" and kind_of(request) == b"features"
+        )
+        return exchange(requests, *how)
+
+    transport.exchange = listening
+    run_at_sites(transport, Experiment.of(None, **TRAIN | {"train.rounds": 1}), tmp_path / "run", 3)
+    kinds = [json.loads(split(split(request)[2])[1])["kind"] for request in asked]
+    assert kinds == ["values", *["below"] * 16, "sums", "squares"]
+    for request in asked:  # once more
+        with pytest.raises(Exception, match="as often as a run needs them"):
+            read_reply(sites["bonn"].answer(request), 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t, k: t + np.uint64(1),
+        lambda t, k: t[:, :7],
+        lambda t, k: t[:1],
+        lambda t, k: np.sort(np.random.default_rng(0).integers(0, 1 << 63, t.shape, np.uint64)),
+        lambda t, k: t + np.uint64(1 << 63) if k else t + np.uint64(1 << 60),
+    ],
+    ids=["shifted", "fewer", "one rank", "any", "another interval"],
+)
+@pytest.mark.parametrize("at", [0, 2, 15])
+def test_thresholds_are_those_of_a_search_that_narrows_down(change, at):
+    steps, questions = np.arange(1, 16, dtype=np.uint64), FeatureQuestions()
+    found = np.zeros(2, np.uint64)
+    for k in range(at + 1):
+        shift = np.uint64(60 - 4 * k)
+        thresholds = found[:, None] + (steps << shift)
+        if k == at:
+            with pytest.raises(RefusedError, match="search for medians"):
+                questions.check(Question("below", change(thresholds, k)), 1)
+        questions.check(Question("below", thresholds), 1)
+        found = found + (np.array([7, 9], np.uint64) << shift)
 
 
 @pytest.mark.parametrize(

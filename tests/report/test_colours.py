@@ -6,8 +6,15 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
+from written import begun, play
 
-from fedstrata.report.figures.style import DASHES, LINES, line_style, template
+from fedstrata import plots
+from fedstrata.board.views import RunReader
+from fedstrata.methods.recipes import PARTS
+from fedstrata.report.figures import curves
+from fedstrata.report.figures.colours import DASHES, KNOWN, LINES, SLOTS, line_style, line_styles
+from fedstrata.report.figures.style import APART, SCALES, SHARE, YES, template
+from fedstrata.report.gather import gather
 
 # Machado, Oliveira and Fernandes 2009, full severity, on linear light
 SEEN_AS = {
@@ -62,3 +69,53 @@ def test_lines_that_lie_on_each_other_or_are_printed_grey_differ_in_their_dashes
     styles = [(line["color"], line["dash"]) for line in map(line_style, range(len(LINES) * len(DASHES)))]
     assert len(set(styles)) == len(styles)
     assert all(one[1] != next_one[1] for one, next_one in pairwise(styles))
+
+
+# ---- a method has one colour
+
+
+def test_every_recipe_has_a_line_of_its_own():
+    assert set(PARTS) <= set(KNOWN)
+    few = line_styles((name, name) for name in KNOWN[: len(LINES)])
+    assert len({style["color"] for style in few.values()}) == len(LINES)
+
+
+def test_a_method_keeps_its_colour_whatever_it_is_shown_with():
+    alone = {name: line_styles([(name, name)])[name]["color"] for name in (*KNOWN, "mine", "another")}
+    together = line_styles((name, name) for name in reversed([*KNOWN[:20], "mine"]))
+    assert {name: style["color"] for name, style in together.items()} == {name: alone[name] for name in together}
+
+
+def test_lines_of_one_method_differ_in_their_dashes():
+    styles = line_styles((f"{data}/fedavg", "fedavg") for data in ("a", "b", "c", "d")).values()
+    assert {style["color"] for style in styles} == {LINES[0]}
+    assert len({style["dash"] for style in styles}) == 4
+    many = line_styles((str(i), "fedavg") for i in range(SLOTS))
+    assert len({(style["color"], style["dash"]) for style in many.values()}) == SLOTS
+
+
+def test_the_colour_is_the_same_in_a_comparison_in_a_run_alone_and_on_the_board(tmp_path):
+    cell = begun(tmp_path / "c" / "flips" / "seed-0", method="flips")
+    lone = begun(tmp_path / "lone-7", method="flips")
+    play(cell, 1, 2)
+    play(lone, 1, 2)
+    reader = RunReader(cell.path, "c/flips/seed-0")  # as the board reads it
+    reader.refresh()
+    shown = [gather([tmp_path / "c"]).runs_data, gather([lone.path]).runs_data, [reader.run_data]]
+    colours = {curves.curves(own, "loss_test").data[-1].line.color for own in shown}
+    colours.add(plots.metric(lone.path, "loss_test").data[-1].line.color)
+    assert colours == {line_styles([("flips", "flips")])["flips"]["color"]}
+
+
+@pytest.mark.parametrize("paper", ["light", "dark"])
+def test_heat_maps_are_near_the_paper_where_there_is_little_and_far_from_it_where_there_is_much(paper):
+    ground = template(paper == "dark").layout.paper_bgcolor
+    for name in (SHARE, YES):
+        least, *_, most = SCALES[paper][name]
+        assert contrast(least, ground) < 1.3
+        assert contrast(most, ground) > 4.5
+    low, middle, high = (SCALES[paper][APART][at] for at in (0, 3, -1))
+    assert contrast(middle, ground) < 1.3
+    assert min(contrast(low, ground), contrast(high, ground)) > 4
+    lightness = [lab(light(colour))[0] for colour in SCALES[paper][SHARE]]
+    assert lightness == sorted(lightness, reverse=paper == "light")

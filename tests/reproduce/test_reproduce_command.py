@@ -57,6 +57,18 @@ def test_a_table_is_played_kept_and_shown(typed, tmp_path):
     assert "| `fedstrata reproduce run X1` |" in (tmp_path / "README.md").read_text()
 
 
+def test_the_primary_contrast_can_be_played_alone(typed, tmp_path):
+    x1 = table.find_table("X1")
+    share = x1.wanted()[13::14]
+    primary = {(one.condition, one.method, one.seed) for one in share if x1.primary(one)}
+    assert 0 < len(primary) < len(share)
+    said = typed("run", "X1", "--primary", "--shard", "14/14", "-q")
+    assert f"{len(primary)} runs played" in said.output
+    assert "are left" not in said.output
+    runs = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
+    assert {(run["condition"], run["method"], run["seed"]) for run in runs} == primary
+
+
 def test_a_table_that_was_never_played_shows_the_paper_and_what_to_type(typed):
     shown = typed("show", "X1").output
     assert "as the paper prints it; nothing is played yet" in shown

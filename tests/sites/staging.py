@@ -17,6 +17,7 @@ import torch
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.deploy import keys, processes, submit
+from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.client import free_port
 from fedstrata.deploy.server import FederationServer, found
 from fedstrata.runs.folder import Run
@@ -100,9 +101,10 @@ class Federation:
         self.commands: dict[str, Started] = {}
         self.wishes = folder / "wishes"
         self.wishes.mkdir()
-        keys.make(folder / "keys", [*SITES, "d", "e"])
-        for stranger in ("d", "e"):  # have keys that the server does not know
-            (folder / f"keys/server/nodes/{stranger}.pub").unlink()
+        keys.make(folder / "keys", SITES)
+        roll = (folder / "keys/server/roll.json").read_bytes()
+        Authority.open(folder / "keys").add(["d", "e"])
+        (folder / "keys/server/roll.json").write_bytes(roll)  # which the server does not know
 
     @property
     def address(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from vision import load_timm
 
 from fedstrata import testing
 from fedstrata.core import registry
@@ -12,9 +13,12 @@ from fedstrata.data.sets.digits import Digits
 from fedstrata.methods.drivers.sync import Sync
 from fedstrata.models.densenet import DenseNet121
 from fedstrata.models.resnet import ResNet18, ResNet50
+from fedstrata.models.timm import Timm
+from fedstrata.runs.trackers.tensorboard import TensorBoard
 from fedstrata.testing.conformance import check_part
 
 extended = partial(pytest.param, marks=pytest.mark.extended)
+LARGE = ResNet18 | ResNet50 | DenseNet121 | Timm  # whose local steps take too long
 CHECKS = {
     "schedules": testing.check_schedule,
     "drivers": lambda part: testing.check_driver(part, "stratified" if isinstance(part, Sync) else "none"),
@@ -25,11 +29,12 @@ CHECKS = {
     "combiners": testing.check_combiner,
     "server_steps": testing.check_server_step,
     "partitions": testing.check_partition,
-    "models": lambda part: testing.check_model(part, training=not isinstance(part, ResNet18 | ResNet50 | DenseNet121)),
+    "models": lambda part: testing.check_model(part, training=not isinstance(part, LARGE)),
     "lr_schedules": testing.check_lr_schedule,
     "noises": testing.check_noise,
     "datasets": lambda part: testing.check_dataset(part) if isinstance(part, Digits) else check_part(part),
     "engines": testing.check_engine,
+    "trackers": lambda part: testing.check_tracker(part) if isinstance(part, TensorBoard) else check_part(part),
 }
 
 
@@ -37,6 +42,8 @@ CHECKS = {
     ("stage", "name"), [(stage, name) for stage in CHECKS for name in sorted(registry.names(stage))]
 )
 def test_registered_part(stage, name):
+    if name == "timm" and not load_timm():
+        pytest.skip("timm is not installed")
     CHECKS[stage](registry.build(stage, name, {}, stage))
 
 

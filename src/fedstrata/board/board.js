@@ -2,26 +2,11 @@
 // Keeps the list of runs and the figures of the chosen ones current. Which are chosen stands in the address.
 const link = document.getElementById("link");
 let source = null; // the stream of events
-let stale = new Set(); // figures that have changed while nobody saw them
 
 const chosen_runs = () => new URLSearchParams(location.search).getAll("run");
 const address = (runs) => "?" + new URLSearchParams(runs.map((run) => ["run", run]));
 
 // ---- the figures ----------------------------------------------------------------------------------------------------
-
-const seen = new IntersectionObserver(
-  (entries) => {
-    for (const { target, isIntersecting } of entries) {
-      target.dataset.near = isIntersecting ? "yes" : "";
-      if (isIntersecting) refresh(target);
-    }
-  },
-  { rootMargin: "400px" },
-);
-
-function refresh(plot) {
-  if (stale.delete(plot.dataset.figure)) draw(plot, theme());
-}
 
 function section_of(key) {
   const found = document.getElementById(`section-${key}`);

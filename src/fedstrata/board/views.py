@@ -13,13 +13,13 @@ from fedstrata.board.index import RunIndex, Stamp, stamp
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plain_text import plain_text
 from fedstrata.report.document import figure_of
-from fedstrata.report.figures.style import DASHES, LINES
+from fedstrata.report.figures.colours import SLOTS
 from fedstrata.report.gather import GatheredRuns, unlike
 from fedstrata.report.outcome import outcome
 from fedstrata.report.page import draw, leave_out_damaged, make_title
 from fedstrata.report.run_data import RunData
 
-MOST = len(LINES) * len(DASHES)  # runs that are drawn together: more lines cannot be told apart
+MOST = SLOTS  # runs that are drawn together: more lines cannot be told apart
 REST = 4  # how much longer than it took to draw a view it then rests
 
 

@@ -10,20 +10,28 @@ import typer
 
 from fedstrata import __version__
 from fedstrata.cli import (
+    backup,
     board,
     compare,
+    console,
     data,
     deploy,
+    doctor,
     evaluate,
     export,
+    fetch,
     inspect,
+    keys,
+    new,
     owner,
+    package,
     predict,
     report,
     reproduce,
     run,
 )
 from fedstrata.cli import list as listing
+from fedstrata.cli.completing import answering_bash
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.origin import find_own_parts_in
 
@@ -31,7 +39,7 @@ app = typer.Typer(
     name="fedstrata",
     help="Federated learning on skewed data: one plan whose stages can be swapped, combined and compared.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -44,9 +52,17 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("report")(report.report)
 app.command("board")(board.board)
+app.command("new")(new.new)
+app.command("doctor")(doctor.doctor)
 app.add_typer(data.app, name="data")
+deploy.app.add_typer(keys.app, name="keys")
+deploy.app.add_typer(console.app, name="console")
 deploy.app.command("approve")(owner.approve)
 deploy.app.command("audit")(owner.audit)
+deploy.app.command("fetch")(fetch.fetch)
+deploy.app.command("package")(package.package)
+deploy.app.command("backup")(backup.backup)
+deploy.app.command("restore")(backup.restore)
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(reproduce.app, name="reproduce")
 
@@ -65,7 +81,8 @@ def main() -> None:
     """Run the command line; errors become a message and an exit code."""
     find_own_parts_in(os.getcwd())
     try:
-        app()
+        with answering_bash(os.environ):
+            app()
     except FedstrataError as error:
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(error.exit_code)

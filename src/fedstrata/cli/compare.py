@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
@@ -32,7 +33,9 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            metavar="A,B(KEY=VALUE)", help="Methods, with keys of their own; `fedstrata list methods` names them."
+            metavar="A,B(KEY=VALUE)",
+            help="Methods, with keys of their own; `fedstrata list methods` names them.",
+            autocompletion=completing.methods,
         ),
     ] = "",
     variant: Annotated[

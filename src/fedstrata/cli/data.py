@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, Quiet, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
@@ -22,7 +23,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; `fedstrata data list` names them.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A data set; `fedstrata data list` names them.",
+        autocompletion=completing.parts("datasets"),
+    ),
+]
 
 
 @app.command("list")

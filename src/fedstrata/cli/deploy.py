@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +18,9 @@ from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import conclude, stop_cleanly
 from fedstrata.core.errors import RequestError
 from fedstrata.core.platforms import require_posix
+
+if TYPE_CHECKING:
+    from fedstrata.deploy.client import CheckedClient
 
 app = typer.Typer(
     help="Run experiments across real sites: one server, one client a site. docs/deploy.md walks through it.",
@@ -30,6 +35,11 @@ There = Annotated[
 Insecure = Annotated[bool, typer.Option("--insecure", help="No keys and no encryption: for trying out only.")]
 Port = Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="Port that sites connect to.")]
 Wanted = Annotated[int | None, typer.Option("--sites", metavar="N", min=1, help="How many sites to wait for.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", min=1, max=65535, help="Serve figures for Prometheus (OpenMetrics) on this port."),
+]
+MetricsHost = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of that port; they are served to anybody.")]
 HERE = "127.0.0.1:8000"
 
 
@@ -37,26 +47,6 @@ HERE = "127.0.0.1:8000"
 def refuse_windows() -> None:
     """Refuse Windows, which has not what deployments start and end processes with."""
     require_posix("fedstrata deploy")
-
-
-@app.command()
-def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the keys.")],
-    sites: Annotated[str, typer.Option(metavar="A,B,C", help="Names of the sites.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME_OR_IP", help="What sites call the server; may be given several times."),
-    ] = None,
-) -> None:
-    """Make the keys of a federation: certificates for the server, a key for every site."""
-    from fedstrata.deploy.keys import make
-
-    names = [name.strip() for name in sites.split(",") if name.strip()]
-    make(folder, names, host or [])
-    print(f"{folder}/server    belongs on the server's machine")
-    for name in sorted(names):
-        print(f"{folder}/sites/{name}    belongs to site {name}, and to nobody else")
-    print(f"{folder}/ca    stays here; nobody needs it to run anything")
 
 
 @app.command()
@@ -70,16 +60,21 @@ def server(
     port: Port = 8000,
     stream_port: Annotated[
         int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Port for streams; PORT + 1 if not given."),
+        typer.Option(metavar="PORT", min=1, max=65535, help="Let streams have a port of their own; without it, PORT."),
     ] = None,
     public: Annotated[
         str | None,
         typer.Option(metavar="NAME_OR_IP", help="What sites call this machine; by default as its certificate says."),
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    approve_runs: Annotated[
+        bool, typer.Option("--approve-runs", help="Let no run begin before an operator has approved it.")
+    ] = False,
     insecure: Insecure = False,
 ) -> None:
     """Start the server of a federation, and keep it until Ctrl-C."""
-    from fedstrata.deploy import flower
+    from fedstrata.deploy import flower, metrics, state
     from fedstrata.deploy.keys import of_server
     from fedstrata.deploy.server import FederationServer, public_name, serve
 
@@ -92,7 +87,12 @@ def server(
         stream_port=stream_port or min(port + 1, 65535),
         public=public or public_name(host, names),
         keys=None if folder is None else str(folder),
+        one_port=stream_port is None,
+        approval=approve_runs,
     )
+    if metrics_port is not None:
+        figures = metrics.ServerFigures(state.private(asked.folder), lambda: len(asked.nodes()))
+        metrics.serve_metrics(figures, metrics_port, metrics_host)
     with _until_stopped("the server has ended; runs go on with: fedstrata deploy run --resume DIR"):
         serve(asked, _say)
 
@@ -119,6 +119,12 @@ def client(
     patience: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.0, help="How long to try where the server does not take the site.")
     ] = 90.0,
+    rest: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help="After how long without a run the process that holds the data ends."
+        ),
+    ] = 60.0,
     policy: Annotated[
         Path | None,
         typer.Option(metavar="SITE.toml", help="What this site agrees to, whatever a server asks for; docs/policy.md."),
@@ -129,11 +135,13 @@ def client(
             metavar="MODULE:NAME", help="A part of one's own that servers may name; may be given several times."
         ),
     ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
     insecure: Insecure = False,
 ) -> None:
     """Start a site that serves its data to runs, and keep it until Ctrl-C."""
     from fedstrata.deploy import flower, state
-    from fedstrata.deploy.client import FederationClient, attend, described, part
+    from fedstrata.deploy.client import CheckedClient, FederationClient, described, part
     from fedstrata.deploy.keys import of_site
     from fedstrata.remote.policy.rules import read_policy
 
@@ -146,8 +154,30 @@ def client(
     enclave = experiment.privacy.enclave.model_dump()
     own = None if keys is None else of_site(keys, name)
     share = None if partition is None else part(partition)
-    with _until_stopped(f"site {name} has ended"):
-        attend(FederationClient(name, at, own, table, seed, enclave, share, patience, rules), _say)
+    asked = FederationClient(name, at, own, table, seed, enclave, share, patience, rules)
+    become_attendant(CheckedClient.of(asked, rest, metrics_port, metrics_host))
+
+
+def become_attendant(checked: CheckedClient) -> None:
+    """Go on as a process that has imported nothing heavy; it has our id, our terminal and our signals."""
+    from fedstrata.core.files import write_atomically
+    from fedstrata.deploy import state
+
+    file = state.private(state.of_site(checked.site)) / "attend.json"
+    write_atomically(file, checked.write().encode())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "fedstrata", "deploy", "attend", str(file)])
+
+
+@app.command(hidden=True)
+def attend(file: Annotated[Path, typer.Argument(metavar="FILE", help="What `deploy client` has checked.")]) -> None:
+    """Keep a site; `deploy client` becomes this."""
+    from fedstrata.deploy import client
+
+    checked = client.CheckedClient.read(file.read_text())
+    with _until_stopped(f"site {checked.site} has ended"):
+        client.attend(checked, _say)
 
 
 @app.command()
@@ -178,9 +208,13 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a model over the sites of a server that runs on this machine."""
+    from fedstrata.deploy.server import announce
+
+    announce(server)  # while torch is imported here, it is there as well
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import flower, submit
     from fedstrata.deploy.processes import undisturbed
+    from fedstrata.deploy.run_queue import turn
     from fedstrata.deploy.server import found
     from fedstrata.runs.folder import Run
     from fedstrata.runs.progress import reporter
@@ -195,7 +229,7 @@ def run(
     if sites is None and resume is None:
         raise RequestError("--sites is required: how many sites to wait for")
     flower.required()
-    there = found(server)
+    there = found(server, _say)
     how = {"wait": wait, "deadline": deadline, "stream": stream}
     if resume is not None:
         asked = submit.again(there, resume, sites, **how)
@@ -204,8 +238,9 @@ def run(
     stop_cleanly()
     progress, number, say = reporter(quiet), None, (lambda _: None) if quiet else _say
     try:
-        with submit.submitted(asked) as number:
-            say(f"run {number} waits for {'1 site' if sites == 1 else f'{asked.sites} sites'}; folder: {asked.path}")
+        with turn(asked, say) as ticket, submit.submitted(replace(asked, ticket=ticket.id)) as number:
+            wanted = "1 site" if asked.sites == 1 else f"{asked.sites} sites"
+            say(f"run {ticket.number} waits for {wanted}; folder: {asked.path}")
             done = submit.follow(asked, number, progress, say)
     except KeyboardInterrupt:
         progress.close()
@@ -233,6 +268,9 @@ def status(
 ) -> None:
     """Say which sites are up, when they were last heard of, and what they contributed to a run."""
     from fedstrata.deploy import flower
+    from fedstrata.deploy.keys import expiring
+    from fedstrata.deploy.overview import run_state, waits_for
+    from fedstrata.deploy.run_queue import tickets
     from fedstrata.deploy.server import found
     from fedstrata.deploy.status import sites
 
@@ -240,14 +278,22 @@ def status(
     there = found(server)
     folder = folder or there.latest()
     rows = sites(there, folder)
+    waiting, warnings = waits_for(there.folder, None), [] if there.keys is None else expiring(Path(there.keys))
     if as_json:
-        print(json.dumps({"sites": rows, "run_dir": None if folder is None else str(folder)}))
+        told = {"sites": rows, "run_dir": None if folder is None else str(folder)}
+        print(json.dumps({**told, "queue": [asdict(t) for t in tickets(there.folder)], "waiting": waiting}))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("site", "state", "last contact", *(("samples", "rounds", "last round", "refused") if folder else ())):
+    for title in (
+        "site",
+        "state",
+        "since",
+        "last contact",
+        *(("samples", "rounds", "last round", "refused") if folder else ()),
+    ):
         table.add_column(title, no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row, folder is not None))
@@ -255,13 +301,21 @@ def status(
     print(f"{sum(row['up'] is True for row in rows)} of {sum(row['up'] is not None for row in rows)} sites are up")
     if folder is not None:
         print(f"what they contributed is that to {folder}")
+    for row in rows:
+        if row["about"]:
+            print(f"site {row['site']}: {row['state']}: {row['about']}")
+    for ticket in tickets(there.folder):
+        print(f"{ticket.words}: {run_state(there, ticket)}")
+    for line in warnings:
+        print(f"WARNING: {line}")
 
 
 def _cells(row: dict[str, Any], given: bool) -> list[str]:
     state = {True: "up", False: "down", None: "-"}[row["up"]]
     shown = [
         row["site"] or f"node {row['node']}",
-        state,
+        row["state"] or state,
+        row["since"] or "-",
         row["last_contact"] or ("-" if row["up"] is None else "never"),
     ]
     if given:
@@ -280,10 +334,16 @@ def _either(keys: Path | None, insecure: bool, where: str) -> None:
 
 @contextmanager
 def _until_stopped(said: str) -> Iterator[None]:
-    """Treat a closed terminal and a polite kill like Ctrl-C, which is how these commands end."""
-    stop_cleanly()
+    """Treat a closed terminal and a polite kill like Ctrl-C, which is how these commands end; import nothing heavy."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # scripts start background jobs with SIGINT ignored
+        signal.signal(signal.SIGINT, stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+        signal.signal(signal.SIGHUP, stop)
     try:
         yield
     except KeyboardInterrupt:

@@ -7,16 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson
 
 KINDS = (
     "methods, selectors, samplers, corrections, combiners, partitions, datasets, models, engines, "
-    "schedules, drivers, server_steps, optimizers, lr_schedules, noises"
+    "schedules, drivers, server_steps, optimizers, lr_schedules, noises, trackers"
 )
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of: {KINDS}.")] = "",
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"One of: {KINDS}.", autocompletion=completing.kinds)
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List the parts of a kind, with their options."""

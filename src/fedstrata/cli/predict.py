@@ -11,10 +11,18 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson
 from fedstrata.core.errors import RequestError
 
-Model = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a model file such as best.safetensors.")]
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Run folder, or a model file such as best.safetensors.",
+        autocompletion=completing.run_folders,
+    ),
+]
 Keys = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="A site's keys: where labels were masked, they open the names of the classes."),

@@ -9,29 +9,38 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson
 from fedstrata.core.errors import RequestError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, or folders of comparisons.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR...",
+            help="Run folders, or folders of comparisons.",
+            autocompletion=completing.run_folders,
+        ),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("report.html"),
     csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write the tables, as CSV.")] = None,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also save the figures; needs Chromium or Chrome.")
+        Path | None, typer.Option(metavar="DIR", help="Also save the figures, ready for a paper.")
     ] = None,
-    kind: Annotated[str, typer.Option("--format", metavar="png|svg", help="Of the saved figures.")] = "png",
+    kind: Annotated[str, typer.Option("--format", metavar="pdf|svg|png", help="Of the saved figures.")] = "pdf",
+    width: Annotated[float, typer.Option(metavar="INCHES", help="Of the saved figures.")] = 3.5,
     as_json: AsJson = False,
 ) -> None:
     """Write a page about runs that opens anywhere, without a network."""
     from fedstrata.core.files import write_atomically
     from fedstrata.report.gather import gather
-    from fedstrata.report.images import write_images
     from fedstrata.report.page import draw, page
+    from fedstrata.report.paper import FORMATS, write_figures
     from fedstrata.report.tables import write_csv
 
-    if kind not in ("png", "svg"):
-        raise RequestError(f"--format {kind} is not known; there are png and svg")
+    if kind not in FORMATS:
+        raise RequestError(f"--format {kind} is not known; there are {', '.join(FORMATS)}")
     if out.is_dir():
         raise RequestError(f"-o {out} is a folder; name a file, such as {out / 'report.html'}")
     gathered = gather(runs)
@@ -44,7 +53,7 @@ def report(
     except OSError as error:
         raise RequestError(f"-o {out} cannot be written: {error}") from None
     tables = write_csv(csv, gathered) if csv is not None else []
-    images = write_images(figures, draw(gathered), "svg" if kind == "svg" else "png") if figures is not None else []
+    images = write_figures(figures, draw(gathered), kind, width) if figures is not None else []
     if as_json:
         beside = {"csv": [str(path) for path in tables], "figures": [str(path) for path in images]}
         told = {

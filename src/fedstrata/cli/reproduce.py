@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, Quiet
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
@@ -27,7 +28,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Name = Annotated[str, typer.Argument(metavar="ID", help="A table; `fedstrata reproduce list` names them.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="A table; `fedstrata reproduce list` names them.", autocompletion=completing.tables
+    ),
+]
 ResultsFolder = Annotated[
     Path, typer.Option("--results", metavar="DIR", help="Where figures of finished runs are kept.")
 ]
@@ -58,6 +64,9 @@ def run(
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Play every N-th run, from the I-th: one share a machine.")
     ] = None,
+    primary: Annotated[
+        bool, typer.Option("--primary", help="Only what the verdict needs: the paper's method, its best baseline.")
+    ] = False,
     reading: Annotated[
         str | None, typer.Option(metavar="NAME", help="Read the paper in another way that the file names.")
     ] = None,
@@ -92,12 +101,12 @@ def run(
             _conclude(play_quickly(table, Path(folder), _line(quiet)), "")
         return
     own = Results(table, results)
-    todo = runs_to_play(own, share)
+    todo = runs_to_play(own, share, primary)
     if todo and not quiet:
         about = in_words(Timing(own, "gpu" if torch.cuda.is_available() else "cpu").minutes(todo))
         print(f"{len(todo)} of {len(table.wanted())} runs to play, about {about} in all", file=sys.stderr)
     try:
-        played = play(own, out, _line(quiet), minutes, share, jobs)
+        played = play(own, out, _line(quiet), minutes, share, jobs, primary)
     except KeyboardInterrupt:
         print(f"stopped; {len(own.runs)} runs are in {own.path}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.core.errors import RequestError
 
@@ -59,7 +60,11 @@ def run(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Continue the run in this folder; with --set train.rounds=N, to N rounds."),
+        typer.Option(
+            metavar="DIR",
+            help="Continue the run in this folder; with --set train.rounds=N, to N rounds.",
+            autocompletion=completing.run_folders,
+        ),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

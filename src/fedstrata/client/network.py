@@ -181,7 +181,7 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0.0:
             return x
         shape = x.shape[:2] + (1,) * (x.ndim - 2) if self.channels else x.shape
-        return x * (self.clock.uniform(*shape) >= self.p).to(x.dtype) / max(1.0 - self.p, 1e-12)
+        return x * self.clock.at_least(self.p, *shape).to(x.dtype) / max(1.0 - self.p, 1e-12)
 
 
 def key_dropout(module: nn.Module, clock: Clock) -> bool:

@@ -67,6 +67,12 @@ def complete_named(stage: str, section: BaseModel, key: str) -> Any:
     return type(section)(**own, **dataclasses.asdict(built))
 
 
+def complete_trackers(asked: Any) -> list[dict[str, Any]] | None:
+    """Do the same for trackers: one by its name, several with commas between them, or a list."""
+    specs = tables.merge_lists([], tables.split(asked) if isinstance(asked, str) else asked, "track")
+    return [complete("trackers", spec, f"track.{i}") for i, spec in enumerate(specs)] or None
+
+
 def _noises(noise: Any) -> Any:
     """Read the short form: `{labels = 0.3, features = 0.1}`."""
     if noise is None or not isinstance(noise, Mapping):

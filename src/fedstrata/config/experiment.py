@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, PlainValidator
 
 from fedstrata.config import tables
-from fedstrata.config.completion import DEFAULTS, GIVEN, complete, complete_named
+from fedstrata.config.completion import DEFAULTS, GIVEN, complete, complete_named, complete_trackers
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.options import (
@@ -297,6 +297,8 @@ class Experiment(Section):
         How far the server believes a client's report.
     engine
         Where and how client updates are executed.
+    track
+        Where the figures of the run are shown besides its folder.
     """
 
     name: Name | None = None
@@ -308,6 +310,7 @@ class Experiment(Section):
     privacy: Privacy = Privacy()
     trust: Trust = Trust()
     engine: EngineChoice = EngineChoice()
+    track: Any = None  # a list of parts; None, and not an empty list, so that other runs are written as they were
 
     @classmethod
     def of(cls, source: Mapping[str, Any] | str | Path | Experiment | None = None, **overrides: Any) -> Experiment:
@@ -391,6 +394,7 @@ class Experiment(Section):
                 "method": Method(name=self.method.name, **stages),
                 "train": self.train.model_copy(update=train),
                 "engine": EngineChoice(**{**self.engine.model_dump(), **engine}),
+                "track": complete_trackers(self.track),
             }
         )
 

@@ -20,10 +20,17 @@ FAULTS = {  # kinds of events, and what people call them
     "label_masking_repeated": "masking of labels repeated",
     "insecure": "insecure",
     "resumed": "resumed",
+    "tracker": "a tracker is gone",
     "waiting": "waiting for sites",
     "approval": "waiting for owners of sites",
     "site_away": "site away",
     "site_back": "site back",
+    "site_joined": "site joined",
+    "site_waits": "site waits for the next run",
+    "site_version": "site has another version",
+    "roll_refused": "roll refused",
+    "paused": "paused",
+    "continued": "goes on",
     "site_changed": "site has other data",
     "site_refused": "site left out",
     "site_not_scored": "site not scored",
@@ -55,6 +62,8 @@ def describe_fault(event: Mapping[str, Any]) -> Fault:
     elif kind in ("fallback", "warning", "insecure"):
         used = f"{event['used']} used: " if "used" in event else ""
         why = f"{event.get('what', '')}: {used}{why}"
+    elif kind == "tracker":
+        round, why = None, f"{event['what']}: {why}"
     elif kind == "label_dropped":
         why = f"label {event['stratum']}: {why}"
     elif kind == "batch_left_out":

@@ -45,6 +45,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, so that a power cut does not take their names away with all that is in them."""
+    if path.is_dir():
+        return
+    if not path.parent.is_dir():
+        make_folder(path.parent, mode)
+    path.mkdir(mode=mode, exist_ok=True)
+    sync_folder(path.parent)
+
+
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
     """Say what to do when the disk refuses; what was written before stays valid."""

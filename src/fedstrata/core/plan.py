@@ -110,9 +110,9 @@ class Plan:
         -------
         View
         """
-        needed = per_round(self.clients_per_round, client_info.clients)
-        k = self.system.count_to_ask(needed)
         rng, client_info = partial(self.streams, round=round), client_info.at(round)
+        needed = per_round(self.clients_per_round, client_info.clients)  # somebody may have joined
+        k = self.system.count_to_ask(needed)
         why_not_fused = (
             "the clients live at sites of their own" if client_info.ground_truth is None else self.why_not_fused
         )

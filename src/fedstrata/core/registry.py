@@ -36,6 +36,7 @@ STAGES = {  # stage -> the package that lists its parts, and the class they deri
     "datasets": ("fedstrata.data.sets", "fedstrata.data.sets.base:DataSet"),
     "models": ("fedstrata.models", "fedstrata.models.architecture:Architecture"),
     "engines": ("fedstrata.engines", "fedstrata.core.part:Part"),
+    "trackers": ("fedstrata.runs.trackers", "fedstrata.runs.trackers.base:Tracker"),
     "methods": ("fedstrata.methods.recipes", "fedstrata.methods.recipes:Recipe"),
 }
 

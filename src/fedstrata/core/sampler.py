@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedstrata.core.client import Order
 from fedstrata.core.client_context import ClientContext, Program
-from fedstrata.core.client_parts import Order
 from fedstrata.core.part import Part
 
 

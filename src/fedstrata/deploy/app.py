@@ -2,7 +2,7 @@
 
 Flower sends sites the app that they run, so whoever runs the server, or gets at it, could run any program at every
 site. Our app holds no program: it points into the package that is installed at the site. Anything else is ignored here,
-with a line in the log. Flower looks for messages every three seconds; while a run is on, a site looks more often.
+with a line in the log. Messages are answered in this process (`answering.py`).
 
 `python -m fedstrata.deploy.app OPTIONS` is `flower-supernode OPTIONS` with that check.
 """
@@ -10,14 +10,13 @@ with a line in the log. Flower looks for messages every three seconds; while a r
 from __future__ import annotations
 
 import sys
-import time
 import tomllib
 import zipfile
 from importlib import import_module
 from io import BytesIO
-from types import SimpleNamespace
 from typing import Any
 
+from fedstrata.deploy.answering import answer_here, look_often, without_port
 from fedstrata.deploy.flower import run_command
 
 COMPONENTS = {
@@ -26,9 +25,6 @@ COMPONENTS = {
 }
 FILES = [".info/CONTENT", "pyproject.toml"]
 LONGEST = 1 << 16  # bytes
-SOON = 0.3  # seconds between two looks for messages
-PULL = "_pull_and_store_message"  # Flower's own name for such a look
-BUSY = 60.0  # seconds after a message in which the next one is likely
 
 
 def foreign(bundle: bytes) -> str | None:
@@ -47,29 +43,15 @@ def foreign(bundle: bytes) -> str | None:
         return "it cannot be read"
 
 
-def eager(node: Any) -> None:
-    """Let a SuperNode's loop look for messages often, for a while after each one."""
-    pull, latest = getattr(node, PULL), float("-inf")
-
-    def pulled(*args: Any, **about: Any) -> Any:
-        nonlocal latest
-        run = pull(*args, **about)
-        latest = latest if run is None else time.monotonic()
-        return run
-
-    def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, SOON) if time.monotonic() < latest + BUSY else seconds)
-
-    setattr(node, PULL, pulled)
-    node.time = SimpleNamespace(sleep=sleep)
-
-
 def main() -> None:
     """Run Flower's own command with a look at every app that it gets."""
     connection, runs = (import_module(name) for name in ("flwr.supernode.fleet_http_connection", "flwr.supercore.run"))
+    node = import_module("flwr.supernode.start_client_internal")
     try:
         read, ignored = connection.fab_from_proto, runs.RunNotRunningException
-        eager(import_module("flwr.supernode.start_client_internal"))
+        answer_here(node, import_module(COMPONENTS["clientapp"].partition(":")[0]).app)
+        look_often(node)
+        without_port(import_module("flwr.supernode.cli.flower_supernode"))
     except AttributeError as error:
         sys.exit(f"this version of Flower is not known to fedstrata: {error}")
 

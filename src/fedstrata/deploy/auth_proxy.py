@@ -13,19 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.constants
+import os
 import re
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
+from fedstrata import __version__
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
+from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command
+from fedstrata.deploy.long_poll import App, LongPoll, Receive, Scope, Send
+from fedstrata.deploy.model_shelf import MODELS, ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys
+from fedstrata.deploy.one_port import serve_on_one_port
+from fedstrata.deploy.run_launcher import RunLauncher
+from fedstrata.deploy.site_reports import ReportBook, SiteReport
+from fedstrata.remote.protocol_version import PROTOCOL
 
 FLEET = "/v1/fleet/"
 HEALTH = "/health"
@@ -34,11 +43,13 @@ NODES = "nodes.json"  # beside the database: which site has which node id and ke
 BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most
 SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
+STREAM = "FEDSTRATA_STREAM_PORT"  # the port on loopback to which streams are passed on; without it they have their own
+FAREWELL = 2  # seconds in which requests under way are ended, when the server is
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+VERSIONS = (
+    (site_reports.VERSION.encode(), __version__.encode()),
+    (site_reports.PROTOCOL.encode(), str(PROTOCOL).encode()),
+)
 
 
 def own_names(*more: str) -> frozenset[str]:
@@ -53,6 +64,7 @@ class Gate:
     app: App
     keys: KnownKeys | None = None  # of the sites that may connect; None: insecure
     names: frozenset[str] = field(default_factory=own_names)  # of this machine, as its own callers know it
+    reports: ReportBook | None = None  # what sites say of themselves
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it here."""
@@ -63,7 +75,8 @@ class Gate:
         elif (status := self.refusal(scope)) is None:
             await self.app(scope, _awake(receive), send)
         else:  # and what else the caller sends is not read
-            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+            headers = [(b"connection", b"close"), *(VERSIONS if scope["path"] == site_reports.PATH else ())]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
 
     def refusal(self, scope: Scope) -> int | None:
@@ -72,9 +85,12 @@ class Gate:
         Everything is decided by its headers. A page in a browser on this machine could call us, too, also under a name
         of its own that leads here: what comes from browsers is refused, and who comes from here must know our names.
         """
-        path, fleet, headers = scope["path"], scope["path"].startswith(FLEET), _headers(scope)
+        path, headers = scope["path"], _headers(scope)
+        fleet = path.startswith((FLEET, MODELS))  # what node keys guard
         if path == GATE:
             return 204
+        if path == site_reports.PATH:
+            return self._hear(headers)
         if path != HEALTH and not fleet and not from_here(scope):
             return 404
         if any(name in headers for name in BROWSERS) or not (self._named(headers) or self._of_site(scope)):
@@ -82,6 +98,16 @@ class Gate:
         if fleet and self.keys is not None and not self.keys.signed(headers):
             return 404  # upon 401 and 403 a SuperNode would leave without a word
         return None if not fleet else too_long(headers)
+
+    def _hear(self, headers: Mapping[str, str]) -> int:
+        """Take in what a site says of itself; with keys, of itself alone."""
+        report = SiteReport.read(headers.get(site_reports.HEADER, ""))
+        if report is None or any(name in headers for name in BROWSERS) or self.reports is None:
+            return 404
+        if self.keys is not None and self.keys.signer(headers) != report.site:
+            return 404
+        self.reports.take(report)
+        return 204
 
     def _named(self, headers: Mapping[str, str]) -> bool:
         """Say whether the caller calls us by an address, which no other name can stand for, or by one of our names."""
@@ -91,7 +117,7 @@ class Gate:
     def _of_site(self, scope: Scope) -> bool:
         """Say whether a request is one that a name cannot make dangerous: signed, or from another machine."""
         return scope["path"] == HEALTH or (
-            scope["path"].startswith(FLEET) and (self.keys is not None or not from_here(scope))
+            scope["path"].startswith((FLEET, MODELS)) and (self.keys is not None or not from_here(scope))
         )
 
 
@@ -137,18 +163,43 @@ def _address(end: Any) -> Any:
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
+def _way_back(words: Sequence[str]) -> list[str]:
+    """Return the options with which a run of this machine reaches the server."""
+    host, port = (words[words.index(option) + 1] for option in ("--host", "--port"))
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    trust = (
+        ["--insecure"]
+        if "--insecure" in words
+        else ["--root-certificates", words[words.index("--ssl-ca-certfile") + 1]]
+    )
+    return ["--runtime-api-address", f"[{here}]:{port}" if ":" in here else f"{here}:{port}", *trust]
+
+
 def main() -> None:
     """Run Flower's own command with the gate before what it serves."""
     uvicorn, auto = import_module("uvicorn"), import_module("uvicorn.protocols.http.auto")
     serve, words = uvicorn.run, sys.argv[1:]
     secure = "--enable-supernode-auth" in words
-    keys = KnownKeys(Path(words[words.index("--database") + 1]).with_name(NODES)) if secure else None
+    database = Path(words[words.index("--database") + 1])
+    keys = KnownKeys(database.with_name(NODES)) if secure else None
+    reports = ReportBook(database.with_name(site_reports.FILE))
     names = own_names(words[words.index("--host") + 1])
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = WITHIN
 
-    def guarded(app: App, **options: Any) -> None:
+    def signer(scope: Scope) -> str | None:
+        return None if keys is None else keys.signer(_headers(scope)) or ""
+
+    def guarded(app: Any, **options: Any) -> None:
         limits = {"http": impatient(auto.AutoHTTPProtocol), "limit_concurrency": CONNECTIONS}
-        serve(Gate(app, keys, names), **(options | limits | {"proxy_headers": False}))  # nobody says where he is from
+        limits["timeout_graceful_shutdown"] = FAREWELL  # requests that are held
+        runs = RunLauncher(app, _way_back(words))
+        runs.watch(app.state.linkstate_factory.state)
+        shelf = ModelShelf(LongPoll(runs), database.parent, signer)
+        options |= limits | {"proxy_headers": False}  # nobody says where he is from
+        if stream := os.environ.get(STREAM):
+            serve_on_one_port(uvicorn, Gate(shelf, keys, names, reports), int(stream), **options)
+        else:
+            serve(Gate(shelf, keys, names, reports), **options)
 
     uvicorn.run = guarded  # type: ignore[attr-defined]
     run_command("flower-superlink")

@@ -1,40 +1,50 @@
 """A site: the process that holds its data, and the one that connects it to the server.
 
-Both belong together: where one ends, the other is ended too. A server that does not take the site at once is asked
-again for a while: after a crash it believes for up to a minute that the site is still there.
+Both belong together: where one ends by itself, the other is ended too; but the first is there only while it is needed
+(`site_on_demand.py`). A server that does not take the site at once is asked again for a while: after a crash it
+believes for up to a minute that the site is still there.
+
+What a site is told is checked with all of fedstrata in memory; then `fedstrata deploy client` gives way to
+`fedstrata deploy attend`, which has read the outcome from a file and needs little. Hence what is imported in functions.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
 import socket as sockets
 import ssl
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedstrata.config.experiment import Experiment
+from fedstrata import __version__
 from fedstrata.core import registry
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.auth_proxy import HEALTH
+from fedstrata.deploy.keys import expiring
+from fedstrata.deploy.logs import cut_printed, keep_log, note
+from fedstrata.deploy.metrics import SiteFigures, serve_metrics
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
-from fedstrata.privacy.enclave.launch import Setting
-from fedstrata.remote.policy.resources import environment
-from fedstrata.remote.policy.rules import SitePolicy
-from fedstrata.remote.protocol import PolicyError
-from fedstrata.remote.site_socket import LONGEST_PATH, look
+from fedstrata.deploy.site_on_demand import REST, SiteOnDemand
+from fedstrata.deploy.site_reporter import SiteReporter
+from fedstrata.remote.site_socket import LONGEST_PATH, Door
 
-LOADING = 3600.0  # seconds that reading the data may take
+if TYPE_CHECKING:
+    from fedstrata.config.experiment import Experiment
+    from fedstrata.remote.policy.rules import SitePolicy
+
 REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower logs then
 CONNECTED = "SuperNode ID"
 
@@ -57,7 +67,7 @@ class FederationClient:
     enclave: Mapping[str, Any] = field(default_factory=dict)  # the one that it trusts: [privacy.enclave]
     partition: tuple[int, int] | None = None
     patience: float = 90.0  # seconds in which the server must take it
-    policy: SitePolicy = field(default_factory=SitePolicy)  # what it agrees to
+    policy: SitePolicy | None = None  # what it agrees to; None: whatever is asked for
 
     def config(self, socket: Path) -> dict[str, Any]:
         """Return what the site's process is told."""
@@ -67,12 +77,63 @@ class FederationClient:
             "server": self.server,
             "keys": None if self.keys is None else str(self.keys),
             "state": str(state.of_site(self.site)),
-            "policy": self.policy.model_dump(mode="json"),
+            "policy": self.agreed().model_dump(mode="json"),
             "folder": str(Path.cwd()),
             "data": {"data": dict(self.data), "seed": self.seed},
             "enclave": dict(self.enclave),
             "partition": None if self.partition is None else list(self.partition),
         }
+
+    def around(self) -> dict[str, str]:
+        """Return what stands in the environment of the site's process, beside what is there anyway."""
+        from fedstrata.remote.policy.resources import environment  # noqa: PLC0415 - torch
+
+        return dict(environment(self.agreed().resources))
+
+    def agreed(self) -> SitePolicy:
+        """Return what the site agrees to."""
+        from fedstrata.remote.policy.rules import SitePolicy  # noqa: PLC0415 - torch
+
+        return self.policy or SitePolicy()
+
+
+@dataclass(frozen=True)
+class CheckedClient:
+    """A site whose description was checked: what is left of it is plain."""
+
+    site: str
+    server: str
+    keys: Path | None
+    patience: float
+    told: Mapping[str, Any]  # what its process is told
+    env: Mapping[str, str]  # and finds around it
+    process: Sequence[str]  # its command
+    rest: float = REST  # seconds without a run after which it ends
+    metrics_port: int | None = None  # for figures
+    metrics_host: str = flower.LOOPBACK
+
+    @classmethod
+    def of(cls, client: FederationClient, rest: float = REST, *metrics: Any) -> CheckedClient:
+        """Check a site, and keep the outcome."""
+        check_server(client)
+        told = client.config(Path())
+        return cls(
+            client.site, client.server, client.keys, client.patience, told, client.around(), PROCESS, rest, *metrics
+        )
+
+    @classmethod
+    def read(cls, text: str) -> CheckedClient:
+        """Read what `write` wrote."""
+        told = json.loads(text)
+        return cls(**(told | {"keys": None if told["keys"] is None else Path(told["keys"])}))
+
+    def write(self) -> str:
+        """Write it down."""
+        return json.dumps(asdict(self) | {"keys": None if self.keys is None else str(self.keys)})
+
+    def config(self, socket: Path) -> dict[str, Any]:
+        """Return what the site's process is told."""
+        return {**self.told, "socket": str(socket)}
 
 
 def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
@@ -86,6 +147,8 @@ def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
             f"{strange[0]} cannot be set: a site only says what data it has (data.*, train.seed) and which enclave it "
             "trusts (privacy.enclave.*)"
         )
+    from fedstrata.privacy.enclave.launch import Setting  # noqa: PLC0415 - torch
+
     experiment = _described(data, overrides)
     pinned = Setting(**experiment.privacy.enclave.model_dump())
     if pinned.measurement is not None or pinned.attestation == "dev-insecure":
@@ -94,6 +157,8 @@ def described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
 
 
 def _described(data: str | None, overrides: Mapping[str, Any]) -> Experiment:
+    from fedstrata.config.experiment import Experiment  # noqa: PLC0415 - torch
+
     if data is None:
         if not any(key.startswith("data.") for key in overrides):
             raise RequestError(
@@ -115,10 +180,9 @@ def part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def attend(client: FederationClient, say: Say) -> None:
-    """Start a site and keep it until one of its processes ends or somebody ends it."""
+def attend(client: CheckedClient, say: Say) -> None:
+    """Start a site and keep it until one of its processes ends by itself, or somebody ends it."""
     flower.required()
-    check_server(client)
     folder = state.private(state.of_site(client.site))
     household = Household(folder, f"site {client.site}")
     private = Path(tempfile.mkdtemp(prefix="fedstrata-"))  # short, because paths of sockets must be; mode 700
@@ -129,11 +193,30 @@ def attend(client: FederationClient, say: Say) -> None:
         if client.keys is None:
             say(INSECURE)
         _reach(client, say)
-        _start_site(client, household, socket, say)
-        _connect(client, household, socket, say)
-        while (gone := household.gone()) is None:
-            time.sleep(0.2)
-        raise _ended(client, gone)
+        for line in () if client.keys is None else expiring(client.keys):
+            say(f"WARNING: {line}")
+        process = socket.with_name("process")
+        site = on_demand(client, household, process)
+        if client.metrics_port is not None:
+            serve_metrics(SiteFigures(folder, lambda: site.awake), client.metrics_port, client.metrics_host)
+        keep_log(folder, site=client.site, server=client.server)
+        note("site_started", version=__version__, keys=client.keys is not None, data=client.told["data"]["data"])
+        _load(client, site, household, say)
+        reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
+        try:
+            with Door(site.answer, socket):
+                _connect(client, household, socket, say)
+                note("site_connected")
+                while (gone := household.gone()) is None:
+                    site.turn()
+                    reporter.turn()
+                    cut_printed(folder)
+                    time.sleep(0.5)
+            note("site_ended_by_itself", logging.ERROR, what=gone)
+            reporter.check_known()  # a server that shut the site out is the reason, whatever Flower says
+            raise _ended(client, gone)
+        finally:
+            reporter.leave()
     finally:
         household.close()
         shutil.rmtree(private, ignore_errors=True)
@@ -141,8 +224,10 @@ def attend(client: FederationClient, say: Say) -> None:
 
 def check_server(client: FederationClient) -> None:
     """Refuse to connect to a server that the site's own policy does not name."""
+    from fedstrata.remote.protocol import PolicyError  # noqa: PLC0415 - torch
+
     try:
-        client.policy.check_server(client.server)
+        client.agreed().check_server(client.server)
     except PolicyError as error:
         raise RequestError(f"--server = {client.server}: {error}") from None
 
@@ -155,29 +240,35 @@ class EndedError(FedstrataError):
         self.exit_code = code
 
 
-def _start_site(client: FederationClient, household: Household, socket: Path, say: Say) -> None:
-    """Start the process that holds the data, and wait until it can be asked."""
-    config = socket.with_name("config.json")
-    config.write_text(json.dumps(client.config(socket)))
-    around = {**flower.environment(household.folder), **environment(client.policy.resources)}
-    child = household.start(SITE, [*PROCESS, str(config)], None, around)
-    deadline = time.monotonic() + LOADING
-    while not _served(socket):
-        if child.poll() is not None:
-            raise EndedError(f"site {client.site}: its data cannot be served; see above", child.returncode)
-        if time.monotonic() > deadline:
-            raise FedstrataError(f"site {client.site} has not read its data after {LOADING:.0f} s")
-        time.sleep(0.1)
+def on_demand(client: CheckedClient, household: Household, socket: Path) -> SiteOnDemand:
+    """Return what starts the process that holds the data whenever it is needed, and asks it."""
+    around = {**flower.environment(household.folder), **client.env}
+
+    def start() -> subprocess.Popen[bytes]:
+        config = socket.with_name("config.json")
+        config.write_text(json.dumps(client.config(socket)))
+        return household.start(SITE, [*client.process, str(config)], None, around)
+
+    return SiteOnDemand(start, socket, lambda: household.drop(SITE), client.rest)
+
+
+def _load(client: CheckedClient, site: SiteOnDemand, household: Household, say: Say) -> None:
+    """Let the data be read once, so that what is wrong with them is said now."""
+    try:
+        site.begin()
+    except FedstrataError:
+        code = household.code(SITE)
+        raise EndedError(f"site {client.site}: its data cannot be served; see above", code or 1) from None
     say(f"site {client.site}: its data are ready")
 
 
-def _connect(client: FederationClient, household: Household, socket: Path, say: Say) -> None:
+def _connect(client: CheckedClient, household: Household, socket: Path, say: Say) -> None:
     """Start the connection to the server; where the server does not take the site, try again for a while."""
     log, deadline = household.folder / "supernode.log", time.monotonic() + client.patience
     told = False
     while True:
         begin = log.stat().st_size if log.exists() else 0
-        command = flower.supernode(client.server, client.site, socket, free_port(), client.keys)
+        command = flower.supernode(client.server, client.site, socket, client.keys)
         child = household.start(NODE, command, log, flower.environment(household.folder), household.folder)
         while child.poll() is None and household.gone() is None:
             if CONNECTED in _since(log, begin):
@@ -198,13 +289,13 @@ def _connect(client: FederationClient, household: Household, socket: Path, say: 
         time.sleep(min(5.0, max(deadline - time.monotonic(), 0.0)))
 
 
-def _ended(client: FederationClient, name: str) -> EndedError:
+def _ended(client: CheckedClient, name: str) -> EndedError:
     log = state.of_site(client.site) / "supernode.log"
     end = f"; the end of {log}:\n{tail(log)}" if name == NODE else "; see above"
     return EndedError(f"site {client.site}: {name} ended by itself{end}")
 
 
-def _reach(client: FederationClient, say: Say) -> None:
+def _reach(client: CheckedClient, say: Say) -> None:
     """Find out early what would otherwise be tried for ever: a server that is another one, or speaks otherwise."""
     authority = None if client.keys is None else client.keys / "ca.crt"
     try:
@@ -227,18 +318,10 @@ def _reach(client: FederationClient, say: Say) -> None:
         raise _not_plain(client) from None
 
 
-def _not_plain(client: FederationClient) -> RequestError:
+def _not_plain(client: CheckedClient) -> RequestError:
     return RequestError(
         f"--server = {client.server} does not answer as a server without TLS does; leave out --insecure"
     )
-
-
-def _served(socket: Path) -> bool:
-    try:
-        look(socket)
-    except FedstrataError:
-        return False
-    return True
 
 
 def free_port() -> int:

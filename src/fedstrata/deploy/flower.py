@@ -44,7 +44,7 @@ def environment(folder: Path) -> dict[str, str]:
         "FLWR_HOME": str(home(folder)),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # a second, without it, added to every message
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # where Flower's own executor is used: it would look once a second
         "PYTHONUNBUFFERED": "1",  # logs are followed
         "PYTHONSAFEPATH": "1",  # what lies in the folder they are started in is no module
     }
@@ -70,16 +70,17 @@ def superlink(folder: Path, host: str, port: int, keys: Path | None) -> list[str
     """Return the command of the server, behind our gate."""
     command = [sys.executable, "-P", "-m", "fedstrata.deploy.auth_proxy", "--host", host, "--port", str(port)]
     command += ["--database", str(database(folder, keys)), "--disable-runtime-dependency-installation"]
+    command += ["--isolation", "process"]  # the gate starts the processes of runs itself
     if keys is None:
         return [*command, "--insecure"]
     command += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")]
     return [*command, "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
 
 
-def supernode(server: str, site: str, socket: Path, port: int, keys: Path | None) -> list[str]:
-    """Return the command of a site's connection to the server; it runs no app but ours, and its port is for us."""
+def supernode(server: str, site: str, socket: Path, keys: Path | None) -> list[str]:
+    """Return the command of a site's connection to the server; it runs no app but ours, and opens no port."""
     command = [sys.executable, "-P", "-m", "fedstrata.deploy.app", "--superlink", server]
-    command += ["--host", LOOPBACK, "--port", str(port), "--node-config", NodeConfig(str(socket), site).option()]
+    command += ["--isolation", "process", "--node-config", NodeConfig(str(socket), site).option()]
     if keys is None:
         return [*command, "--insecure"]
     certificate, key = str(keys / "ca.crt"), str(keys / "node.key")

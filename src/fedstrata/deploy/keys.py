@@ -1,15 +1,16 @@
 """Keys of a federation, each where it belongs.
 
-    DIR/ca/           ca.key, ca.crt: signs certificates; stays with whoever made the keys
-    DIR/server/       server.key, server.crt, ca.crt: the server's certificate
-                      nodes/SITE.pub: the sites that may connect
-                      identity.json, roll.json
-    DIR/sites/SITE/   node.key, node.pub: proves to the server which site it is (OpenSSH format, EC secp384r1)
-                      ca.crt: tells the site which server is the right one
-                      identity.json, roll.json
+    DIR/ca/               ca.key, ca.crt: signs certificates and rolls; stays with whoever made the keys
+                          roll.json: the newest roll
+    DIR/server/           server.key, server.crt, ca.crt: the server's certificate
+                          identity.json, roll.json
+    DIR/sites/SITE/       node.key, node.pub: proves to the server which site it is (OpenSSH format, EC secp384r1)
+                          ca.crt: tells the site which server is the right one
+                          identity.json, roll.json
+    DIR/operators/NAME/   identity.json: signs what an operator does to runs
 
-`identity.json` is a party's own Ed25519 key for the privacy protocols, `key_directory.json` the public keys of all
-parties. Each folder under `sites` goes to its site, and to no other.
+`identity.json` is a party's own Ed25519 key, `roll.json` the public keys of all parties (`remote/roll.py`), signed by
+the authority. Each folder under `sites` goes to its site, and to no other. `authority.py` changes what is there.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ from cryptography.hazmat.primitives.serialization import (
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy.state import site_name
 from fedstrata.privacy.identity import Identity
-from fedstrata.remote.certificates import certify, make_authority, named_host
+from fedstrata.remote.certificates import Certified, certify, make_authority, named_host
 from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.roll import FILE, Roll
 
-VALID = timedelta(days=5 * 365)
+AUTHORITY = timedelta(days=10 * 365)
+VALID = timedelta(days=2 * 365)  # of the server's certificate: some systems take none that lasts longer
+SOON = timedelta(weeks=8)  # before its end, a certificate is spoken of
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server talks to itself
 SERVER = "server"
+RENEW = "renew it: fedstrata deploy keys renew DIR server"
 
 
 # ---- making --------------------------------------------------------------------------------------------------------
@@ -56,7 +61,7 @@ def make(folder: Path, sites: Sequence[str], hosts: Sequence[str] = ()) -> None:
         raise RequestError("--sites is empty; name the sites: --sites a,b,c")
     if twice := {name for name in names if names.count(name) > 1}:
         raise RequestError(f'--sites names "{min(twice)}" twice')
-    said = [_host(host) for host in dict.fromkeys([*hosts, *ALWAYS])]
+    said = [read_host(host) for host in dict.fromkeys([*hosts, *ALWAYS])]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} is there already, and keys are never overwritten; name another folder")
     try:
@@ -72,35 +77,49 @@ def make(folder: Path, sites: Sequence[str], hosts: Sequence[str] = ()) -> None:
 
 
 def _write_all(folder: Path, names: Sequence[str], hosts: Sequence[x509.GeneralName]) -> None:
-    identities = {name: Identity.new(os.urandom) for name in (SERVER, *names)}
-    key_directory = {
-        SERVER: identities[SERVER].public.hex(),
-        "sites": {name: identities[name].public.hex() for name in names},
-    }
-    authority = make_authority(f"fedstrata {os.urandom(4).hex()}", VALID)
-    places = {SERVER: folder / SERVER} | {name: folder / "sites" / name for name in names}
-    for place in (folder / "ca", folder / "sites", *places.values(), folder / SERVER / "nodes"):
-        place.mkdir(mode=0o700)
-    _write(folder / "ca" / "ca.key", authority.key_pem, secret=True)
-    for place in (folder / "ca", *places.values()):
-        _write(place / "ca.crt", authority.pem)
-    for name, place in places.items():
-        own = {"name": name, "private": identities[name].private.private_bytes_raw().hex()}
-        _write(place / "identity.json", _json(own), secret=True)
-        _write(place / "roll.json", _json(key_directory))
+    authority = make_authority(f"fedstrata {os.urandom(4).hex()}", AUTHORITY)
+    for place in ("ca", SERVER, "sites"):
+        (folder / place).mkdir(mode=0o700)
+    write(folder / "ca" / "ca.key", authority.key_pem, secret=True)
+    write(folder / "ca" / "ca.crt", authority.pem)
+    identity = write_identity(folder / SERVER, SERVER)
+    write(folder / SERVER / "ca.crt", authority.pem)
+    certify_server(folder / SERVER, authority, hosts)
+    sites = {name: write_site(folder / "sites" / name, name, authority.pem) for name in names}
+    identities, nodes = {n: key for n, (key, _) in sites.items()}, {n: key for n, (_, key) in sites.items()}
+    roll = Roll(identity, identities, nodes).signed(authority.key)
+    for place in ("ca", SERVER, *(f"sites/{name}" for name in names)):
+        write(folder / place / FILE, roll.write())
+
+
+def write_site(folder: Path, name: str, authority: bytes) -> tuple[bytes, str]:
+    """Make a site's keys in a new folder; give the public ones: its identity, and what it connects with."""
+    folder.mkdir(mode=0o700, parents=True)
+    node = ec.generate_private_key(ec.SECP384R1())
+    private = node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())  # Flower reads no other
+    public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
+    write(folder / "node.key", private, secret=True)
+    write(folder / "node.pub", public)
+    write(folder / "ca.crt", authority)
+    return write_identity(folder, name), public.decode()
+
+
+def write_identity(folder: Path, name: str) -> bytes:
+    """Make a party's own key; give the public half."""
+    identity = Identity.new(os.urandom)
+    own = {"name": name, "private": identity.private.private_bytes_raw().hex()}
+    write(folder / "identity.json", _json(own), secret=True)
+    return identity.public
+
+
+def certify_server(folder: Path, authority: Certified, hosts: Sequence[x509.GeneralName]) -> None:
+    """Write a new key for TLS and its certificate."""
     server = certify(authority, "fedstrata server", hosts, VALID)
-    _write(folder / SERVER / "server.key", server.key_pem, secret=True)
-    _write(folder / SERVER / "server.crt", server.pem)
-    for name in names:
-        node = ec.generate_private_key(ec.SECP384R1())
-        private = node.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())  # Flower reads no other
-        public = node.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
-        _write(places[name] / "node.key", private, secret=True)
-        _write(places[name] / "node.pub", public)
-        _write(folder / SERVER / "nodes" / f"{name}.pub", public)
+    write(folder / "server.key", server.key_pem, secret=True)
+    write(folder / "server.crt", server.pem)
 
 
-def _host(host: str) -> x509.GeneralName:
+def read_host(host: str) -> x509.GeneralName:
     """Read a name or an address that sites will connect to."""
     try:
         address = ipaddress.ip_address(host)
@@ -117,7 +136,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
-def _write(path: Path, content: bytes, secret: bool = False) -> None:
+def write(path: Path, content: bytes, secret: bool = False) -> None:
     """Write a new file; one with a secret is never readable for others, not even for a moment."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with os.fdopen(handle, "wb") as file:
@@ -129,25 +148,23 @@ def _write(path: Path, content: bytes, secret: bool = False) -> None:
 
 def of_server(folder: Path, host: str) -> tuple[Path, list[str]]:
     """Check a server's folder, and that its certificate is good for the host; give it, and the certificate's names."""
-    missing = [n for n in ("ca.crt", "server.crt", "server.key", "identity.json", "nodes") if not (folder / n).exists()]
+    missing = [n for n in ("ca.crt", "server.crt", "server.key", "identity.json", FILE) if not (folder / n).exists()]
     if missing:
         raise RequestError(
             f"--keys {folder} has no {missing[0]}; it should be the folder `server` that `fedstrata deploy keys` made"
         )
-    _secret(folder / "server.key")
-    _secret(folder / "identity.json")
+    refuse_readable(folder / "server.key")
+    refuse_readable(folder / "identity.json")
     path = folder / "server.crt"
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        key = load_pem_private_key((folder / "server.key").read_bytes(), None)
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        key, known = load_pem_private_key((folder / "server.key").read_bytes(), None), names_of(folder)
     except (OSError, ValueError, TypeError, x509.ExtensionNotFound) as error:
         raise RequestError(f"{path} or its key cannot be read: {error}") from None
     if certificate.public_key() != key.public_key():
         raise RequestError(f"{path} belongs to another key than {folder / 'server.key'}")
     if certificate.not_valid_after_utc < datetime.now(UTC):
-        raise RequestError(f"{path} ended on {certificate.not_valid_after_utc:%Y-%m-%d}; make new keys")
-    known = [str(name.value) for name in names]
+        raise RequestError(f"{path} ended on {certificate.not_valid_after_utc:%Y-%m-%d}; {RENEW}")
     if not anywhere(host) and host not in known:
         raise RequestError(
             f"--host = {host}: the certificate {path} is for {', '.join(known)}; make the keys with --host {host}"
@@ -155,15 +172,22 @@ def of_server(folder: Path, host: str) -> tuple[Path, list[str]]:
     return folder.absolute(), known
 
 
+def names_of(folder: Path) -> list[str]:
+    """Return the names that a server's certificate is for."""
+    certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
 def of_site(folder: Path, site: str) -> Path:
     """Check a site's folder, and that it is this site's; give it with an absolute path."""
-    for name in ("ca.crt", "node.key", "identity.json", "roll.json"):
+    for name in ("ca.crt", "node.key", "identity.json", FILE):
         if not (folder / name).is_file():
             raise RequestError(
                 f"--keys {folder} has no {name}; it should be the folder sites/{site} that `fedstrata deploy keys` made"
             )
-    _secret(folder / "node.key")
-    _secret(folder / "identity.json")
+    refuse_readable(folder / "node.key")
+    refuse_readable(folder / "identity.json")
     credentials = Credentials.load(folder)
     owner = next((name for name, key in credentials.sites.items() if key == credentials.identity.public), None)
     if owner != site:
@@ -171,9 +195,31 @@ def of_site(folder: Path, site: str) -> Path:
     return folder.absolute()
 
 
-def nodes(folder: Path) -> dict[str, Path]:
-    """Return the public keys of the sites that may connect, by site."""
-    return {path.stem: path.absolute() for path in sorted((folder / "nodes").glob("*.pub"))}
+def nodes(folder: Path, roll: Roll) -> dict[str, str]:
+    """Return the public keys of the sites that may connect, by site; keys from before rolls were signed have files."""
+    if roll.serial:
+        return dict(roll.nodes)
+    return {path.stem: path.read_text() for path in sorted((folder / "nodes").glob("*.pub"))}
+
+
+def ends(folder: Path) -> dict[str, datetime]:
+    """Return when the certificates of a folder end, by file."""
+    found = {}
+    for name in ("ca.crt", "server.crt"):
+        if (folder / name).exists():
+            found[name] = x509.load_pem_x509_certificate((folder / name).read_bytes()).not_valid_after_utc
+    return found
+
+
+def expiring(folder: Path, now: datetime | None = None) -> list[str]:
+    """Say which certificates of a folder end soon, and what to do; nothing where there is time."""
+    now, said = now or datetime.now(UTC), []
+    for name, end in ends(folder).items():
+        if end - now < SOON:
+            days, verb = (end - now).days, "ends" if end > now else "ended"
+            instead = "make new keys for all" if name == "ca.crt" else RENEW
+            said.append(f"{folder / name} {verb} on {end:%Y-%m-%d} ({days} days from now); {instead}")
+    return said
 
 
 def anywhere(host: str) -> bool:
@@ -184,7 +230,7 @@ def anywhere(host: str) -> bool:
         return False
 
 
-def _secret(path: Path) -> Path:
+def refuse_readable(path: Path) -> Path:
     """Refuse a private key that others can read."""
     try:
         mode = path.stat().st_mode

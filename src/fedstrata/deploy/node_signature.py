@@ -1,4 +1,4 @@
-"""Whether a request is signed by a site that may connect: known from its headers, before any of its body is read.
+"""Requests that sites sign, and whether one is: known from its headers, before any of its body is read.
 
 Flower's SuperNodes sign the time with their node key. Flower itself looks at that only when it has read the body, so
 whoever reaches the port could make it read anything.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 import json
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +20,22 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_pem_public_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 
 KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"  # Flower 1.41, 1.42
 OLD, EARLY = 305.0, 5.0  # seconds that a signature may be behind or before our clock, as Flower has it
+
+
+def sign_time(path: Path) -> dict[str, str]:
+    """Sign the time with a node key; return the headers of a request that is so signed."""
+    key = load_ssh_private_key(path.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    now = datetime.now(UTC).isoformat()
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signed = {KEY: public, SIGNATURE: key.sign(now.encode(), ec.ECDSA(SHA256()))}
+    return {TIME: now, **{name: b64encode(value).decode() for name, value in signed.items()}}
 
 
 class KnownKeys:
@@ -33,32 +44,37 @@ class KnownKeys:
     def __init__(self, path: Path):
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self._keys: frozenset[bytes] = frozenset()
+        self._keys: dict[bytes, str] = {}  # whose each is
 
     def signed(self, headers: Mapping[str, str]) -> bool:
         """Say whether a known key signed the request just now."""
+        return self.signer(headers) is not None
+
+    def signer(self, headers: Mapping[str, str]) -> str | None:
+        """Return the site that signed the request just now; None: it is none that may connect."""
         try:
             written = b64decode(headers[KEY], validate=True)
             signature, time = b64decode(headers[SIGNATURE], validate=True), headers[TIME]
             age = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
-            if written not in self._known() or not -EARLY < age < OLD:
-                return False
+            site = self._known().get(written)
+            if site is None or not -EARLY < age < OLD:
+                return None
             key = load_pem_public_key(written)
             assert isinstance(key, ec.EllipticCurvePublicKey)
             key.verify(signature, time.encode(), ec.ECDSA(SHA256()))
         except (KeyError, ValueError, TypeError, binascii.Error, InvalidSignature):
-            return False
-        return True
+            return None
+        return site
 
-    def _known(self) -> frozenset[bytes]:
+    def _known(self) -> dict[bytes, str]:
         try:
             found = self._path.stat()
             if (now := (found.st_mtime_ns, found.st_size)) != self._seen:
                 told = json.loads(self._path.read_text())
-                self._keys = frozenset(_standard(entry["key"]) for entry in told.values())
+                self._keys = {_standard(entry["key"]): site for site, entry in told.items()}
                 self._seen = now
         except (OSError, ValueError):  # nobody is known yet
-            return frozenset()
+            return {}
         return self._keys
 
 

@@ -63,7 +63,11 @@ class Household:
 
     def gone(self) -> str | None:
         """Name a process that has ended; None while all are there."""
-        return next((name for name, child in self._children.items() if child.poll() is not None), None)
+        return next((name for name, child in list(self._children.items()) if child.poll() is not None), None)
+
+    def code(self, name: str) -> int | None:
+        """Return the exit code of a process; None while it is there."""
+        return self._children[name].poll()
 
     def drop(self, name: str) -> None:
         """Forget a process that has ended; what it had started ends by itself."""

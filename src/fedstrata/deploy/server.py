@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
 from fedstrata.deploy import flower, keys, state
-from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES
+from fedstrata.deploy.auth_proxy import GATE, HEALTH, NODES, STREAM
+from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.processes import Household, running
+from fedstrata.deploy.roll_watch import RollWatch
+from fedstrata.deploy.run_book import RunWatch
+from fedstrata.deploy.run_launcher import SOON
 
 READY = 90.0  # seconds in which a server must be up
 Say = Callable[[str], None]
@@ -36,6 +43,16 @@ class FederationServer:
     stream_port: int  # where a run listens that keeps connections to its sites
     public: str  # what sites call its machine
     keys: str | None  # its key folder; None: insecure
+    approval: bool = False  # whether an operator has to approve runs
+    one_port: bool = False  # whether sites reach streams at `port`, and `stream_port` is one on loopback
+
+    @property
+    def streams(self) -> tuple[str, str]:
+        """Where sites find a stream, and where a run listens for it."""
+        if self.one_port:
+            here = state.join_address(flower.LOOPBACK, self.stream_port)
+            return state.join_address(self.public, self.port), here
+        return state.join_address(self.public, self.stream_port), state.join_address(self.host, self.stream_port)
 
     @property
     def folder(self) -> Path:
@@ -87,19 +104,30 @@ def serve(server: FederationServer, say: Say) -> None:
         _free(server.host, server.port)
         log = folder / "superlink.log"
         path = None if server.keys is None else Path(server.keys)
+        (folder / "server.json").unlink(missing_ok=True)  # of an earlier life: who asks now waits until we are up
         flower.configure(folder, server.address, server.authority)
         forget_strangers(folder, path)
         command = flower.superlink(folder, server.host, server.port, path)
-        household.start("the server", command, log, flower.environment(folder), folder)
+        around = flower.environment(folder) | ({STREAM: str(server.stream_port)} if server.one_port else {})
+        household.start("the server", command, log, around, folder)
         _wait(server, household, log)
-        write_atomically(folder / "server.json", json.dumps(asdict(server)).encode())
         if server.keys is None:
             say(INSECURE)
         else:
-            register(server, keys.nodes(Path(server.keys)), say)
+            rolls = RollWatch(Path(server.keys), folder, say)
+            register(server, keys.nodes(Path(server.keys), rolls.roll), say)
+        write_atomically(folder / "server.json", json.dumps(asdict(server)).encode())
         say(next_steps(server))
+        keep_log(folder, server=server.port)
+        note("server_started", version=__version__, keys=server.keys is not None, sites=sorted(server.nodes()))
+        watch = RunWatch(folder)
         while household.gone() is None:
-            time.sleep(0.2)
+            time.sleep(0.5)
+            watch.turn()
+            cut_printed(folder)
+            if server.keys is not None and rolls.changed():
+                register(server, keys.nodes(Path(server.keys), rolls.roll), say)
+        note("server_ended_by_itself", logging.ERROR)
         raise FedstrataError(f"the server ended by itself; the end of {log}:\n{tail(log)}")
     finally:
         household.close()
@@ -113,10 +141,16 @@ def public_name(host: str, names: Sequence[str]) -> str:
     return outside[0] if outside else flower.LOOPBACK if names else socket.gethostname()
 
 
-def found(text: str) -> FederationServer:
-    """Return the server of this machine that an address names."""
+def found(text: str, say: Say | None = None) -> FederationServer:
+    """Return the server of this machine that an address names; one that is about to start is waited for."""
     _, port = state.address(text)
     folder = state.of_server(port)
+    until, told = time.monotonic() + READY, False
+    while running(folder) and not (folder / "server.json").exists() and time.monotonic() < until:
+        if say is not None and not told:
+            say(f"the server on port {port} is starting; waiting until it is up")
+            told = True
+        time.sleep(0.1)
     if not running(folder):
         raise RequestError(
             f"--server = {text}: no server of yours runs on port {port} of this machine; start one first: "
@@ -128,35 +162,50 @@ def found(text: str) -> FederationServer:
         raise RequestError(f"--server = {text}: the server on port {port} is not ready yet") from None
 
 
-def register(server: FederationServer, wanted: dict[str, Path], say: Say) -> None:
-    """Let exactly the sites connect whose public keys are there; Flower keeps that over restarts."""
+def announce(text: str) -> None:
+    """Tell a server that a run is about to be submitted, so that it can begin with what takes longest."""
+    with suppress(FedstrataError, OSError, ValueError):  # whatever is wrong with it is said by whoever needs it
+        server = found(text)
+        ask(server.address, SOON, server.authority)
+
+
+def register(server: FederationServer, wanted: Mapping[str, str], say: Say) -> None:
+    """Let exactly the sites connect whose public keys are given; Flower keeps that over restarts."""
     folder, known = server.folder, _known(server.folder)
+    first = not known
     for site, entry in list(known.items()):
-        if site not in wanted or wanted[site].read_text() != entry["key"]:
+        if wanted.get(site) != entry["key"]:
             flower.flwr(folder, flower.removal(entry["node"]))
             del known[site]
             _note(folder, known)
             say(f"site {site} has a new key" if site in wanted else f"site {site} may no longer connect")
-    for site, path in wanted.items():
+    for site, key in wanted.items():
         if site in known:
             continue
+        path = folder / f"{site}.pub"
+        path.write_text(key)
         try:
             node = str(flower.flwr(folder, flower.registration(path))["node-id"])
         except flower.FlowerError as error:
             if "already in use" not in error.why:
                 raise
             raise RequestError(
-                f"{path} was shut out before, and Flower takes no key twice: make site {site} a new one, or remove "
-                f"{flower.database(folder, path)} and start the server and all sites again"
+                f"the key of site {site} was shut out before, and Flower takes no key twice: give it a new one with "
+                f"`fedstrata deploy keys renew DIR {site}`, or remove {flower.database(folder, path)} and start the "
+                "server and all sites again"
             ) from None
-        known[site] = {"node": node, "key": path.read_text()}
+        finally:
+            path.unlink()
+        known[site] = {"node": node, "key": key}
         _note(folder, known)
+        if not first:
+            say(f"site {site} may connect")
 
 
 def next_steps(server: FederationServer) -> str:
     """Say what to do once a server is up."""
     secure = server.keys is not None
-    sites = sorted(keys.nodes(Path(server.keys))) if server.keys is not None else []
+    sites = sorted(_known(server.folder))
     there = state.join_address(server.public, server.port)
     lines = [f"the server is up: {'https' if secure else 'http'}://{state.join_address(server.host, server.port)}"]
     if secure:

@@ -8,11 +8,13 @@ from typing import Any
 
 from fedstrata.deploy import flower
 from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.site_reports import AWAY, SiteCondition, clock, conditions
 from fedstrata.remote.flower.node_names import recall
 from fedstrata.runs.folder import Run
 
 UP = "online"
 NEVER = "N/A"
+SILENT = {"state": None, "about": ""}  # of a site that says nothing of itself
 
 
 def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, Any]]:
@@ -20,15 +22,27 @@ def sites(server: FederationServer, run: Path | None = None) -> list[dict[str, A
     names = {node: site for site, node in server.nodes().items()} or recall(server.met)
     nodes = [n for n in flower.flwr(server.folder, flower.listing())["nodes"] if n["status"] != "unregistered"]
     rows = _latest([_row(node, names) for node in nodes if node["node-id"] in names or node["status"] == UP])
+    told = conditions(server.folder)
+    rows = [_said(row, told.get(row["site"] or "")) for row in rows]
     if run is not None:
         given = contributed(Run.open(run))
         for row in rows:
             row["contributed"] = given.pop(row["site"], None)
         rows += [  # who took part, and is none of the nodes that are known now
-            {"site": site, "node": None, "up": None, "since": None, "last_contact": None, "contributed": what}
+            {"site": site, "node": None, "up": None, "since": None, "last_contact": None, **SILENT, "contributed": what}
             for site, what in given.items()
         ]
     return sorted(rows, key=lambda row: (row["site"] is None, str(row["site"])))
+
+
+def _said(row: dict[str, Any], how: SiteCondition | None) -> dict[str, Any]:
+    """Add what a site says of itself; one that fell silent is away, whatever Flower still believes."""
+    if how is None:
+        return row | SILENT
+    away = how.state == AWAY
+    told = {"state": how.state, "about": how.about, "since": clock(how.since)}
+    heard = clock(how.heard) if away or not row["up"] else row["last_contact"]
+    return row | told | {"up": row["up"] and not away, "last_contact": heard}
 
 
 def _latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -26,7 +26,10 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.event_lines import DAMAGED, read_event
 from fedstrata.deploy import flower, state
 from fedstrata.deploy.app import COMPONENTS
+from fedstrata.deploy.logs import asker
+from fedstrata.deploy.run_book import BookedRun, book
 from fedstrata.deploy.server import FederationServer, tail
+from fedstrata.deploy.site_reports import conditions
 from fedstrata.remote.few_sites import to_submit
 from fedstrata.remote.flower.app_config import BLANK, RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
@@ -84,12 +87,27 @@ class Submission:
     deadline: float = 0.0
     stream: bool | None = None  # None: if all sites reach it, or the method needs it
     resume: bool = False
+    ticket: str = ""  # its place in the queue
     checkpoint: Mapping[str, Any] | None = None  # from which it goes on; None: from the beginning
 
     @property
     def news(self) -> Path:
         """Where its server side tells what happens before there is a run folder."""
         return self.server.folder / f"news-{sha256(str(self.path).encode()).hexdigest()[:12]}.txt"
+
+    def booked(self, number: str) -> BookedRun:
+        """Return what the server's book and log say of it."""
+        told = self.experiment.dump()
+        return BookedRun(
+            number=number,
+            path=str(self.path),
+            method=name_run(told),
+            privacy=told["privacy"],
+            rounds=self.experiment.train.rounds,
+            sites=self.sites,
+            asked_by=asker(),
+            resumed=self.resume,
+        )
 
     def config(self, experiment: Path) -> dict[str, Any]:
         """Return the run configuration."""
@@ -102,13 +120,15 @@ class Submission:
             resume=self.resume,
             wait=float(self.wait),
             deadline=float(self.deadline),
-            stream=state.join_address(server.public, server.stream_port) if streams else "",
-            listen=state.join_address(server.host, server.stream_port) if streams else "",
+            stream=server.streams[0] if streams else "",
+            listen=server.streams[1] if streams else "",
             fine=streams and needed,
             keys=server.keys or "",
             nodes=str(server.registered or ""),
             met=str(server.met),
             news=str(self.news),
+            server=str(server.folder),
+            ticket=self.ticket,
             folder=str(Path.cwd()),
         ).dump()
 
@@ -133,7 +153,9 @@ def submitted(submission: Submission) -> Iterator[str]:
         submission.server.begun(submission.path)
         submission.news.unlink(missing_ok=True)
         try:
-            yield str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+            number = str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+            book(folder, submission.booked(number))
+            yield number
         finally:
             submission.news.unlink(missing_ok=True)
 
@@ -177,7 +199,7 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
     begun, news, asked, free = False, time.monotonic(), time.monotonic(), None
     lines, told = EventLines(run, submission.checkpoint), 0
     while True:
-        over = _over(run)  # first: then all lines are there
+        ended = over(run)  # first: then all lines are there
         for event in lines.new():
             if not begun:
                 watch(_begin(submission))
@@ -187,7 +209,7 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
         for line in _news(submission)[told:]:
             say(line)
             told, news = told + 1, time.monotonic()
-        if over:
+        if ended:
             if (error := read_failure(run.path)) is not None:
                 raise error
             return run
@@ -197,13 +219,19 @@ def follow(submission: Submission, number: str, watch: Watch, say: Callable[[str
             raise _lost(submission, number, "its process is gone")
         if not begun and now - max(news, asked) > ASK:
             how = state_of(server, number)
-            if _over(run):  # it ended while Flower was asked
+            if over(run):  # it ended while Flower was asked
                 continue
             if how.startswith("finished"):
                 raise _lost(submission, number, how)
-            say(f"no news of the run yet (Flower: {how}); `fedstrata deploy status` says which sites are up")
+            say(f"no news of the run yet (Flower: {how}); {sites_now(server)}")
             asked = time.monotonic()
         time.sleep(LOOK)
+
+
+def sites_now(server: FederationServer) -> str:
+    """Say in a line how sites are doing, as far as they say it."""
+    said = [f"{site} is {how.words()}" for site, how in sorted(conditions(server.folder).items())]
+    return "; ".join(said) or "no site has said how it is doing; `fedstrata deploy status` says which are up"
 
 
 def stop(submission: Submission, number: str) -> None:
@@ -272,7 +300,8 @@ def _begin(submission: Submission) -> dict[str, Any]:
     return {"event": "begin", **names, "round": played, "run_dir": str(submission.path)}
 
 
-def _over(run: Run) -> bool:
+def over(run: Run) -> bool:
+    """Say whether a run has finished or failed."""
     return (run.path / "summary.json").exists() or (run.path / FAILED).exists()
 
 

@@ -1,4 +1,4 @@
-"""For those who have a Flower app already: our selectors, combiners and server steps as a strategy of theirs."""
+"""For those who have a Flower app already: our selectors, combiners and server steps as a strategy, our partitions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedstrata.flower_strategy.client import describe, utility
+    from fedstrata.flower_strategy.partitioner import FedstrataPartitioner
     from fedstrata.flower_strategy.strategy import Strategy
 
-_HOME = {"Strategy": "strategy", "describe": "client", "utility": "client"}  # clients need no torch
+_HOME = {  # clients need no torch
+    "FedstrataPartitioner": "partitioner",
+    "Strategy": "strategy",
+    "describe": "client",
+    "utility": "client",
+}
 
-__all__ = ["Strategy", "describe", "utility"]
+__all__ = ["FedstrataPartitioner", "Strategy", "describe", "utility"]
 
 
 def __getattr__(name: str) -> Any:

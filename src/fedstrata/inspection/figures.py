@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from fedstrata.data.label_table import LabelTable
 from fedstrata.inspection.heat_map import heat_map
-from fedstrata.report.figures.style import LINES, SHARE, figure, plain
+from fedstrata.report.figures.colours import LINES
+from fedstrata.report.figures.style import SHARE, colour_scale, figure, plain
 
 ROWS, COLUMNS = 100, 100  # most that are shown one by one
 NAMED = 40  # most rows that have their names beside them
@@ -22,7 +23,8 @@ def labels(table: LabelTable) -> go.Figure:
         x=[plain(name) for name in shown.columns],
         y=rows,  # names of rows that stand for many clients may be the same
         customdata=np.array(names)[:, None].repeat(len(shown.columns), 1),
-        colorscale=SHARE,
+        colorscale=colour_scale(SHARE),
+        meta={"scale": SHARE},
         zmin=0,
         zmax=1,
         colorbar={"thickness": 12, "tickformat": ".0%", "outlinewidth": 0},

@@ -15,7 +15,7 @@ from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.runs.replay import Record, replay
 
-REPLAYED = 20  # rounds
+REPLAYED = 60  # rounds
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def round_balance(table: LabelTable, k: int, seed: int = 0) -> RoundBalance | No
     record = Record(table.counts, np.zeros((1, len(table))))
     clusters = max(2, min(len(table.labels), k, len(table) - 1))
     random, flips = (
-        replay(selector, record, REPLAYED, k, seed=seed) for selector in (Random(), Flips(clusters=clusters, repeats=3))
+        replay(selector, record, REPLAYED, k, seed=seed) for selector in (Random(), Flips(clusters=clusters))
     )
     return RoundBalance(
         random=float(np.mean(random.divergence)),

@@ -18,4 +18,5 @@ PARTS = {
     "resnet20": "fedstrata.models.resnet20:ResNet20",
     "resnet50": "fedstrata.models.resnet:ResNet50",
     "densenet121": "fedstrata.models.densenet:DenseNet121",
+    "timm": "fedstrata.models.timm:Timm",
 }

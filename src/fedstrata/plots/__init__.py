@@ -7,6 +7,9 @@ happened, or the run is private.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -15,6 +18,9 @@ from fedstrata.core.errors import RequestError
 from fedstrata.report import figures
 from fedstrata.report.figures import curves
 from fedstrata.report.gather import gather
+from fedstrata.report.page import draw, replay_page
+from fedstrata.report.paper import write_figures
+from fedstrata.report.replay import CLIENTS as MOST_REPLAYED
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.comparison import Comparison
 from fedstrata.runs.folder import Run
@@ -29,10 +35,13 @@ __all__ = [
     "clients",
     "critical_difference",
     "faults",
+    "federation",
     "labels",
     "method",
     "metric",
     "participation",
+    "rounds",
+    "save",
     "update_norm",
 ]
 
@@ -129,6 +138,83 @@ def critical_difference(comparison: Comparison | str | Path) -> go.Figure:
     if tested is None:
         raise RequestError(f"{path} holds no two methods whose runs are finished under two conditions")
     return figures.ranks.critical_difference(tested)
+
+
+def federation(run: OneRun) -> go.Figure:
+    """Draw who holds what: clients by labels, those of a cluster together."""
+    return _there(figures.federation.holds(_read_one(run)), "the label counts of its clients")
+
+
+def rounds(run: OneRun) -> RoundPlayer:
+    """Play the rounds of a run again: whom the server asked, whose report came too late, what went up and down.
+
+    Parameters
+    ----------
+    run
+        A run, or its folder.
+
+    Returns
+    -------
+    RoundPlayer
+        A notebook shows it; its `html` is a page of its own.
+
+    Raises
+    ------
+    RequestError
+        If no round was played, or there are too many clients to tell them apart.
+    """
+    page = replay_page(_read_one(run))
+    if page is None:
+        raise RequestError(f"{run} cannot be played again: it has no round yet, or more than {MOST_REPLAYED} clients")
+    return RoundPlayer(page)
+
+
+@dataclass(frozen=True)
+class RoundPlayer:
+    """A page in which the rounds of a run can be played again.
+
+    Attributes
+    ----------
+    html
+        The page; it needs nothing beside it.
+    """
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self.html)}" style="width:100%;height:560px;border:0"></iframe>'
+
+
+def save(
+    source: RunOrComparison | Mapping[str, go.Figure], folder: str | Path, format: str = "pdf", width: float = 3.5
+) -> list[Path]:
+    """Save figures ready for a paper: letters of 8 points, fonts inside, text that stays text. Needs matplotlib.
+
+    Parameters
+    ----------
+    source
+        A run, a comparison, the folder of either, for all figures of its report; or figures of this module by name.
+    folder
+        Where to.
+    format
+        "pdf", "svg" or "png".
+    width
+        In inches.
+
+    Returns
+    -------
+    list of pathlib.Path
+
+    Raises
+    ------
+    RequestError
+        If the format or width is not allowed, or matplotlib is not installed (`pip install 'fedstrata[figures]'`).
+    """
+    if isinstance(source, Mapping):
+        shown = [figures.Shown("", name, "", "", figure) for name, figure in source.items()]
+    else:
+        shown = draw(gather([source if isinstance(source, str | Path) else source.path]))
+    return write_figures(Path(folder), shown, format, width)
 
 
 def balance(run: OneRun) -> go.Figure:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedstrata.client.site_client import Versions
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.core.messages import Tag, Tensors
 
 RUNS = 8  # whose states are kept: the newest
@@ -31,7 +31,7 @@ class StateOnDisk(Versions):
         if self._folder.exists() and (not whose.exists() or whose.read_text() != data):
             shutil.rmtree(self._folder)
         _forget_old(self._folder)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder, 0o700)
         write_atomically(whose, data.encode())
         for file in self._folder.glob("*.safetensors"):
             try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedstrata.core.errors import RequestError
 from fedstrata.privacy.identity import Identity, KeyDirectory
+from fedstrata.remote.roll import FILE, Roll, RollError
 
 
 @dataclass(frozen=True)
@@ -18,25 +19,49 @@ class Credentials:
     """What proves who one is, and who the others are."""
 
     identity: Identity
-    server: bytes
-    sites: Mapping[str, bytes]  # public keys by name
+    roll: Roll
+    authority: bytes = b""  # the certificate of who signs rolls, PEM
+    folder: Path | None = None  # where they lie
 
     @classmethod
-    def load(cls, folder: Path) -> Credentials:
-        """Read them."""
+    def load(cls, folder: Path, kept: Path | None = None) -> Credentials:
+        """Read them; where a later roll was taken in, and kept in another folder, that one holds."""
         try:
             own = json.loads((folder / "identity.json").read_text())
-            key_directory = json.loads((folder / "roll.json").read_text())
+            roll = Roll.read((folder / FILE).read_bytes())
             key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(own["private"]))
-            sites = {name: bytes.fromhex(public) for name, public in key_directory["sites"].items()}
-            return cls(Identity(key), bytes.fromhex(key_directory["server"]), sites)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            authority = (folder / "ca.crt").read_bytes() if (folder / "ca.crt").exists() else b""
+        except (OSError, ValueError, KeyError, TypeError, RollError) as error:
             raise RequestError(
                 f"{folder} holds no keys of a federation ({error}); make them with deploy keys"
             ) from None
+        return cls(Identity(key), later_of(roll, kept, authority), authority, folder)
+
+    @property
+    def server(self) -> bytes:
+        """The server's public key."""
+        return self.roll.server
+
+    @property
+    def sites(self) -> Mapping[str, bytes]:
+        """Public keys of sites, by name."""
+        return self.roll.sites
+
+    def take_in(self, data: bytes) -> Credentials:
+        """Return them with a later roll; `RollError` where it is none, and themselves where it is known."""
+        roll = self.roll.followed_by(data, self.authority)
+        return self if roll is self.roll else replace(self, roll=roll)
 
     def key_directory(self, names: Sequence[str]) -> KeyDirectory:
         """Return the roll of a run: client i is the i-th site."""
         if strange := [name for name in names if name not in self.sites]:
-            raise RequestError(f"site {strange[0]} is not on the roll that the keys came with")
+            raise RequestError(f"site {strange[0]} is not on the roll (number {self.roll.serial})")
         return KeyDirectory(self.server, tuple(self.sites[name] for name in names))
+
+
+def later_of(roll: Roll, kept: Path | None, authority: bytes) -> Roll:
+    """Return the later of a roll and the one that was taken in before, if that was signed."""
+    try:
+        return roll if kept is None else roll.followed_by((kept / FILE).read_bytes(), authority)
+    except (OSError, RollError):
+        return roll

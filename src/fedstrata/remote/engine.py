@@ -39,7 +39,7 @@ from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.kept_sums import KeptSum, KeptSums
 from fedstrata.remote.masked_all_reduce import invite_sites
 from fedstrata.remote.protocol import build_request, to_json
-from fedstrata.remote.site_registry import SiteRegistry, by_client
+from fedstrata.remote.site_registry import SiteNames, SiteRegistry, by_client
 from fedstrata.remote.site_server import MET
 
 Note = Callable[..., None]
@@ -82,7 +82,7 @@ class AtSites:
         clip: float | None = None,
         kept_sums: KeptSums | None = None,
     ):
-        self._site_registry, self._names, self._plan, self._note = site_registry, site_registry.names, plan, note
+        self._site_registry, self._names, self._plan, self._note = site_registry, SiteNames(site_registry), plan, note
         self._masks, self._noise, self._relay, self._clip = masks, noise, relay, clip
         self._kept_sums = kept_sums if masks is not None or noise is not None else None
         self._kept: KeptSum | None = None  # what an interrupted server left of the step

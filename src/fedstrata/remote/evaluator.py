@@ -45,12 +45,12 @@ class SiteEvaluator:
             if self.hides_label_counts and self.key_directory is not None
             else b""
         )
-        answers = self._answers({name: build_request("evaluate", data, invitation) for name in self.names}, 2, view)
+        answers = self._answers({name: build_request("evaluate", data, invitation) for name in self._there}, 2, view)
         told = 1 if self.hides_label_counts else self.classes
         right, tested, loss = np.zeros(told), np.zeros(told), 0.0
         numbers = 2 * told + 1  # of an answer, with 8 bytes each, beside what is masked
         up = sum(8 * numbers + len(words) for _, words in answers.values())
-        sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self.names) + up}
+        sent = {"bytes_evaluate": tensor_bytes(model.wire()) * len(self._there) + up}
         own, silent, total = dict[int, float](), list[str](), np.zeros(2)
         for client, name in enumerate(self.names):
             if name not in answers:
@@ -101,6 +101,11 @@ class SiteEvaluator:
     def names(self) -> Sequence[str]:
         """The sites."""
         return self.site_registry.names
+
+    @property
+    def _there(self) -> list[str]:
+        """Those that are not known to be away: of these an event has said so."""
+        return [name for name in self.names if name not in self.site_registry.away]
 
     def _invitation(self, view: View, key_directory: KeyDirectory) -> bytes:
         """Let all sites say hello, so that they can add up figures by label; where one is missing, none are."""

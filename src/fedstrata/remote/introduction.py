@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata import __version__
 from fedstrata.core.client_info import ClientInfo, label_facts
 from fedstrata.core.errors import RequestError
 from fedstrata.core.inputs import Inputs
@@ -47,6 +48,9 @@ class Introduction:
     speed: float = 1.0
     counts: tuple[int, ...] | None = None  # samples of each of its labels, where the server may know
     preprocessing: Preprocessing | None = None  # done to raw inputs; with `unscaled`, to be done
+    version: str = ""  # of the site's fedstrata
+    roll: int = 0  # the serial number of the roll that it goes by
+    roll_refused: str = ""  # why not by the one that the server brought
     unscaled: Scale | None = None  # how features are still to be scaled, together with those of the other sites
 
     @classmethod
@@ -67,6 +71,7 @@ class Introduction:
             counts=None if counts is None else tuple(counts.tolist()),
             preprocessing=federation.preprocessing,
             unscaled=federation.unscaled,
+            version=__version__,
         )
 
     def dump(self) -> dict[str, Any]:
@@ -82,7 +87,13 @@ class Introduction:
         possible = all(0 <= number <= MOST for number in counted) and all(map(isfinite, scales))
         if not possible or facts.classes == () or facts.speed <= 0:
             raise RequestError(f"site {site} describes its data with impossible numbers")
-        names = [facts.dtype, facts.fingerprint, *(label for label in facts.classes or () if isinstance(label, str))]
+        names = [
+            facts.dtype,
+            facts.fingerprint,
+            facts.version,
+            facts.roll_refused,
+            *(label for label in facts.classes or () if isinstance(label, str)),
+        ]
         if not all(len(name) <= NAME and name.isprintable() for name in names) or len(facts.classes or ()) > CLASSES:
             raise RequestError(
                 f"site {site} has labels that are no plain text of at most {NAME} characters, or more than {CLASSES:,}"
@@ -216,9 +227,9 @@ class RemoteFederation:
 
     @property
     def identity(self) -> str:
-        """What stays when sites come back with other samples: the kind of data, and how many sites."""
+        """What stays when sites come back with other samples, or others join: the kind of data."""
         model = self.facts[0]
-        kind = (model.dtype, self.inputs, self.preprocessing.to_json(), self.classes, len(self.facts))
+        kind = (model.dtype, self.inputs, self.preprocessing.to_json(), self.classes)
         return sha256(repr(kind).encode()).hexdigest()
 
     def client_info(self, needs: frozenset[str], streams: Streams) -> ClientInfo:

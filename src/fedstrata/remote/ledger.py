@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.core.messages import Tag
 from fedstrata.privacy.frames import RefusedError
 
@@ -68,7 +68,7 @@ class Ledger:
             )
         runs = {**self._runs, _key(run): Given(step, spent)}
         if self._file is not None:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._file.parent, 0o700)
             write_atomically(self._file, json.dumps({key: asdict(given) for key, given in runs.items()}).encode())
         self._runs = runs
 

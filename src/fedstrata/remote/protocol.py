@@ -26,6 +26,10 @@ class PolicyError(SiteError):
     """A site's own policy does not allow what it was asked for (`policy/rules.py`)."""
 
 
+class VersionError(SiteError):
+    """A site has a version of fedstrata that speaks another protocol."""
+
+
 class PendingError(SiteError):
     """A site's owner has not said yet whether it takes part in the run."""
 
@@ -35,6 +39,7 @@ FAILURES: dict[bytes, type[FedstrataError]] = {
     b"stateless": StatelessError,
     b"policy": PolicyError,
     b"pending": PendingError,
+    b"version": VersionError,
     FAILED: SiteError,
 }
 

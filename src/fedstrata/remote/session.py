@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedstrata import __version__
 from fedstrata.config.build import build_plan
 from fedstrata.config.experiment import Experiment, Trust
 from fedstrata.config.travel import to_sites
@@ -49,10 +50,23 @@ from fedstrata.remote.evaluator import SiteEvaluator
 from fedstrata.remote.features import AGREED, agree_on_features, as_agreed, event_of
 from fedstrata.remote.few_sites import settle_sites_per_round
 from fedstrata.remote.introduction import MaskedRemoteFederation, RemoteFederation
+from fedstrata.remote.joining_sites import JoiningSites, closed_because
 from fedstrata.remote.kept_sums import KeptSums
+from fedstrata.remote.orders import RunControl
 from fedstrata.remote.protocol import PolicyError, build_request, to_json, within
+from fedstrata.remote.protocol_version import PROTOCOL
+from fedstrata.remote.roll import Roll
 from fedstrata.remote.setup import clustered_at, masked_labels_at, renumbered_at
-from fedstrata.remote.site_registry import SiteRegistry, ask_facts, by_client, heard, proposed, recorded, replies
+from fedstrata.remote.site_registry import (
+    SiteNames,
+    SiteRegistry,
+    ask_facts,
+    by_client,
+    heard,
+    proposed,
+    recorded,
+    replies,
+)
 from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
@@ -81,6 +95,8 @@ class SiteClients:
     no_stream: str | None = None  # why requests go by messages, where a stream was to carry them
     chained: bool = False  # whether models of a chain pass the server sealed
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # events of getting there
+    control: RunControl | None = None  # what operators say
+    begun: bool = False  # whether sites were told to begin: the plan is looked at before that, too
     known: RemoteFederation | None = None  # what sites said of themselves
 
     @cached_property
@@ -193,19 +209,45 @@ class SiteClients:
         """Return what is known of sites with who is there, round by round; their data may change on the way."""
         site_registry, names, federation = self.site_registry, self.site_registry.names, self.known
         assert federation is not None
+        refused = {str(fields["site"]) for kind, fields in self.notes if kind == "site_refused"}
+        closed = closed_because(plan, self.experiment)
+        newcomers = JoiningSites(site_registry, closed, self.folder, self._greeting, refused)
 
         def now(round: int) -> ClientInfo:
+            nonlocal names
+            if self.begun and self.control is not None:
+                self.control.heed(site_registry.note)
+            if self.begun:
+                newcomers.look(round)
+            names = site_registry.names
             attending = site_registry.attending(plan.fewest)
             there = {*self._kept_sums.attendance(round, [i for i, name in enumerate(names) if name in attending])}
             facts = tuple(site_registry.facts.values())
             known = (
-                replace(federation, facts=facts).client_info(plan.needs, plan.streams)
+                replace(federation, facts=facts, names=tuple(names)).client_info(plan.needs, plan.streams)
                 if site_registry.changed
                 else client_info
             )
             return replace(known, holders=np.array([i for i in known.holders if i in there], dtype=np.int64))
 
         return replace(client_info, later=now)
+
+    def without_repeats(self, log: Log) -> Log:
+        """Return a log that says once that a site which is away gives no answer; its return is an event of its own."""
+        said: set[str] = set()
+
+        def once(kind: str, **fields: Any) -> None:
+            away, names = self.site_registry.away, self.site_registry.names
+            said.intersection_update(away)
+            if kind == "dropped" and fields.get("why") == "no answer":
+                new = [client for client in fields["clients"] if names[client] not in said]
+                said.update(names[client] for client in new if names[client] in away)
+                if not new:
+                    return
+                fields = {**fields, "clients": new}
+            log(kind, **fields)
+
+        return once
 
     def start_engine(self, plan: Plan, log: Log) -> Engine:
         """Tell every site to take part, and give the engine."""
@@ -220,11 +262,12 @@ class SiteClients:
                 raise RequestError(f"site {name}: {error}")
             log("site_refused", site=name, client=site_registry.names.index(name), why=str(error))
         log("sites", wall={"sites": site_registry.names})
+        self.begun = True
         if self.no_stream is not None:
             log("fallback", what="stream", used="messages, which take seconds each", why=self.no_stream)
         clip = clip_of(self.experiment, plan)
         engine = AtSites(site_registry, plan, log, masks, noise, relay, clip, self._kept_sums)
-        return bound_reports(engine, bounds_of(self.experiment, plan), log, site_registry.names)
+        return bound_reports(engine, bounds_of(self.experiment, plan), log, SiteNames(site_registry))
 
     def _relay(self, plan: Plan, note: Log) -> SealedChain | None:
         """Let models of a chain pass the server sealed, where that can be."""
@@ -298,8 +341,13 @@ class SiteClients:
         """Return what tells a site of the run."""
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
-        about["preprocessing"] = federation.preprocessing.to_json()
+        about |= {"preprocessing": federation.preprocessing.to_json(), **self._greeting()}
         return build_request("begin", to_json(about), to_json(to_sites(self.experiment)))
+
+    def _greeting(self) -> dict[str, Any]:
+        """Say what a site is told with every run, with the roll that holds now."""
+        now = None if self.control is None else self.control.roll()
+        return greeting(None if self.credentials is None else now or self.credentials.roll)
 
     def _heard(self, requests: Mapping[str, bytes], fields: int) -> dict[str, tuple[bytes, ...]]:
         """Ask before the run, and give the replies that are ones; every site without one is an event."""
@@ -350,10 +398,12 @@ def run_at_sites(
     patience: float = 600.0,
     no_stream: str | None = None,
     say: Callable[[str], None] = lambda _: None,
+    control: RunControl | None = None,
 ) -> Run:
     """Run an experiment at the sites that are there, or go on with one at the sites that it began with.
 
-    `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for.
+    `say` is told what happens before there is a run folder for events: who refuses, and whose owner is waited for;
+    `control` is what operators say to the run before each of its rounds.
     """
     path, asked = Path(out), Path(out) / "experiment.toml" if resumed else experiment
     described = asked if isinstance(asked, Experiment) else Experiment.of(asked)
@@ -370,18 +420,30 @@ def run_at_sites(
         say(describe_fault({"event": kind, **fields}).why)
 
     run = before[0] if before else secrets.token_hex(16)
-    question = {"run": run, "experiment": to_sites(described)}
+    question = {
+        "run": run,
+        "experiment": to_sites(described),
+        **greeting(None if credentials is None else credentials.roll),
+    }
     facts = proposed(transport, sites, question, deadline, patience, note) if before is None else before[1]
     if len(facts) < sites:
         raise RequestError(f"{len(facts)} sites are there, and {sites} are wanted: {', '.join(facts) or 'none'}")
     site_registry = SiteRegistry(transport, run, facts, question, deadline, patience)
-    at = SiteClients(site_registry, described, path, credentials, before is not None, no_stream, notes=notes)
+    at = SiteClients(
+        site_registry, described, path, credentials, before is not None, no_stream, notes=notes, control=control
+    )
     federation = at.federation(None if before is None else _masked_before(Run.open(path)))
     if len(site_registry.names) < sites:
         raise RequestError(_too_few(len(site_registry.names), sites, notes))
     if resumed:
         return resume(path, federation=cast(Federation, federation), watch=watch, progress=False, remote=at)
     return begin(at.experiment, cast(Federation, federation), None, path, watch, at)
+
+
+def greeting(roll: Roll | None) -> dict[str, Any]:
+    """Say what a site is told with every run: which fedstrata asks, and the newest roll, where there are keys."""
+    said = {"protocol": PROTOCOL, "version": __version__}
+    return said if roll is None or not roll.serial else {**said, "roll": roll.text}
 
 
 def _too_few(there: int, wanted: int, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

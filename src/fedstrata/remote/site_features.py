@@ -18,12 +18,14 @@ from fedstrata.data.columns import lacking, rearranged
 from fedstrata.data.federation import Federation
 from fedstrata.data.preprocessing import Preprocessing
 from fedstrata.data.reading import Samples
-from fedstrata.data.scaling import answers, scale_samples
+from fedstrata.data.scaling import answers, median_places, scale_samples
 from fedstrata.data.statistics import Answers, Kind, Question
 from fedstrata.privacy.features import WHOLE, to_words
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.sums.all_reduce import Participant
+from fedstrata.remote.feature_questions import FeatureQuestions
+from fedstrata.remote.policy.gate import MOST
 from fedstrata.remote.protocol import read_values
 
 if TYPE_CHECKING:
@@ -38,13 +40,15 @@ class SiteFeatures:
         self._served = Served()  # for all runs: sums of different runs could be subtracted as well
         self._meeting: tuple[bytes, Participant] | None = None
         self._asked: tuple[str, Answers] | None = None
+        self._questions: dict[str, FeatureQuestions] = {}  # by run
 
-    def answer(self, about: bytes, place: bytes, invitation: bytes) -> tuple[bytes]:
-        """Answer a question; with an invitation, under masks."""
+    def answer(self, run: str, about: bytes, place: bytes, invitation: bytes) -> tuple[bytes]:
+        """Answer a question of a run; with an invitation, under masks."""
         told = read_values(about)
         question, known = _question(told), str(told["preprocessing"])
         if self._asked is None or self._asked[0] != known:
             self._asked = known, self._answers(Preprocessing.from_json(known))
+        self._of(run).check(question, len(median_places(Preprocessing.from_json(known).columns)))
         numbers = np.asarray(self._asked[1](question), dtype=np.float64)
         if not invitation:
             return (numbers.astype("<f8").tobytes(),)
@@ -53,6 +57,11 @@ class SiteFeatures:
         except RequestError as error:
             raise RefusedError(str(error)) from None
         return (self._met(read_values(place), invitation).masked(words, encoding=WHOLE).tobytes(),)
+
+    def _of(self, run: str) -> FeatureQuestions:
+        if run not in self._questions:
+            self._questions = dict(list(self._questions.items())[1 - MOST :])
+        return self._questions.setdefault(run, FeatureQuestions())
 
     def _answers(self, known: Preprocessing) -> Answers:
         federation = raw_in_order(self._load(), known)

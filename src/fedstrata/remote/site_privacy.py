@@ -20,11 +20,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import write_atomically
 from fedstrata.core.index import Split
 from fedstrata.data.federation import Federation
 from fedstrata.data.reading import Label
@@ -47,7 +49,10 @@ from fedstrata.remote.enclave import CONFIRM, SUBMIT, EnclaveParty
 from fedstrata.remote.introduction import aligned
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import PolicyError, read_values, to_json
+from fedstrata.remote.roll import FILE, RollError
 from fedstrata.remote.site_features import SiteFeatures
+
+log = logging.getLogger(__name__)
 
 
 class SitePrivacy:
@@ -63,6 +68,8 @@ class SitePrivacy:
     ):
         self.name, self._load, self._credentials = name, load, credentials
         self._gate, self._enclave = gate or PolicyGate(), EnclaveParty(trusted)
+        self._looked: str | None = None  # the roll that lay beside the keys
+        self._beside()
         # Memories for all runs: sums of different runs could be subtracted as well.
         self._served, self._tested = Served(), Served()
         self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()
@@ -86,13 +93,56 @@ class SitePrivacy:
             raise RefusedError(f"site {self.name} has no keys, and masked sums need them; see deploy keys")
         return self._credentials
 
+    @property
+    def serial(self) -> int:
+        """The number of the roll that this site goes by; 0 without keys."""
+        return 0 if self._credentials is None else self._credentials.roll.serial
+
+    def hear_of_roll(self, told: Any, folder: Path | None) -> str:
+        """Go by a later roll from here on: the server brings it, or somebody put it beside the keys.
+
+        It is kept in `folder` for the next start. Return why what the server brings is refused, in words.
+        """
+        if self._credentials is None:
+            return ""
+        why = ""
+        for where, data in (("its key folder", self._beside()), ("the server", told)):
+            try:
+                if isinstance(data, str):
+                    self._take_in(self._credentials.take_in(data.encode()), folder)
+            except RollError as error:
+                log.warning("a roll of %s is refused: %s", where, error)
+                why = str(error) if where == "the server" else ""
+        return why
+
+    def _beside(self) -> str | None:
+        """Return the roll that lies beside the keys, if it is another one than at the last look."""
+        if self._credentials is None or self._credentials.folder is None:
+            return None
+        try:
+            text = (self._credentials.folder / FILE).read_text()
+        except (OSError, ValueError):
+            return None
+        before, self._looked = self._looked, text
+        return None if before in (None, text) else text
+
+    def _take_in(self, later: Credentials, folder: Path | None) -> None:
+        if later is self._credentials:
+            return
+        self._credentials = later
+        log.warning("roll %d of %s is taken in", later.roll.serial, later.roll.issued)
+        if folder is not None:
+            write_atomically(folder / FILE, later.roll.write())
+
     def key_directory(self, told: Mapping[str, Any]) -> KeyDirectory:
         """Return the roll of a run; it must have this site where it says."""
         names, client = told["sites"], int(told["client"])
         if not 0 <= client < len(names) or names[client] != self.name:
             raise RefusedError(f"site {self.name} is told that it is another one")
         if any(name not in self.credentials.sites for name in names):
-            raise RefusedError("a site of this run is not on the roll that the keys came with")
+            raise RefusedError(
+                f"a site of this run is not on the roll that this site goes by (number {self.credentials.roll.serial})"
+            )
         return self.credentials.key_directory(names)
 
     def own(self, told: Mapping[str, Any]) -> Federation:
@@ -157,7 +207,7 @@ class SitePrivacy:
                     served=self._served,
                 )
             except RequestError:  # its words name a label
-                logging.getLogger(__name__).exception("labels cannot be masked")
+                log.exception("labels cannot be masked")
                 raise RefusedError("its labels cannot be masked (the site's own log says why)") from None
         if self._labels is None:
             raise RefusedError("label masking begins with its keys")

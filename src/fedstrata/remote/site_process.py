@@ -6,11 +6,13 @@ It holds data, model and state, and answers requests on a private socket; whatev
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from functools import cache
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.json_log import JsonLines
 from fedstrata.core.origin import find_own_parts_in
 from fedstrata.data.federation import Federation
 from fedstrata.privacy.enclave.launch import Setting
@@ -20,6 +22,7 @@ from fedstrata.remote.policy.resources import keep_to
 from fedstrata.remote.policy.rules import SitePolicy
 from fedstrata.remote.site_server import Host
 from fedstrata.remote.site_socket import serve
+from fedstrata.remote.site_state import StatedAnswer
 from fedstrata.remote.source import source
 
 
@@ -37,10 +40,22 @@ def main(path: str) -> None:
         return source(table["data"], int(table.get("seed", 0)), part)
 
     load()  # what is wrong with it should be said now
-    credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]))
     folder = None if config.get("state") is None else Path(config["state"])
+    if folder is not None:
+        log_to(folder / "log.jsonl", site=config["site"], server=config["server"])
+    credentials = None if config.get("keys") is None else Credentials.load(Path(config["keys"]), kept=folder)
     host = Host(config["site"], load, credentials, folder, policy, Setting(**config["enclave"]))
-    serve(with_stream(host.answer, policy.check_server), Path(config["socket"]))
+    serve(StatedAnswer(with_stream(host.answer, policy.check_server), host.state), Path(config["socket"]))
+
+
+def log_to(path: Path, **always: str) -> None:
+    """Let what this site's code logs go into the site's log, and to where it prints."""
+    log = logging.getLogger("fedstrata")
+    log.addHandler(JsonLines(path, **always))
+    printed = logging.StreamHandler()
+    printed.setLevel(logging.WARNING)
+    log.addHandler(printed)
+    log.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.files import write_atomically
+from fedstrata.core.plain_text import plain_text
 from fedstrata.data.reading import Label
 from fedstrata.remote.introduction import Introduction, common_classes
 from fedstrata.remote.protocol import (
@@ -22,12 +24,14 @@ from fedstrata.remote.protocol import (
     PendingError,
     PolicyError,
     SiteError,
+    VersionError,
     build_request,
     read_reply,
     read_values,
     to_json,
     within,
 )
+from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.transport import Failure, Transport
 
 Note = Callable[..., None]
@@ -52,7 +56,7 @@ class SiteRegistry:
     fixed: str | None = None  # why no site can go on with other data than it began with
     note: Note = lambda *_, **__: None
     changed: bool = False  # whether some site's data are other ones than at the beginning
-    _there: set[str] | None = field(default=None)
+    away: set[str] = field(default_factory=set)  # who was there before, and is not
 
     @property
     def names(self) -> list[str]:
@@ -68,6 +72,8 @@ class SiteRegistry:
             again = {name: requests[name] for name in back if name not in wrong}
             said = {name: told for name, told in said.items() if name not in back}
             said |= {**wrong, **self._exchange(again, fields, left(), None)}
+        if self.away or len(said) < (len(requests) if enough is None else enough):
+            self._look_around({*self.transport.names()})
         return said
 
     def begin(self, names: Collection[str], deadline: float | None) -> dict[str, FedstrataError]:
@@ -98,11 +104,16 @@ class SiteRegistry:
                     "the run can be resumed"
                 )
             sleep(OFTEN)
-        before, self._there = self._there, there
-        for kind, names in {"site_away": (before or there) - there, "site_back": there - (before or there)}.items():
+        self._look_around(there)
+        return there
+
+    def _look_around(self, there: Collection[str]) -> None:
+        """Note who has gone and who is back: one event for each, however often it is asked for."""
+        away = {name for name in self.facts if name not in there}
+        for kind, names in {"site_away": away - self.away, "site_back": self.away - away}.items():
             for name in sorted(names):
                 self.note(kind, site=name, client=self.names.index(name))
-        return there
+        self.away = away
 
     def write(self, folder: Path) -> None:
         """Keep who takes part, for those who go on with the run."""
@@ -136,6 +147,19 @@ class SiteRegistry:
         self.note("site_changed", site=name, client=self.names.index(name), **about)
 
 
+@dataclass(frozen=True)
+class SiteNames(Sequence[str]):
+    """The names of a run's sites by client, also of those who join later."""
+
+    registry: SiteRegistry
+
+    def __len__(self) -> int:
+        return len(self.registry.facts)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self.registry.names[client]
+
+
 def introduced(
     transport: Transport, names: Sequence[str], question: Mapping[str, Any], deadline: float | None
 ) -> dict[str, Introduction]:
@@ -161,6 +185,11 @@ def ask_facts(
         values = read_values(told[0])
         if values.pop("site", None) != name:
             raise RequestError(f"site {name} introduces itself by another name")
+        if (spoken := values.pop("protocol", None)) != PROTOCOL:
+            theirs = f"it has fedstrata {plain_text(str(values.get('version') or 'of before'))[:20]}"
+            ours = f"and the server {__version__} with protocol {PROTOCOL}; install the same at both"
+            wrong[name] = VersionError(f"{theirs} with protocol {spoken!r:.20}, {ours}")
+            continue
         facts[name] = Introduction.read(values, name)
     return facts, wrong
 
@@ -185,7 +214,7 @@ def proposed(
         said, wrong = ask_facts(transport, asked, question, deadline)
         facts |= said
         for name, error in wrong.items():
-            if not isinstance(error, PolicyError | PendingError):
+            if not isinstance(error, PolicyError | PendingError | VersionError):
                 raise RequestError(f"site {name}: {error}")
         pending = {name: error for name, error in wrong.items() if isinstance(error, PendingError)}
         refused |= {name: error for name, error in wrong.items() if name not in pending}
@@ -203,7 +232,18 @@ def proposed(
             pause = min(pause * 1.5, SELDOM)
     for name, error in refused.items():
         note("site_refused", round=0, step=0, site=name, why=str(error))
+    for name, told in facts.items():
+        note_differences(name, told, note)
     return {name: facts[name] for name in names if name in facts}
+
+
+def note_differences(name: str, facts: Introduction, note: Note) -> None:
+    """Say where a site has another version, which fits, or does not take the roll that it was brought."""
+    if facts.version != __version__:
+        why = f"it has fedstrata {facts.version}, the server {__version__}; both speak protocol {PROTOCOL}, and fit"
+        note("site_version", site=name, why=why)
+    if facts.roll_refused:
+        note("roll_refused", site=name, why=facts.roll_refused)
 
 
 def heard(

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstrata import __version__
 from fedstrata.client.network import Network
 from fedstrata.client.site_client import Site, StatelessError, Versions
 from fedstrata.client.trainer import Trainer
@@ -60,12 +61,14 @@ from fedstrata.remote.protocol import (
     IN,
     AbsentError,
     SiteError,
+    VersionError,
     build_refusal,
     build_reply,
     read_request,
     read_values,
     to_json,
 )
+from fedstrata.remote.protocol_version import PROTOCOL
 from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.server.evaluator import answers
@@ -145,6 +148,10 @@ class Host:
             "hop": lambda data, about, envelope: self._chained().hop(data, about, envelope, self._trained),
         }
 
+    def state(self) -> dict[str, Any]:
+        """Say which run was the last that asked for something, and by which roll this site goes; waits for nobody."""
+        return {"run": self._about.get("run"), "roll": self._guard.serial}
+
     def answer(self, request: bytes) -> bytes:
         """Do what is asked for; whatever goes wrong is the answer, and whatever leaves is written down first.
 
@@ -164,7 +171,7 @@ class Host:
                 self._gate.leaves(self._about.pop("kind"), reply, self._about)
             except OSError:
                 logging.getLogger(__name__).exception("the audit log cannot be written")
-                return build_refusal("it cannot write down what leaves it, and so nothing does")
+                return build_refusal("it cannot write down what leaves it, and so nothing does: is its disk full?")
             return reply
 
     def _refused(self, error: Exception) -> bytes:
@@ -190,6 +197,10 @@ class Host:
 
     def _introduce(self, asked: bytes) -> tuple[bytes]:
         told = read_values(asked)
+        if told.get("protocol", PROTOCOL) != PROTOCOL:
+            theirs = f"the server has fedstrata {str(told.get('version'))[:20]} with protocol {told['protocol']!r:.20}"
+            raise VersionError(f"{theirs}, this site {__version__} with protocol {PROTOCOL}; install the same at both")
+        refused = self._guard.hear_of_roll(told.get("roll"), self._folder)
         experiment = self._gate.admit(self._run_of(told), told.get("experiment"))
         privacy = experiment.privacy
         self._check_size(experiment, self._load())
@@ -201,7 +212,8 @@ class Host:
             counts = self._guard.counts(federation, privacy.histogram_epsilon)
             self._about["counts"] = self._gate.policy.privacy.counts
         facts = Introduction.of(federation, privacy.labels == "none", counts)
-        return (to_json({"site": self.name, **facts.dump()}),)
+        facts = replace(facts, roll=self._guard.serial, roll_refused=refused)
+        return (to_json({"site": self.name, "protocol": PROTOCOL, **facts.dump()}),)
 
     def _run_of(self, told: Mapping[str, Any]) -> str:
         run = told.get("run")
@@ -212,12 +224,14 @@ class Host:
 
     def _features(self, about: bytes, place: bytes, invitation: bytes) -> tuple[bytes, ...]:
         """Answer a question about features; in the open only where the run adds up updates in the open too."""
-        if not invitation and self._gate.experiment(str(self._about.get("run"))).privacy.aggregate == "masked":
+        run = str(self._about.get("run"))
+        if not invitation and self._gate.experiment(run).privacy.aggregate == "masked":
             raise RefusedError("in this run, features are added up under masks")
-        return self._guard.requests["features"](about, place, invitation)
+        return self._guard.requests["features"](run, about, place, invitation)
 
     def _begin(self, asked: bytes, text: bytes) -> tuple[bytes]:
         told = read_values(asked)
+        self._guard.hear_of_roll(told.get("roll"), self._folder)
         present, run = self._load().fingerprint, self._run_of(told)
         experiment = self._gate.admit(run, read_values(text))
         if self._session is not None and self._session.run == run:  # a server that went on from a checkpoint
@@ -286,7 +300,7 @@ class Host:
     def _task(self, data: bytes, by: bytes, invitation: bytes = b"") -> tuple[bytes, bytes]:
         session, task = self._at_work(), unpack_task(data)
         self._gate.check_update(session.run, task.round)
-        self._gate.check_budget(session.noise)
+        self._gate.check_budget(session.noise, self._ledger.spent())
         if task.client != session.client:
             raise RefusedError(f"a task for another client reached site {self.name}")
         if by not in (b"", b"samples", b"clients"):
@@ -347,6 +361,7 @@ class Host:
     def _give(self, session: SiteSession) -> None:
         """Write down that the update at hand leaves, before anything of it does."""
         if not session.given:
+            self._gate.check_budget(session.noise, self._ledger.spent())
             cost = 0.0 if session.noise is None else session.noise.cost
             self._ledger.enter(session.run, session.step, cost, session.most_spent)
             session.given = True

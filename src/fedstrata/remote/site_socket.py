@@ -72,7 +72,7 @@ class Door:
         _clear(self._path)
         self._server = _Server(answer, self._path)
         self._path.chmod(0o600)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.5,), daemon=True)
 
     def __enter__(self) -> Door:
         self._thread.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -39,6 +39,15 @@ class Transport(Protocol):
 
     def names(self) -> list[str]:
         """Return the sites that are there now, sorted by name."""
+
+    def reachable(self) -> list[str]:
+        """Return the sites that could be there if they were invited, and those that are. Waits for nobody."""
+
+    def invite(self, sites: Collection[str]) -> None:
+        """Ask sites to be there from here on; where all that are reachable are there anyway, nothing happens."""
+
+    def awaited(self) -> Collection[str]:
+        """Return the sites that have not answered yet, while others are waited for."""
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.report.document import of_methods
 from fedstrata.report.figures.curves import grouped
 from fedstrata.report.figures.style import thin
 from fedstrata.report.gather import GatheredRuns, group_of
@@ -54,7 +55,9 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], runs: Mappin
     lines = []
     for place, line in enumerate(grid.lines):
         cells = "".join(column[place] for column in columns)
-        lines.append(f'<tr><th scope="row">{escape(line[0])}</th>{cells}<td>{escape(line[-1])}</td></tr>')
+        lines.append(
+            f'<tr{of_methods([line[0]])}><th scope="row">{escape(line[0])}</th>{cells}<td>{escape(line[-1])}</td></tr>'
+        )
     title = titled(metric.name)
     about = (
         f"{title[0].upper()}{title[1:]}{', less is better' if metric.lower else ' in %'}: means over seeds; in "

@@ -11,7 +11,9 @@ from typing import Any
 
 from fedstrata.core.errors import RequestError
 from fedstrata.report.run_data import RunData
+from fedstrata.report.settings import unlike_settings
 from fedstrata.runs.compare.friedman import Friedman
+from fedstrata.runs.compare.grid import conditions_of, metrics_in, standing
 from fedstrata.runs.compare.search import FOLDER
 
 
@@ -29,6 +31,29 @@ class GatheredRuns:
     def firsts(self) -> list[RunData]:
         """One run of each group."""
         return list({run_data.group: run_data for run_data in reversed(self.runs_data)}.values())[::-1]
+
+    def featured(self, most: int) -> list[RunData]:
+        """Return runs to show one by one: of a comparison, the first method's and those of the best others."""
+        firsts = self.firsts
+        if len(firsts) <= most or not self.rows or self.unranked or conditions_of(self.rows):
+            return firsts[:most]
+        metric = metrics_in(self.rows)[0]
+        ranked = sorted(self.rows[1:], key=lambda row: standing(row, metric) or (-1.0, 0.0), reverse=True)
+        kept = {group_of(row) for row in (self.rows[0], *ranked[: most - 1])}
+        return [run_data for run_data in firsts if run_data.group in kept]
+
+    @property
+    def unranked(self) -> str:
+        """Why these runs must not be ranked; empty where they may be."""
+        by_condition: dict[str, list[RunData]] = {}
+        for run_data in self.runs_data:
+            by_condition.setdefault(run_data.condition, []).append(run_data)
+        said = next((said for own in by_condition.values() for said in unlike(own)), "")
+        alone = all(run_data.group == run_data.name for run_data in self.runs_data)  # none is part of a comparison
+        if not said and alone and (keys := unlike_settings(self.runs_data)):
+            more = " and others" if len(keys) > 3 else ""
+            said = f"they differ in {', '.join(keys[:3])}{more}, not only in the method"
+        return said
 
 
 def gather(paths: Sequence[str | Path]) -> GatheredRuns:

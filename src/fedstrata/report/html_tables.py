@@ -2,42 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
+from fedstrata.report.document import of_methods
 from fedstrata.report.outcome import share
 from fedstrata.report.tables import FINAL, Table
-from fedstrata.runs.compare.grid import OVER_FIRST, grid_of_settings, metrics_in, write_figure
+from fedstrata.runs.compare.grid import OVER_FIRST, grid_of_settings, metrics_in, standing, write_figure
 from fedstrata.runs.compare.tables import TUNED, figures_of
 from fedstrata.runs.metrics import HIGHER
 
+NOTES = 4  # most that stand open below a table
 ROWS = 40  # most rows of a table in the page; CSV files hold all
 ACCURACIES = ("accuracy", "balanced_accuracy", "worst10")
 PERCENT = {*ACCURACIES, *FINAL, "share", "last_recall", "best_recall", "last_accuracy"}
 TITLES = {"worst10": "worst tenth of clients", "time": "virtual seconds"}
 
 
-def html(table: Table, caption: str = "", first: str = "") -> str:
-    """Write a table; of a long one some rows, spread over the rounds or else the first."""
+def html(
+    table: Table,
+    caption: str = "",
+    first: str = "",
+    methods: Sequence[str] = (),
+    badges: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    """Write a table; of a long one some rows, spread over the rounds or else the first.
+
+    `methods` says of each row whose it is, and `badges` what is written beside its name: that it is the best.
+    """
     skip = 1 if table.columns[0] == "run" and first != "run" else 0  # the heading names the run
-    rows = table.rows
-    if len(rows) > ROWS:
-        step = len(rows) / ROWS if table.name == "rounds" else 1
-        rows = [rows[min(int((i + 1) * step) - 1, len(rows) - 1)] for i in range(ROWS)]
+    kept = list(range(len(table.rows)))
+    if len(kept) > ROWS:
+        step = len(kept) / ROWS if table.name == "rounds" else 1
+        kept = [min(int((i + 1) * step) - 1, len(kept) - 1) for i in range(ROWS)]
+    rows = [table.rows[at] for at in kept]
     kinds = [_kind([row[i] for row in rows]) for i in range(len(table.columns))]
     head = "".join(
         f'<th scope="col"{kind}>{escape(name.replace("_", " "))}</th>'
         for name, kind in list(zip(table.columns, kinds, strict=True))[skip:]
     )
-    lines = []
-    for row in rows:
-        cells = list(zip(table.columns, row, kinds, strict=True))[skip:]
-        lines.append("".join(f"<td{kind}>{escape(said(name, value))}</td>" for name, value, kind in cells))
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    body = ""
+    for at, row in zip(kept, rows, strict=True):
+        cells = [
+            f"<td{kind}>{escape(said(name, value))}{badge}</td>"
+            for name, value, kind, badge in zip(
+                table.columns[skip:], row[skip:], kinds[skip:], _beside(badges.get(at), len(row) - skip), strict=True
+            )
+        ]
+        about = of_methods([methods[at]] if methods else ()) + (' class="winner"' if at in badges else "")
+        body += f"<tr{about}>{''.join(cells)}</tr>"
     note = f"<caption>{escape(caption)}</caption>" if caption else ""
     region = f'class="scroll" tabindex="0" role="region" aria-label="{escape(caption or table.name)}"'
     return f"<div {region}><table>{note}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _beside(badge: str | None, cells: int) -> list[str]:
+    return [f'<span class="badge">{escape(badge)}</span>' if badge else "", *[""] * (cells - 1)]
+
+
+def best_of(rows: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """Return which rows are the best by the first metric, and how to say so; none where there is nothing to beat."""
+    metric = metrics_in(rows)[0]
+    places = [standing(row, metric) for row in rows]
+    known = [place for place in places if place is not None and place[0]]
+    if len(known) < 2:
+        return {}
+    best = {at for at, place in enumerate(places) if place == max(known)}
+    ends = [(row.get(metric.name) or {}).get("interval") for row in rows]
+    own = next(ends[at] for at in best)
+    close = (
+        any(own[0] <= e[1] and e[0] <= own[1] for at, e in enumerate(ends) if e and at not in best) if own else False
+    )
+    return dict.fromkeys(best, "best, but close" if close else "best mean")
 
 
 def cut(table: Table) -> str:
@@ -45,13 +83,13 @@ def cut(table: Table) -> str:
     return f"{ROWS} of {len(table.rows)} rows; --csv writes all." if len(table.rows) > ROWS else ""
 
 
-def folded(title: str, content: str) -> str:
+def folded(title: str, content: str, methods: Sequence[str] = ()) -> str:
     """Return what opens on a click."""
-    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+    return f"<details{of_methods(methods)}><summary>{escape(title)}</summary>{content}</details>"
 
 
-def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = ()) -> Iterator[str]:
-    """Return the tables of a comparison: what came out, with intervals and tests.
+def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = (), ranked: bool = True) -> Iterator[str]:
+    """Return the tables of a comparison: what came out, with intervals and tests, and the best marked.
 
     Then what it cost, where that differs.
 
@@ -75,13 +113,18 @@ def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = ()) -> Ite
     seeded = f"Means over {seeds} {'seed' if seeds == 1 else 'seeds'}"
     about = f"{seeded}; in brackets, 95 % intervals; p of the paired test against the first"
     holm = ", and corrected for how many there are by Holm" if len(rows) > 2 else ""
-    yield html(_table(columns), about + holm)
-    yield from (f'<p class="quiet">Note: {escape(note)}.</p>' for note in remarks)
+    methods = [str(row["method"]) for row in rows]
+    yield html(_table(columns), about + holm, methods=methods, badges=best_of(rows) if ranked else {})
+    if len(remarks) > NOTES:
+        items = "".join(f"<li>{escape(note)}.</li>" for note in remarks)
+        yield folded(f"{len(remarks)} notes to read before you believe this table", f"<ul>{items}</ul>")
+    else:
+        yield from (f'<p class="quiet">Note: {escape(note)}.</p>' for note in remarks)
     columns = {"method": [row["method"] for row in rows]}
     columns |= {_titled(name): [_mean(name, row) for row in rows] for name in costs if name not in same}
     shared = ", ".join(f"{_titled(name)} {mean}" for name in costs if name in same and (mean := _shared(name, rows)))
     about = f"What it cost. {f'The same for all: {shared}.' if shared else ''}".strip()
-    yield html(_table(columns), about) if len(columns) > 1 else f'<p class="quiet">{escape(about)}</p>'
+    yield html(_table(columns), about, methods=methods) if len(columns) > 1 else f'<p class="quiet">{escape(about)}</p>'
 
 
 def settings(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -102,7 +145,7 @@ def said(name: str, value: Any) -> str:
         return share(value)
     if name.startswith("bytes"):
         return f"{value / 1e6:,.2f} MB"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _table(columns: dict[str, list[Any]]) -> Table:

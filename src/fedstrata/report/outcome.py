@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.report.figures.curves import grouped
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
@@ -17,18 +18,13 @@ def outcome(gathered: GatheredRuns) -> str:
     """Say what came out."""
     if len(gathered.runs_data) == 1:
         return _of_run(gathered.runs_data[0])
+    if why := gathered.unranked:
+        return f"{len(gathered.runs_data)} runs, which are not ranked: {why}."
     if names := conditions_of(gathered.rows):
         return _of_conditions(gathered.rows, names)
     if len(gathered.rows) > 1:
         return _of_comparison(gathered.rows)
-    scored = [(float(a[-1]), run_data) for run_data in gathered.runs_data if len(a := _scores(run_data))]
-    if not scored:
-        return f"{len(gathered.runs_data)} runs, none of which has been scored yet."
-    (best, first), *rest = sorted(scored, key=lambda own: -own[0])
-    others = ", ".join(f"{run_data.name} {share(a)}" for a, run_data in rest[:3])
-    return f"Of {len(gathered.runs_data)} runs, {first.name} is the most accurate: {share(best)}" + (
-        f"; then {others}{' and others' if len(rest) > 3 else ''}." if others else "."
-    )
+    return _of_groups(gathered.runs_data)
 
 
 def share(value: float | None) -> str:
@@ -56,6 +52,27 @@ def _of_run(run_data: RunData) -> str:
         rare = ", a rare one" if run_data.rare[weakest] else ""
         said.append(f"its weakest label is {run_data.classes[weakest]}{rare}, with {share(recall[weakest])}")
     return "; ".join(said) + "."
+
+
+def _of_groups(runs_data: list[RunData]) -> str:
+    """Rank runs that nobody has compared yet, those of one method by their mean: the best seed says nothing."""
+    groups = {
+        group: [float(a[-1]) for own in runs if len(a := _scores(own))] for group, runs in grouped(runs_data).items()
+    }
+    scored = sorted(((np.mean(own), group, own) for group, own in groups.items() if own), key=lambda each: -each[0])
+    if not scored:
+        return f"{len(runs_data)} runs, none of which has been scored yet."
+    seeded = len(groups) < len(runs_data)
+    told = [
+        f"{group} {share(float(mean))}" + (f" ({share(min(own))} to {share(max(own))})" if len(own) > 1 else "")
+        for mean, group, own in scored
+    ]
+    several = f"{len(groups)} methods" if seeded else f"{len(runs_data)} runs"
+    how = "has the highest mean accuracy so far" if seeded else "is the most accurate"
+    if len(groups) == 1:
+        return f"{len(runs_data)} runs of {told[0]}."
+    others = f"; then {', '.join(told[1:4])}{' and others' if len(told) > 4 else ''}" if len(told) > 1 else ""
+    return f"Of {several}, {scored[0][1]} {how}: {told[0].removeprefix(scored[0][1]).strip()}{others}."
 
 
 def _of_comparison(rows: list[dict[str, Any]]) -> str:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from fedstrata import __version__
 from fedstrata.core.errors import RequestError
 from fedstrata.core.plain_text import plain_text
-from fedstrata.report import figures, tables
+from fedstrata.report import figures, replay, tables
 from fedstrata.report.condition_table import by_condition
-from fedstrata.report.document import document, frame, heading
+from fedstrata.report.document import chips, document, figure_of, frame, heading
 from fedstrata.report.figures import CONDITIONS, SECTIONS, Shown
+from fedstrata.report.figures.colours import line_styles
 from fedstrata.report.figures.curves import AXES, grouped
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.html_tables import compared, cut, folded, html, settings
@@ -57,15 +58,24 @@ def _why_not(run_data: RunData, show: Callable[[GatheredRuns], Any]) -> str | No
     return None
 
 
+def replay_page(run_data: RunData) -> str | None:
+    """Write a page of its own in which a run can be played again."""
+    framed = list(replay.frame([run_data]))
+    if not framed:
+        return None
+    body = [*heading(run_data.name, outcome(GatheredRuns([run_data])), []), '<main id="main" tabindex="-1">', *framed]
+    return document(run_data.name, [*body, "</main>"], [], [replay.SCRIPT])
+
+
 def _page(gathered: GatheredRuns) -> str:
-    full, shown, title = gathered.firsts[:IN_FULL], draw(gathered), make_title(gathered)
+    full, shown, title = gathered.featured(IN_FULL), draw(gathered), make_title(gathered)
     conditions = {run_data.condition for run_data in gathered.runs_data}
     sections = [(key, name) for key, name in SECTIONS.items() if _has(key, shown, gathered)]
     rest = [("privacy", "Privacy"), ("reproduce", "Configuration")]
     axes = "".join(f'<option value="{key}">{escape(name)}</option>' for key, name in AXES.items())
     against = f'<label>Curves against <select id="against">{axes}</select></label>'
     body = [
-        *heading(title, outcome(gathered), [("outcome", "Outcome"), *sections, *rest], against),
+        *heading(title, outcome(gathered), [("outcome", "Outcome"), *sections, *rest], against, _filter(gathered)),
         '<main id="main" tabindex="-1">',
         *(f'<p class="warning" role="alert">{escape(said)}</p>' for said in gathered.warnings),
         '<h2 id="outcome">Outcome</h2>',
@@ -77,12 +87,20 @@ def _page(gathered: GatheredRuns) -> str:
         about = f"Curves are of {shown_of}; labels and clients, one by one, of {names}."
         more = " A condition's own folder makes a report of its own, with all figures." if len(conditions) > 1 else ""
         body.append(f'<p class="quiet">{escape(about + more)}</p>')
+    replayed = "".join(replay.frame(full))
     for key, name in sections:
         tabled = [run_data for run_data in gathered.runs_data if run_data.faults][:BRIEFLY] if key == "faults" else full
-        body += _section(key, name, [own for own in shown if own.section == key], tabled)
-    body += [*_choices(full), *_privacy(full), *_configuration(full), "</main>"]
+        more = replayed if key == "federation" else ""
+        body += _section(key, name, [own for own in shown if own.section == key], tabled, more)
+    body += [*_choices(full), *_privacy(full), *_configuration(gathered, full), "</main>"]
     body += [f"<footer>Written by fedstrata {escape(__version__)}. This file needs no network.</footer>"]
-    return document(title, body, shown)
+    return document(title, body, shown, [replay.SCRIPT] if replayed else [])
+
+
+def _filter(gathered: GatheredRuns) -> str:
+    """Return the buttons that hide a method everywhere, where there are several."""
+    styles = line_styles((run_data.row, run_data.line_name) for run_data in gathered.runs_data)
+    return chips(styles) if len(styles) > 1 else ""
 
 
 def make_title(gathered: GatheredRuns) -> str:
@@ -108,26 +126,46 @@ def draw(gathered: GatheredRuns) -> list[Shown]:
     """Return all figures of the page: those of all runs together, then the same figure of every run, side by side."""
     several = len(gathered.runs_data) > 1
     own = []
-    for at, run_data in enumerate(gathered.firsts[:BRIEFLY]):
-        small = [shown for shown in figures.of_one(run_data) if at < IN_FULL or shown.section in ("method", "faults")]
+    full = {run_data.name for run_data in gathered.featured(IN_FULL)}
+    for run_data in gathered.firsts[:BRIEFLY]:
+        brief = run_data.name not in full
+        small = [one for one in figures.of_one(run_data) if not brief or one.section in ("method", "faults")]
         own += [(run_data, shown) for shown in small]
     own.sort(key=lambda pair: ORDER.index(pair[1].name))
     overlays = figures.under_conditions if len({run.condition for run in gathered.runs_data}) > 1 else figures.overlays
     over = figures.over_conditions(gathered.tested)
-    return [*over, *overlays(gathered.runs_data), *(_of(run_data, shown, several) for run_data, shown in own)]
+    held = figures.of_federation(gathered.firsts)
+    return [*over, *overlays(gathered.runs_data), *held, *(_of_runs(own) if several else (shown for _, shown in own))]
 
 
-def _of(run_data: RunData, shown: Shown, several: bool) -> Shown:
-    """Name a run's own figure after the run, where there are several."""
-    if not several:
-        return shown
-    slug = "".join(c if c.isalnum() else "-" for c in run_data.name)
-    return shown._replace(name=f"{shown.name}-{slug}", title=f"{shown.title}: {run_data.name}")
+def _of_runs(own: Sequence[tuple[RunData, Shown]]) -> Iterator[Shown]:
+    """Name figures after their runs; what looks the same for several, as paired runs have the same draws, is once."""
+    alike: dict[tuple[str, str], list[tuple[RunData, Shown]]] = {}
+    for run_data, shown in own:
+        looks = json.dumps(figure_of(shown), sort_keys=True)
+        alike.setdefault((shown.name, looks), []).append((run_data, shown))
+    for together in alike.values():
+        runs_data, (first, *_) = zip(*together, strict=True)
+        slug = "".join(c if c.isalnum() else "-" for c in runs_data[0].name)
+        title = f"{first.title}: {_listed(runs_data)}"
+        methods = tuple(dict.fromkeys(run_data.row for run_data in runs_data))
+        yield first._replace(name=f"{first.name}-{slug}", title=title, methods=methods)
+
+
+def _listed(runs_data: Sequence[RunData]) -> str:
+    """Name runs; the seed that all of them have in common, once."""
+    seeds = {run_data.path.name for run_data in runs_data}
+    grouped_names = [run_data.group for run_data in runs_data]
+    if len(runs_data) > 1 and len(seeds) == 1 and len(set(grouped_names)) == len(runs_data):
+        shared = f", {seeds.pop()}" if runs_data[0].name.endswith(f", {runs_data[0].path.name}") else ""
+        return f"{', '.join(grouped_names[:-1])} and {grouped_names[-1]}{shared}"
+    return ", ".join(run_data.name for run_data in runs_data)
 
 
 def _has(key: str, shown: Sequence[Shown], gathered: GatheredRuns) -> bool:
     faulty = key == "faults" and any(run_data.faults for run_data in gathered.runs_data)
-    return faulty or any(own.section == key for own in shown)
+    played = key == "federation" and any(map(replay.replay, gathered.featured(IN_FULL)))
+    return faulty or played or any(own.section == key for own in shown)
 
 
 def _data(run_data: RunData) -> str:
@@ -136,27 +174,30 @@ def _data(run_data: RunData) -> str:
 
 
 def _outcome_tables(gathered: GatheredRuns) -> Iterator[str]:
-    of_runs = html(tables.runs(gathered.runs_data), "What each run came to", first="run")
+    methods = [run_data.row for run_data in gathered.runs_data]
+    of_runs = html(tables.runs(gathered.runs_data), "What each run came to", first="run", methods=methods)
     if gathered.rows:
         several = conditions_of(gathered.rows)
-        yield from by_condition(gathered) if several else compared(gathered.rows, gathered.remarks)
+        ranked = not gathered.unranked
+        yield from by_condition(gathered) if several else compared(gathered.rows, gathered.remarks, ranked)
         yield from settings(gathered.rows)
         yield folded("Every run", of_runs)
     else:
         yield of_runs
 
 
-def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[RunData]) -> Iterator[str]:
+def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[RunData], more: str = "") -> Iterator[str]:
     yield f'<section aria-labelledby="{key}"><h2 id="{key}">{escape(name)}</h2><div class="figures">'
     for own in shown:
         yield from frame(own)
-    yield "</div>"
+    yield f"</div>{more}"
     making = {"curves": tables.rounds, "labels": tables.labels, "clients": tables.clients, "faults": tables.faults}
     about = {"clients": "Those served worst come first.", "curves": "Some of the rounds."}.get(key, "")
     for run_data in tabled if key in making else ():
         table = making[key](run_data)
         if table.rows:
-            yield folded(f"As a table: {name.lower()} of {run_data.name}", html(table, f"{about} {cut(table)}".strip()))
+            said = html(table, f"{about} {cut(table)}".strip())
+            yield folded(f"As a table: {name.lower()} of {run_data.name}", said, [run_data.row])
     yield "</section>"
 
 
@@ -192,8 +233,11 @@ def _choices(runs_data: Iterable[RunData]) -> Iterator[str]:
     yield "</section>"
 
 
-def _configuration(runs_data: Iterable[RunData]) -> Iterator[str]:
+def _configuration(gathered: GatheredRuns, runs_data: Iterable[RunData]) -> Iterator[str]:
     yield '<section aria-labelledby="reproduce"><h2 id="reproduce">Configuration, versions, reproduction</h2>'
+    differ = tables.differences(gathered.firsts[:BRIEFLY])
+    if differ.rows:
+        yield html(differ, f"In what these runs differ: {len(differ.rows)} keys; all others are the same.")
     for run_data in runs_data:
         again = f"fedstrata run {shlex.quote(str(run_data.path / 'experiment.toml'))}"
         from_python = "given" in (run_data.asked("data", "name"), run_data.asked("model", "name"))

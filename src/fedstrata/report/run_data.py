@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedstrata import __version__
-from fedstrata.config.naming import name_run
+from fedstrata.config.naming import folder_name, name_run
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import read_event
 from fedstrata.core.events import FAULTS, Fault, describe_choice, describe_fault
@@ -31,6 +31,28 @@ SHOWN = (  # figures of a summary
 )
 CLIENTS, DEEPEST = 10_000_000, 12  # of a run that is shown; of tables in its events
 SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
+
+
+class PlayedStep(NamedTuple):
+    """One exchange of a round: whom the server asked for what, and who answered.
+
+    Attributes
+    ----------
+    round
+        When, counted from 1.
+    kind
+        What was asked for, such as "train".
+    clients, missing
+        Whose reports counted, and whose did not come.
+    times
+        How many such exchanges in a row are told as one.
+    """
+
+    round: int
+    kind: str
+    clients: np.ndarray
+    missing: np.ndarray
+    times: int
 
 
 class ClientUpdates(NamedTuple):
@@ -90,6 +112,8 @@ class RunData:
         What the recipe chose by what was measured, and why.
     faults
         What did not go as asked.
+    steps
+        The exchanges of every round, in order.
 
     Examples
     --------
@@ -115,6 +139,7 @@ class RunData:
     exposures: list[dict[str, Any]] = field(default_factory=list)
     choices: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    steps: list[PlayedStep] = field(default_factory=list)
     _offset: int = 0
     _lines: int = 0
     _before: bytes = b""
@@ -200,7 +225,10 @@ class RunData:
 
     def _apply(self, kind: str, event: dict[str, Any]) -> None:
         if kind == "round":
-            self._client_updates += _client_updates(int(event["round"]), event.pop("steps", ()))
+            steps = event.pop("steps", ())
+            played = [_played(int(event["round"]), step) for step in steps]
+            self._client_updates += _client_updates(int(event["round"]), steps)
+            self.steps += played
             event |= {name: np.array(event[name], dtype=np.float32) for name in TABLES if event.get(name)}
             self._rounds.append(event)
         elif kind == "start":
@@ -245,6 +273,12 @@ class RunData:
     def row(self) -> str:
         """What a comparison calls its method."""
         return self.group.removeprefix(f"{self.condition}/")
+
+    @property
+    def line_name(self) -> str:
+        """By what its lines are coloured: its row in a comparison, else its plan; the same wherever it is shown."""
+        path = self.path.absolute()
+        return path.parent.name if path.name.startswith("seed-") else folder_name(name_run(self.experiment))
 
     @property
     def method(self) -> str:
@@ -428,6 +462,11 @@ def newer(version: object) -> bool:
         return [int("".join(filter(str.isdigit, part)) or 0) for part in text.split(".")[:3]]
 
     return parts(str(version)) > parts(__version__)
+
+
+def _played(round: int, step: Mapping[str, Any]) -> PlayedStep:
+    here, missing = (np.array(step.get(name, ()), dtype=np.int64).reshape(-1) for name in ("clients", "missing"))
+    return PlayedStep(round, str(step["kind"]), here, missing, int(step.get("times", 1)))
 
 
 def _client_updates(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.config.tables import write_value
 from fedstrata.core.errors import RequestError
 from fedstrata.report.figures.clients import MANY
 from fedstrata.report.figures.labels import last_recall
 from fedstrata.report.gather import GatheredRuns
 from fedstrata.report.run_data import RunData
+from fedstrata.report.settings import differing
 from fedstrata.runs.compare.tables import flat_table
 
 OUTCOME = ("accuracy", "balanced_accuracy", "worst10", "bytes_up", "bytes_down", "bytes_p2p", "client_updates", "time")
@@ -101,9 +103,18 @@ def clients(run_data: RunData) -> Table:
 def faults(run_data: RunData) -> Table:
     """Return a row a fault."""
     rows: list[list[Any]] = [
-        [run_data.name, f.round, f.kind, f.why, " ".join(map(str, f.clients))] for f in run_data.faults
+        [run_data.name, f.round, f.kind, f.why, " ".join(map(run_data.client_name, f.clients))] for f in run_data.faults
     ]
     return Table("faults", ["run", "round", "kind", "why", "clients"], rows)
+
+
+def differences(runs_data: Sequence[RunData]) -> Table:
+    """Return a row a key in which runs differ, and a column a run."""
+    rows = [
+        [key, *("-" if value is None else write_value(value) for value in values)]
+        for key, values in differing(runs_data).items()
+    ]
+    return Table("differences", ["key", *(run_data.name for run_data in runs_data)], rows)
 
 
 def comparison(rows: Sequence[dict[str, Any]]) -> Table:
@@ -115,6 +126,8 @@ def write_csv(folder: Path, gathered: GatheredRuns) -> list[Path]:
     """Write every table that has rows into a folder."""
     runs_data = gathered.runs_data
     of_all = [runs(runs_data), *(_joined(map(each, runs_data)) for each in (rounds, labels, clients, faults))]
+    if len(gathered.firsts) > 1:
+        of_all.append(differences(gathered.firsts))
     if gathered.rows:
         of_all.append(comparison(gathered.rows))
     written = []

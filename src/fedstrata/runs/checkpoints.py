@@ -27,7 +27,7 @@ from torch import Tensor
 from fedstrata.core import tree
 from fedstrata.core.engine import ClientStates
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import sync_folder, write_atomically, writing_to
+from fedstrata.core.files import make_folder, sync_folder, write_atomically, writing_to
 from fedstrata.core.messages import Tag, Tensors, to_host_aside
 from fedstrata.core.stored import Stored
 from fedstrata.core.tensor_file import tensor_pieces
@@ -79,7 +79,7 @@ class Checkpoints:
     def put(self, snapshot: Snapshot) -> None:
         """Write a checkpoint; the old one stays valid until this one is safe."""
         with writing_to(self.path), ThreadPoolExecutor(WRITERS) as writers:
-            self.path.mkdir(exist_ok=True)
+            make_folder(self.path)
             stem = f"{snapshot.round:06d}"
             names = {c: f"client-{c}-{tag[0]}-{tag[1]}.safetensors" for c, (tag, _) in snapshot.changed.items()}
             written = writers.map(lambda c: self._put_tensors(names[c], snapshot.changed[c][1]), names)

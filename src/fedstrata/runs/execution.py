@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import name_run
 from fedstrata.core.engine import ClientStates
 from fedstrata.core.threads import cores, keeping_to, one_thread
@@ -13,6 +14,7 @@ from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import ASKED, Journal, Watch
 from fedstrata.runs.session import Session
 from fedstrata.runs.summary import log_start, write_result
+from fedstrata.runs.tracking import Tracking, refuse_missing
 from fedstrata.server.best import keep_best
 from fedstrata.server.loop import run
 from fedstrata.server.state import State
@@ -30,7 +32,8 @@ def run_session(
     experiment, began = session.experiment, time.perf_counter() - seconds
     fixed = {"experiment": experiment.dump(), "identity": session.identity}
     checkpoints = BackgroundWriter(folder.checkpoints)
-    journal = Journal(session, folder, watch, began)
+    tracking = Tracking(experiment, folder, state.round)
+    journal = Journal(session, folder, watch, began, tracking)
     on_disk = experiment.engine.client_state == "disk"
 
     def save(state: State) -> None:
@@ -51,20 +54,34 @@ def run_session(
     if client_states is None:
         log_start(session, journal.log)
         journal.warn_of_model()
-    engine = session.start_engine(journal.log)
-    try:
-        if client_states is None:
-            save(state)
-        else:
-            engine.restore(client_states)
-        client_info = session.client_info if engine.can_fuse else session.client_info.without_ground_truth()
-        evaluate = keep_best(session.make_evaluator(engine.device), state, experiment.train.evaluate.best)
-        stopping = replace(session.stopping, asked=journal.why_stop)
-        with keeping_to(cores() if experiment.engine.workers == "auto" else experiment.engine.workers), one_thread():
-            run(session.plan, client_info, engine, state, evaluate, stopping, journal.log, save)
-    finally:
-        engine.close()
-        session.private.close()
-        checkpoints.close()
-    write_result(session, folder, state, time.perf_counter() - began)
+    log = journal.log if session.remote is None else session.remote.without_repeats(journal.log)
+    with journal.tracked():
+        engine = session.start_engine(log)
+        try:
+            if client_states is None:
+                save(state)
+            else:
+                engine.restore(client_states)
+            client_info = session.client_info if engine.can_fuse else session.client_info.without_ground_truth()
+            evaluate = keep_best(session.make_evaluator(engine.device), state, experiment.train.evaluate.best)
+            stopping = replace(session.stopping, asked=journal.why_stop)
+            workers = experiment.engine.workers
+            with keeping_to(cores() if workers == "auto" else workers), one_thread():
+                run(session.plan, client_info, engine, state, evaluate, stopping, log, save)
+        finally:
+            engine.close()
+            session.private.close()
+            checkpoints.close()
+        write_result(session, folder, state, time.perf_counter() - began)
+    return folder
+
+
+def show_finished(experiment: Experiment, folder: Run, watch: Watch) -> Run:
+    """Tell trackers of a run that was played to its end without them."""
+    refuse_missing(experiment)
+    tracking = Tracking(experiment, folder, folder.summary["rounds"])
+    tracking.end("finished")
+    for kind, fields in tracking.news():
+        folder.log(kind, **fields)
+        watch({"event": kind, **fields})
     return folder

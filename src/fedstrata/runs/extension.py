@@ -27,7 +27,7 @@ WHERE = (  # of [engine]: where a run is executed, which changes nothing in it
     "shared_folder",
     "object_store",
 )
-CHANGEABLE = ("train.rounds", *(f"engine.{key}" for key in WHERE))
+CHANGEABLE = ("train.rounds", *(f"engine.{key}" for key in WHERE), "track")
 TIMES = (WHOLE, (1, 2))  # of a round, at which learning rates are compared
 
 

@@ -6,6 +6,7 @@ checkpoint/         CURRENT names the manifest that counts; see `checkpoints.py`
 model.safetensors   the final model, tensors by name
 best.safetensors    the model of the round whose `train.evaluate.best` was the highest
 summary.json        the outcome
+trackers/           what finds the run again in its trackers
 lock                empty; locked while a process runs here
 """
 
@@ -30,7 +31,7 @@ from fedstrata.core import html
 from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import read_events
 from fedstrata.core.file_lock import is_locked, take_lock
-from fedstrata.core.files import write_atomically, writing_to
+from fedstrata.core.files import make_folder, sync_folder, write_atomically, writing_to
 from fedstrata.core.messages import Tensors
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.frames import columns_of_rounds, make_frame
@@ -38,6 +39,7 @@ from fedstrata.runs.predictor import Predictor
 from fedstrata.runs.saved_model import SavedModel
 
 LOCK = "lock"
+UNEQUAL = ("resumed", "engine", "tracked", "tracker")  # events that two equal runs do not share
 
 
 class Run(Predictor):
@@ -130,7 +132,11 @@ class Run(Predictor):
         """
         if path.is_file():
             raise RequestError(f"{path} is a file; a run needs a folder of its own")
-        begun = {LOCK, "experiment.toml.part"}  # what is left of one that was killed before there was anything
+        begun = {
+            LOCK,
+            "events.jsonl",
+            "experiment.toml.part",
+        }  # what is left of one that was killed before there was anything
         if path.is_dir() and {p.name for p in path.iterdir()} - begun and not (path / "experiment.toml").exists():
             raise RequestError(f"{path} holds other files; a run needs a folder of its own")
         if (path / "experiment.toml").exists():
@@ -138,9 +144,9 @@ class Run(Predictor):
                 f"{path} already holds a run: continue it with --resume {path}, or choose another folder"
             )
         with writing_to(path):
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "experiment.toml", experiment.encode())
+            make_folder(path)
             (path / "events.jsonl").touch()
+            write_atomically(path / "experiment.toml", experiment.encode())  # which makes both safe
         return cls(path)
 
     @classmethod
@@ -185,10 +191,11 @@ class Run(Predictor):
             Such as "runs/fedavg-3".
         """
         with writing_to(root):
-            root.mkdir(parents=True, exist_ok=True)
+            make_folder(root)
             for number in count(1):
                 with suppress(FileExistsError):
                     (path := root / f"{stem}-{number}").mkdir()
+                    sync_folder(root)
                     return path
         raise AssertionError("unreachable")
 
@@ -267,7 +274,7 @@ class Run(Predictor):
         events = read_events(path.read_bytes()) if path.exists() else []
         if wall:
             return events
-        return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in ("resumed", "engine")]
+        return [{k: v for k, v in e.items() if k != "wall"} for e in events if e["event"] not in UNEQUAL]
 
     def sync_events(self) -> int:
         """Make the events safe on disk: a checkpoint must not run ahead of them.

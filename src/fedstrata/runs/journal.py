@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from fedstrata.runs.folder import Run
 from fedstrata.runs.health import SOFTMAX, Health, ends_in_softmax
 from fedstrata.runs.session import Session
+from fedstrata.runs.trackers.base import How
+from fedstrata.runs.tracking import Tracking
 
 REVEALING = {  # what an event tells of the clients' data
     "round": (
@@ -39,11 +42,12 @@ Watch = Callable[[Mapping[str, Any]], object]
 class Journal:
     """The events of one run, from its first to its last."""
 
-    def __init__(self, session: Session, folder: Run, watch: Watch | None, began: float):
+    def __init__(self, session: Session, folder: Run, watch: Watch | None, began: float, tracking: Tracking):
         federation = session.federation
         self.stop_asked = False  # by whoever watches
         self.scored = False  # whether the last round was evaluated
         self._folder, self._watch, self._began = folder, watch, began
+        self._tracking = tracking
         self._hides_data = session.hides_data
         self._softmax = ends_in_softmax(session.plan, federation)
         self._health = Health(session.experiment, len(federation.classes), federation.tests, self._softmax)
@@ -64,8 +68,29 @@ class Journal:
             fields = {key: value for key, value in fields.items() if key not in REVEALING.get(kind, ())}
         self._folder.log(kind, **fields)
         self.tell({"event": kind, **fields})
+        self._tracking.tell({"event": kind, **fields})
+        self.say_news()
         if wrong := self._health.see({"event": kind, **fields}):
             self.log("training", round=fields["round"], why=wrong.why)
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Tell trackers how the run ended, however it did."""
+        how: How = "failed"
+        try:
+            yield
+            how = "finished"
+        except KeyboardInterrupt:
+            how = "stopped"
+            raise
+        finally:
+            self._tracking.end(how)
+            self.say_news()
+
+    def say_news(self) -> None:
+        """Write down what trackers have to say."""
+        for kind, fields in self._tracking.news():
+            self.log(kind, **fields)
 
     def warn_of_model(self) -> None:
         """Say what is seen of the model before it is trained."""

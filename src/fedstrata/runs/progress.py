@@ -165,6 +165,8 @@ def remarked(event: Mapping[str, Any]) -> str | None:
     if kind == "engine":
         remark: str | None = event["wall"]["remark"]
         return remark
+    if kind == "tracked":
+        return f"{event['what']}: {event['where']}"
     if kind == "choice":
         return describe_choice(event)
     if kind not in FAULTS or kind in EXPECTED or event.get("why") == "late":

@@ -26,6 +26,7 @@ from fedstrata.privacy.accounting import Accountant
 from fedstrata.privacy.refusals import refuse
 from fedstrata.privacy.setup import Setup, accountant, bounds_of, protect_engine, set_up
 from fedstrata.runs.settle import settle
+from fedstrata.runs.tracking import refuse_missing
 from fedstrata.server.bounds import bound_reports
 from fedstrata.server.evaluator import Evaluator, ProxyLoss
 from fedstrata.server.personal import FineTuning
@@ -46,6 +47,9 @@ class RemoteClients(Protocol):
 
     def with_attendance(self, client_info: ClientInfo, plan: Plan) -> ClientInfo:
         """Return what is known of them with who is there."""
+
+    def without_repeats(self, log: Log) -> Log:
+        """Return a log that does not say again and again what an event has said."""
 
     def start_engine(self, plan: Plan, log: Log) -> Engine:
         """Return what carries tasks to them."""
@@ -128,6 +132,7 @@ def build_session(
         raise RequestError(ELSEWHERE)
     if experiment.train.evaluate.validation and remote is not None:
         raise RequestError(f"{VALIDATION} needs clients on this machine; sites say themselves what they test with")
+    refuse_missing(experiment)
     federation = as_asked(experiment, federation)
     experiment, choices = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)

@@ -17,7 +17,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import describe_damage
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu, wake_gpu
-from fedstrata.runs.execution import run_session
+from fedstrata.runs.execution import run_session, show_finished
 from fedstrata.runs.extension import CHANGEABLE, WHERE, refuse_extension
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
@@ -179,8 +179,8 @@ def resume(
         The run folder.
     overrides
         `{"train.rounds": 400}` extends a run, also a finished one, where it then equals a run of so many rounds. Where
-        it is executed may change too: `engine.workers`, `engine.device`, `engine.client_state`, and of a cluster
-        `engine.address` and what its workers take.
+        it is executed and shown may change too: `engine.workers`, `engine.device`, `engine.client_state`, `track`, and
+        of a cluster `engine.address` and what its workers take.
     federation, model
         Data and network that came from Python are passed again.
     watch
@@ -236,7 +236,7 @@ def resume(
         before = experiment.train.rounds if manifest is None else manifest["experiment"]["train"]["rounds"]
         extended = before != experiment.train.rounds
         if folder.summary and not extended:
-            return folder
+            return show_finished(experiment, folder, watched) if "track" in (overrides or {}) else folder
         if model is not None and experiment.model.name != GIVEN:
             raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
         session = build_session(experiment, federation or build_federation(experiment), model, remote)
@@ -262,9 +262,9 @@ def resume(
 
 
 def fixed(experiment: dict[str, Any]) -> dict[str, Any]:
-    """Leave out where a run is executed and what it is called: that may change on the way."""
+    """Leave out where a run is executed and shown, and what it is called: that may change on the way."""
     engine = {k: v for k, v in experiment["engine"].items() if k not in WHERE}
-    return {**{key: value for key, value in experiment.items() if key != "name"}, "engine": engine}
+    return {**{key: value for key, value in experiment.items() if key not in ("name", "track")}, "engine": engine}
 
 
 def _begun(experiment: dict[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,7 @@ class ParticipationLog:
             self.ids, self.client_updates = np.insert(self.ids, at, new), np.insert(self.client_updates, at, 0)
             self.accepted, self.durable = (np.insert(tags, at, -1, axis=0) for tags in (self.accepted, self.durable))
             lines, _ = self._find(clients)
+            self.clients = max(self.clients, int(new[-1]) + 1)  # at real sites, somebody may have joined
         self.accepted[lines] = tag
 
     def count(self, clients: Sequence[int], client_updates: Sequence[int]) -> None:

@@ -40,7 +40,7 @@ def run(
     """Play rounds until the last one or until a reason to stop; log and save after each."""
     while state.round < plan.rounds and state.stopped is None:
         view = plan.view(client_info, state.round, log, state.clock)
-        if len(view.eligible) < view.needed < client_info.clients:
+        if len(view.eligible) < view.needed < view.client_info.clients:
             log("fewer_clients", round=view.round + 1, wanted=view.needed, there=len(view.eligible))
         outcomes = play_round(plan, state, view, engine)
         state.round += 1
@@ -48,7 +48,7 @@ def run(
         scores = evaluate(model_to_evaluate(plan, state), view if spent is None else replace(view, rounds=state.round))
         plan.selector.feedback(state.selector, view, outcomes, scores)
         state.stopped = spent or stopping.reason(state.progress, scores.figures)
-        figures = {**scores.figures, **by_client(scores.clients, client_info.clients)}
+        figures = {**scores.figures, **by_client(scores.clients, view.client_info.clients)}
         figures |= {**round_figures(outcomes, state.participation_log.jain, view), **vars(state.traffic)}
         log("round", round=state.round, **figures, time=state.clock)
         save(state)

@@ -15,6 +15,7 @@ from fedstrata.testing.methods import check_engine, check_lr_schedule, check_rec
 from fedstrata.testing.models import check_model
 from fedstrata.testing.sites import WireEngine
 from fedstrata.testing.tiny import tiny_federation
+from fedstrata.testing.trackers import check_tracker
 
 __all__ = [
     "WireEngine",
@@ -32,5 +33,6 @@ __all__ = [
     "check_schedule",
     "check_selector",
     "check_server_step",
+    "check_tracker",
     "tiny_federation",
 ]

@@ -11,5 +11,6 @@ PARTS = {
     "mixed-alpha": "fedstrata.data.partitions.mixed_alpha:MixedAlpha",
     "shards": "fedstrata.data.partitions.shards:Shards",
     "quantity": "fedstrata.data.partitions.quantity:Quantity",
+    "flwr": "fedstrata.data.partitions.flwr:FlowerPartition",
     "natural": "fedstrata.data.partitions.natural:Natural",
 }

@@ -15,5 +15,6 @@ PARTS = {
     "uci-har": "fedstrata.data.sets.uci_har:UciHar",
     "mit-bih": "fedstrata.data.sets.mit_bih:MitBih",
     "femnist": "fedstrata.data.sets.femnist:Femnist",
+    "hf": "fedstrata.data.sets.hugging_face:HuggingFace",
     "own": "fedstrata.data.sets.own:Own",
 }

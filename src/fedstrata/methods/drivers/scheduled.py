@@ -29,6 +29,7 @@ Answer = TypeVar("Answer")
 
 Account = tuple[int, int]  # client updates, and entries that were refused
 Played = Generator[Step, Outcome, Account | None]  # None: what was played as one is not finite
+ORDER_TOLD = 200  # entries of the first epoch whose labels are told, for a figure
 NUMBER = 8  # bytes of a label or a count on the wire
 
 
@@ -183,6 +184,7 @@ class ScheduledDriver(Driver):
             entries=now.epoch.over - now.start,
             lost=now.epoch.lost - now.lost,
             exposure=now.pools.trained,
+            **({"order": now.epoch.strata[:ORDER_TOLD].tolist()} if now.epoch.number == now.start == 0 else {}),
             client_updates=client_updates,
             refused=refused,
             passes=max(supply.passes, default=0) + 1,

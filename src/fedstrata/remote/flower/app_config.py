@@ -46,6 +46,7 @@ Count = Annotated[int, Reader(_count, "a whole number > 0")]
 Seconds = Annotated[float, Reader(_seconds, "seconds, a number >= 0")]
 Flag = Annotated[bool, Reader(_flag, "true or false")]
 Address = Annotated[str, Reader(_text, "HOST:PORT")]
+Word = Annotated[str, Reader(_text, "text")]
 FileName = Annotated[str, Reader(_text, "a path")]
 
 
@@ -66,6 +67,8 @@ class RunConfig:
     nodes: FileName = ""  # says which site's key each node has; empty: insecure
     met: FileName = ""  # for what nodes say of themselves
     news: FileName = ""  # for what happens before there is a run folder
+    server: FileName = ""  # where the server keeps its things: what operators say, how sites are doing
+    ticket: Word = ""  # by which operators know the run
     folder: FileName = ""  # where the run was asked for: relative paths and parts of one's own are found from there
 
     @classmethod

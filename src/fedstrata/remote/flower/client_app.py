@@ -1,6 +1,6 @@
-"""What Flower starts at a site for every message: it hands the request to the site's own process, and no more.
+"""What answers Flower's messages at a site: it hands the request to the site's own process, and no more.
 
-Flower starts a new Python for each message, so whatever is imported here is paid for by every message: no torch.
+Our SuperNode keeps it in memory (`deploy/answering.py`), a plain one starts a new Python for each message: no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.app_config import NodeConfig
 from fedstrata.remote.flower.records import unwrap, wrap
-from fedstrata.remote.site_socket import ask, look
+from fedstrata.remote.site_socket import ask
 
 RAISED = 2  # Flower's own code for an app that could not answer
 
@@ -36,7 +36,7 @@ def introduce(message: Message, context: Context) -> Message:
     """Say which site this is, if its process is there."""
     try:
         config = NodeConfig.of(context.node_config)
-        look(Path(config.socket))
+        ask(Path(config.socket), b"", 60.0)  # and its process, which may rest, knows that somebody will ask more
         record = ConfigRecord({"name": config.site})
     except FedstrataError as error:
         return Message(Error(RAISED, str(error)), reply_to=message)

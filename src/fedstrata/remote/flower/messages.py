@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -40,13 +40,14 @@ class Messages:
         longest: int = SMALL,
         say: Callable[[str], None] = lambda _: None,
         met: Callable[[int, str], None] = lambda *_: None,
-        registered: Mapping[int, str] | None = None,  # node -> the site whose key it has; None: there are no keys
+        registered: Callable[[], Mapping[int, str]] | None = None,  # node -> whose key it has; None: there are no keys
     ):
         self._grid, self.longest, self._say, self._met = grid, longest, say, met
         self._registered = registered
         self._sites: dict[int, str] = {}  # node -> its site
+        self._ever: set[str] = set()  # sites that ever said who they are
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
-        self._sent = 0
+        self._sent, self._awaited = 0, list[str]()
         self._lock = threading.RLock()  # around every use of the Grid
         self._closed = threading.Event()
 
@@ -56,6 +57,17 @@ class Messages:
             self._look_around()
             return sorted(self._sites.values())
 
+    reachable = names
+
+    def invite(self, sites: Collection[str]) -> None:
+        """Do nothing: who is reachable is there."""
+
+    def revoked(self) -> set[str]:
+        """Return sites that were there in this run, and whose keys the server does not know any more."""
+        if self._registered is None:
+            return set()
+        return set(self._ever) - set(self._registered().values())
+
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
     ) -> dict[str, bytes | Failure]:
@@ -63,6 +75,7 @@ class Messages:
         began, wanted = monotonic(), len(requests) if enough is None else enough
         waiting, replies = self._send(requests, deadline), dict[str, bytes | Failure]()
         while waiting and not self._closed.is_set():
+            self._awaited = list(waiting)
             looked = monotonic()
             for name, (node, sent) in list(waiting.items()):
                 if (reply := self._reply(node, sent)) is not None:
@@ -74,7 +87,12 @@ class Messages:
                 break
             pause = max(SOONEST, min((now - began) / 10, LATEST), now - looked)  # a wait grows by a tenth at most
             self._closed.wait(min(pause, left))
+        self._awaited = []
         return replies
+
+    def awaited(self) -> list[str]:
+        """Return the sites that have not answered yet."""
+        return list(self._awaited)
 
     def close(self) -> None:
         """Let whoever waits go on without replies."""
@@ -149,11 +167,12 @@ class Messages:
         name = record.get("name") if isinstance(record, ConfigRecord) else None
         if not isinstance(name, str) or not re.fullmatch(FORMS["site"], name):
             return self._say(f"node {node} gives a name that is none: {str(name)[:80]!r}")
-        if self._registered is not None and self._registered.get(node) != name:
+        if self._registered is not None and self._registered().get(node) != name:
             return self._say(f"node {node} says that it is site {name}, and does not have the key of that site")
         if name in self._sites.values():
             return self._say(f"node {node} says that it is site {name}, and another one is that already")
         self._sites[node] = name
+        self._ever.add(name)
         self._met(node, name)
         del self._questions[node]
         return self._say(f"site {name} is there")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -20,9 +21,14 @@ from fedstrata.remote.flower.app_config import RunConfig, out_of
 from fedstrata.remote.flower.failure import forget_failure, write_failure
 from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.flower.node_names import remember
+from fedstrata.remote.orders import FILE as ORDERS
+from fedstrata.remote.orders import RunControl, StoppedError
+from fedstrata.remote.roll import Roll
 from fedstrata.remote.transport import Transport
+from fedstrata.remote.waiting_note import WaitingNote
 
 OFTEN = 0.2  # seconds between two looks for sites
+Say = Callable[[str], None]
 
 app = ServerApp()
 
@@ -50,25 +56,31 @@ def _run(grid: Grid, asked: RunConfig, run: str) -> None:
     from fedstrata.remote.session import run_at_sites  # noqa: PLC0415 - torch; first things first
 
     met = partial(remember, Path(asked.met)) if asked.met else lambda *_: None
-    messages = Messages(grid, say=say, met=met, registered=registered(Path(asked.nodes)) if asked.nodes else None)
+    known = partial(registered, Path(asked.nodes)) if asked.nodes else None
+    messages = Messages(grid, say=say, met=met, registered=known)
     transport: Transport = messages
+    news = partial(tell, Path(asked.news)) if asked.news else say
+    server, keys = Path(asked.server or "."), Path(asked.keys) if asked.keys else None
+    credentials = None if keys is None else Credentials.load(keys, server)
+    control = RunControl(server / ORDERS, asked.ticket, lambda: None if keys is None else _roll(keys, server))
     try:
-        wait_for(messages, asked.sites, asked.wait)
+        wait_for(messages, asked.sites, asked.wait, news, control)
         transport, why = way(messages, asked, run) if asked.stream else (messages, None)
         limit = asked.deadline or None
-        credentials = Credentials.load(Path(asked.keys)) if asked.keys else None
-        run_at_sites(
-            transport,
-            asked.experiment,
-            asked.out,
-            asked.sites,
-            resumed=asked.resume,
-            deadline=limit,
-            credentials=credentials,
-            patience=asked.wait,
-            no_stream=why,
-            say=partial(tell, Path(asked.news)) if asked.news else say,
-        )
+        with WaitingNote(server, asked.out, lambda: _awaited(transport)):
+            run_at_sites(
+                transport,
+                asked.experiment,
+                asked.out,
+                asked.sites,
+                resumed=asked.resume,
+                deadline=limit,
+                credentials=credentials,
+                patience=asked.wait,
+                no_stream=why,
+                say=news,
+                control=control if asked.ticket else None,
+            )
     finally:
         transport.close()
         messages.close()
@@ -103,18 +115,32 @@ def way(messages: Transport, asked: RunConfig, run: str) -> tuple[Transport, str
     return messages, why
 
 
-def wait_for(transport: Transport, sites: int, seconds: float) -> list[str]:
-    """Wait until so many sites are there."""
+def wait_for(
+    transport: Transport, sites: int, seconds: float, news: Say | None = None, control: RunControl | None = None
+) -> list[str]:
+    """Wait until so many sites are there, and say whom for; an operator may stop the run meanwhile."""
     began, before = monotonic(), None
     while len(names := transport.names()) < sites:
         if names != before:
-            say(f"{len(names)} of {sites} sites are there" + (f": {', '.join(names)}" if names else ""))
+            (news or say)(f"{len(names)} of {sites} sites are there" + (f": {', '.join(names)}" if names else ""))
             before = names
+        if control is not None and (word := control.latest("stop")) is not None:
+            raise StoppedError(f"operator {word.operator} stopped the run before it began")
         if monotonic() - began > seconds:
             there = ", ".join(names) or "none"
             raise RequestError(f"{sites} sites are wanted, and after {seconds:g} seconds these are there: {there}")
         sleep(OFTEN)
     return names
+
+
+def _roll(keys: Path, server: Path) -> Roll:
+    from fedstrata.remote.credentials import Credentials  # noqa: PLC0415
+
+    return Credentials.load(keys, server).roll
+
+
+def _awaited(transport: Transport) -> list[str]:
+    return list(transport.awaited())
 
 
 def tell(news: Path, text: str) -> None:

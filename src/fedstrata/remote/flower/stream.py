@@ -31,7 +31,7 @@ from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parc
 from fedstrata.remote.flower.invitation import FORMS, Invitation
 from fedstrata.remote.transport import SMALL, Failure, Transport
 
-MOST = 512  # connections at once; each has a thread
+MOST = 2048  # connections at once; each has a thread
 STRANGERS = (  # who connects must come to the point: half-open connections are closed, and are never more than so many
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 30_000),  # without a call, which a site's stream is
@@ -86,6 +86,7 @@ class StreamServer:
         self._lines: dict[str, Line] = {}
         self._asked: dict[str, Parcel] = {}  # requests of the present exchange that are not answered yet
         self._number = 0  # of the present exchange
+        self._around: list[str] = []  # sites that messages reach
         self._inbox: SimpleQueue[tuple[int, str, bytes | Failure]] = SimpleQueue()  # 0: somebody came or went
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # one exchange at a time
@@ -118,6 +119,15 @@ class StreamServer:
         """Return the sites that are on the stream."""
         with self._lock:
             return sorted(site for site, line in self._lines.items() if line.there(self._grace))
+
+    def awaited(self) -> list[str]:
+        """Return the sites that have not answered yet."""
+        with self._lock:
+            return list(self._asked)
+
+    def reachable(self) -> list[str]:
+        """Return the sites that are on the stream or could be invited, as of the last look for them."""
+        return sorted({*self.names(), *self._around})
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
@@ -316,10 +326,22 @@ class StreamServer:
         """Bring sites back that come to life again."""
         while not self._over.wait(LOOK):
             try:
-                self.invite([site for site in self._messages.names() if site in self._lines])
+                self._around = self._messages.names()
+                self.invite([site for site in self._around if site in self._lines])
+                self._shut_out(getattr(self._messages, "revoked", set)())
             except Exception as error:
                 return self._say(f"sites that leave the stream are not invited again: {error}")
         return None
+
+    def _shut_out(self, sites: Collection[str]) -> None:
+        """End the connections of sites whose keys were revoked."""
+        for site in sites:
+            line = self._lines.get(site)
+            if line is not None and not line.shut:
+                line.shut = True
+                self._say(f"site {site} is off the stream: its key was revoked")
+                self._put(line, None)
+                self._inbox.put((self._number, site, Failure("its key was revoked")))
 
 
 def open_stream(

@@ -2,7 +2,8 @@
 
     FOLDER/ID.json    run, when it was asked for, what it does, and the owner's word: asked, approved, refused
 
-The id is made of the run and of all that it does, so that a word holds for nothing else.
+The id is made of the run and of all that it does, so that a word holds for nothing else. Where a method chooses parts
+by what sites tell, the word holds for the first choice that comes of it, which is noted; another one is asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedstrata.core.errors import RequestError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.remote.protocol import PendingError, PolicyError
 
 Word = Literal["asked", "approved", "refused"]
@@ -32,6 +33,7 @@ class Proposal:
     at: str
     experiment: Mapping[str, Any]
     word: Word = "asked"
+    chosen: str | None = None  # the id of what became of it, where its method had still to choose parts
 
 
 class Approvals:
@@ -40,14 +42,20 @@ class Approvals:
     def __init__(self, folder: Path):
         self._folder = folder
 
-    def check(self, run: str, experiment: Mapping[str, Any]) -> None:
-        """Raise unless the owner approved; a run that nobody knows of yet is noted for the owner."""
-        text = json.dumps([run, experiment], sort_keys=True)
-        id = sha256(text.encode()).hexdigest()[:12]
+    def check(self, run: str, proposed: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> None:
+        """Raise unless the owner approved; a run that nobody knows of yet is noted for the owner.
+
+        `whole` is what became of a proposal whose method had still to choose parts.
+        """
+        id, chosen = _id(run, proposed), None if whole in (None, proposed) else _id(run, whole)
         try:
             known = self._read(self._folder / f"{id}.json")
         except FileNotFoundError:
-            known = self._note(Proposal(id, run, datetime.now(UTC).isoformat(timespec="seconds"), experiment))
+            known = self._note(Proposal(id, run, datetime.now(UTC).isoformat(timespec="seconds"), proposed))
+        if chosen is not None and known.word == "approved" and known.chosen != chosen:
+            if known.chosen is not None:  # a second choice is another run
+                return self.check(run, whole or {})
+            self._write(replace(known, chosen=chosen))
         if known.word == "refused":
             raise PolicyError(f"its owner refused this run ({id})")
         if known.word != "approved":
@@ -76,7 +84,7 @@ class Approvals:
         waiting = [other for other in self.all() if other.word == "asked"]
         if len(waiting) >= MOST:
             raise PolicyError(f"{MOST} runs wait for the word of its owner already")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder, 0o700)
         self._write(proposal)
         return proposal
 
@@ -89,3 +97,7 @@ class Approvals:
             return Proposal(**json.loads(text))
         except (ValueError, TypeError):
             raise RequestError(f"{file} is damaged; remove it, and the run is asked for again") from None
+
+
+def _id(run: str, experiment: Mapping[str, Any]) -> str:
+    return sha256(json.dumps([run, experiment], sort_keys=True).encode()).hexdigest()[:12]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import sync_folder
 
 FIRST = "0" * 64  # what the first line calls the one before it
 BLOCK = 1 << 20  # bytes that are read at once, from the end
@@ -34,13 +35,14 @@ class AuditLog:
         self._number, self._newest, self._synced, self._file = 0, FIRST, 0.0, -1
         if path is not None:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            sync_folder(path.parent)  # its name, too, survives a power cut
             self._mend()
             last = next(self.newest_first(), None)
             if last is not None:
                 self._number, self._newest = int(last["number"]), str(last["hash"])
 
-    def append(self, kind: str, reply: bytes, sync: bool = False, **about: Any) -> None:
-        """Note a reply; with `sync` it is safe on disk before this returns."""
+    def append(self, kind: str, reply: bytes, **about: Any) -> None:
+        """Note a reply."""
         line = {
             "number": self._number + 1,
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -54,16 +56,16 @@ class AuditLog:
         if self._path is None:
             self._lines.append(line)
         else:
-            self._write(json.dumps(line).encode() + b"\n", sync)
+            self._write(json.dumps(line).encode() + b"\n")
         self._number, self._newest = line["number"], line["hash"]
 
-    def _write(self, line: bytes, sync: bool) -> None:
+    def _write(self, line: bytes) -> None:
         """Add a line, whole or not at all."""
         size = os.fstat(self._file).st_size
         try:
             if os.write(self._file, line) < len(line):
                 raise OSError("the disk is full")
-            if sync or time.monotonic() - self._synced > OFTEN:
+            if time.monotonic() - self._synced > OFTEN:
                 os.fsync(self._file)
                 self._synced = time.monotonic()
         except OSError:

@@ -6,6 +6,7 @@ where the rules say so, keeps count of what was given, and writes the audit log.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -15,8 +16,11 @@ from time import time
 from typing import Any, NamedTuple
 
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.naming import name_run
+from fedstrata.config.open_stages import reopen
 from fedstrata.config.travel import from_server, to_sites
 from fedstrata.core.errors import RequestError
+from fedstrata.core.files import make_folder
 from fedstrata.privacy.accounting import Accountant, library
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.noise import UpdateNoise
@@ -28,6 +32,7 @@ from fedstrata.remote.protocol import AbsentError, PolicyError, SiteError
 
 AUDIT, RUNS = "audit.jsonl", "runs"  # in the folder of a site
 DAY = timedelta(days=1).total_seconds()
+LOG = logging.getLogger(__name__)
 MOST = 64  # runs that a site knows of at once
 
 
@@ -37,6 +42,7 @@ class Admitted(NamedTuple):
     told: Mapping[str, Any]  # as the server wrote it
     experiment: Experiment
     whole: Mapping[str, Any]  # the same with every option
+    proposed: Mapping[str, Any]  # before its recipe chose parts, where it does
 
 
 class PolicyGate:
@@ -47,14 +53,15 @@ class PolicyGate:
         if self.policy.approval == "ask" and folder is None:
             raise RequestError('approval = "ask" needs a folder for the word of the site\'s owner')
         if folder is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, 0o700)
         self._audit = AuditLog(None if folder is None else folder / AUDIT)
         self._approvals = None if folder is None else Approvals(folder / RUNS)
         self._hours = [Hours.read(text) for text in self.policy.hours or ()]
         self._admitted: dict[str, Admitted] = {}  # by run
         self._updates: deque[tuple[float, tuple[str, int]]] = deque()  # of the last day: when, of which run and round
         self._rounds: Counter[tuple[str, int]] = Counter()  # the same, counted
-        self._spent = 0.0  # sum of (sensitivity / noise)^2 over all noised reports that ever left
+        if self.policy.privacy.epsilon is not None:
+            library()
         self._recall()
 
     # ---- requests
@@ -71,11 +78,17 @@ class PolicyGate:
         if run not in self._admitted or self._admitted[run].told != told:
             try:
                 experiment = from_server(told, self.policy.import_paths)
-            except RequestError as error:
+                self.policy.check_experiment(experiment)
+            except (RequestError, PolicyError) as error:
+                LOG.warning("run_refused", extra={"about": {"run": run, "why": str(error)[:500]}})
+                if isinstance(error, PolicyError):
+                    raise
                 raise SiteError(f"it does not take this experiment: {error}") from None
-            self.policy.check_experiment(experiment)
             self._admitted = dict(list(self._admitted.items())[1 - MOST :])
-            self._admitted[run] = Admitted(told, experiment, to_sites(experiment))
+            admitted = Admitted(told, experiment, to_sites(experiment), to_sites(reopen(experiment)))
+            self._admitted[run] = admitted
+            about = {"run": run, "method": name_run(admitted.whole), "privacy": admitted.whole.get("privacy")}
+            LOG.info("run_admitted", extra={"about": about})
         self.check_approved(run)
         return self._admitted[run].experiment
 
@@ -89,7 +102,7 @@ class PolicyGate:
         if run not in self._admitted:
             raise AbsentError("the site was restarted, or was not told of this run")
         if self.policy.approval == "ask" and self._approvals is not None:
-            self._approvals.check(run, self._admitted[run].whole)
+            self._approvals.check(run, self._admitted[run].proposed, self._admitted[run].whole)
 
     def check_update(self, run: str, round: int) -> None:
         """Refuse another client update where the day has had enough of them."""
@@ -107,21 +120,20 @@ class PolicyGate:
                 f"it took part in {limits.rounds_per_day} rounds in the last 24 hours, all that it allows"
             )
 
-    def check_budget(self, noise: UpdateNoise | None) -> None:
+    def check_budget(self, noise: UpdateNoise | None, spent: float) -> None:
         """Refuse a report that would spend more of the site's privacy than its owner gives.
 
-        What was spent before stands in the audit log: lines of noised reports are safe on disk before these leave.
+        What all reports have spent before, the site's ledger says (`Ledger.spent`).
         """
         most, delta = self.policy.privacy.epsilon, self.policy.privacy.delta
         if most is None:
             return
         if noise is None or not noise.local or not noise.noise:
             raise PolicyError("its policy wants noise on updates")
-        total = self._spent + _share(noise.noise)
-        spent = Accountant(2 / sqrt(total), delta, local=True).epsilon(1)
-        if spent > most:
+        epsilon = Accountant(2 / sqrt(spent + noise.cost), delta, local=True).epsilon(1)
+        if epsilon > most:
             raise PolicyError(
-                f"its privacy budget is spent: another report makes epsilon {spent:.3g}; allowed: {most:g}"
+                f"its privacy budget is spent: another report makes epsilon {epsilon:.3g}; allowed: {most:g}"
             )
 
     def counts_epsilon(self, asked: float | None) -> float | None:
@@ -141,8 +153,7 @@ class PolicyGate:
 
     def leaves(self, kind: str, reply: bytes, about: Mapping[str, Any]) -> None:
         """Write down what leaves the site, before it does."""
-        noise = about.get("noise")
-        self._audit.append(kind, reply, sync=noise is not None, **about)
+        self._audit.append(kind, reply, **about)
         self._count(self.clock(), about)
 
     def _count(self, at: float, about: Mapping[str, Any]) -> None:
@@ -151,18 +162,13 @@ class PolicyGate:
         if "round" in about:
             self._updates.append((at, of := (str(about.get("run")), int(about["round"]))))
             self._rounds[of] += 1
-        if (noise := about.get("noise")) is not None:
-            self._spent += _share(float(noise))
 
     def _recall(self) -> None:
-        """Count again what was given before this process began."""
-        everything = self.policy.privacy.epsilon is not None
-        if everything:
-            library()
+        """Count again what was given in the day before this process began."""
         since, known = self.clock() - DAY, list[tuple[float, Mapping[str, Any]]]()
         for line in self._audit.newest_first():
             at = datetime.fromisoformat(line["at"]).timestamp()
-            if at < since and not everything:
+            if at < since:
                 break
             known.append((at, line))
         for at, line in reversed(known):
@@ -177,7 +183,3 @@ class PolicyGate:
     def clock(self) -> float:
         """Return seconds since 1970."""
         return time()
-
-
-def _share(noise: float) -> float:
-    return (2.0 / noise) ** 2  # of whole contributions, that any other may replace: 2 clips apart

@@ -8,13 +8,21 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from fedstrata.report.figures import clients, curves, faults, labels, methods, ranks
+from fedstrata.report.figures import clients, curves, faults, federation, labels, methods, ranks
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import titled
 
+PARTITIONS = 4  # most that are drawn
 CONDITIONS = 12  # most conditions whose curves are drawn large
-SECTIONS = {"curves": "Curves", "labels": "Labels", "clients": "Clients", "method": "The method", "faults": "Faults"}
+SECTIONS = {
+    "curves": "Curves",
+    "federation": "The federation",
+    "labels": "Labels",
+    "clients": "Clients",
+    "method": "The method",
+    "faults": "Faults",
+}
 
 
 class Shown(NamedTuple):
@@ -25,6 +33,7 @@ class Shown(NamedTuple):
     title: str
     said: str  # how to read it
     figure: go.Figure
+    methods: tuple[str, ...] = ()  # whose it is; empty: of all
 
 
 OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] = (
@@ -32,7 +41,7 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
         "labels",
         "recall",
         "Recall of each label by round",
-        "The share of a label's test samples that the model recognises. Dark rows are labels that it lost. "
+        "The share of a label's test samples that the model recognises. Faint rows are labels that it lost. "
         "Where some are rare, with less than half of an even share of the training samples, they come last.",
         labels.recall,
     ),
@@ -48,7 +57,8 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
         "clients",
         "participation",
         "Who took part",
-        "How often a client's report counted in each round. Clients that took part most often come first.",
+        "How often a client's report counted in each round; filled cells, where that is once "
+        "or not at all. Clients that took part most often come first.",
         clients.participation,
     ),
     (
@@ -75,7 +85,7 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
     (
         "method",
         "clusters",
-        "FLIPS: clusters of clients",
+        "FLIPS: the labels of each cluster",
         "The labels that each cluster holds, as first found, and how often its clients took part.",
         methods.clusters,
     ),
@@ -85,6 +95,21 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
         "FLIPS: number of clusters",
         "The index says how much clusters overlap; the number was taken where it stops falling.",
         methods.cluster_search,
+    ),
+    (
+        "method",
+        "cluster-visits",
+        "FLIPS: turns of the clusters",
+        "How many clients of each cluster took part in a round.",
+        methods.cluster_visits,
+    ),
+    (
+        "method",
+        "hard-clients",
+        "Terraform: hard clients",
+        "In how many steps of a round a client trained: one, and it was easy; more, and it was among those whose last "
+        "layer moved most. Clients that were hard most often come first.",
+        methods.hard_clients,
     ),
     (
         "method",
@@ -100,6 +125,20 @@ OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] 
         "The loss beyond which a client's samples count as biased, and the share of its samples that does; the median "
         "client, and eight in ten. Rounds before the first point are the warm-up.",
         methods.cuts,
+    ),
+    (
+        "method",
+        "biased",
+        "FedBSS: samples beyond the cut",
+        "Which share of its samples a client found biased in a round in which it trained.",
+        methods.biased,
+    ),
+    (
+        "method",
+        "schedule",
+        "Stratify: the schedule",
+        "The order in which the model sees labels at the beginning, whoever holds them: a column a sample.",
+        labels.schedule,
     ),
     (
         "method",
@@ -147,7 +186,8 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
             "Kullback-Leibler divergence of the labels that the clients of a round hold from those of all; 0 is even."
         )
         yield Shown("labels", "divergence", "Label divergence of each round", band + said, drawn)
-    if drawn := curves.curves(runs_data, "label_imbalance"):
+    rare = any(run_data.rare.any() for run_data in runs_data)  # else it is nearly the same
+    if rare and (drawn := curves.curves(runs_data, "label_imbalance")):
         said = "The same divergence from even shares of all labels, which FLIPS aims at where some labels are rare."
         yield Shown("labels", "imbalance", "Label imbalance of each round", band + said, drawn)
     if drawn := clients.rank_clients(runs_data):
@@ -156,6 +196,20 @@ def overlays(runs_data: Sequence[RunData]) -> Iterator[Shown]:
     if several and (drawn := curves.curves(runs_data, "update_norm")):
         said = band + "The length of the clients' updates."
         yield Shown("clients", "update-norm", "Mean length of updates", said, drawn)
+
+
+def of_federation(runs_data: Sequence[RunData]) -> Iterator[Shown]:
+    """Return who holds what, once for every partition, of as many as a page can hold."""
+    for at, run_data in enumerate(list(federation.partitions(runs_data))[:PARTITIONS]):
+        if drawn := federation.holds(run_data):
+            how = (
+                "as the method found them"
+                if federation.by_cluster(run_data).found
+                else "by the label they hold most of"
+            )
+            said = f"Each label's share of a client's samples, and how many it has. Lines part clusters, {how}."
+            named = f": {run_data.condition}" if run_data.condition else f": {run_data.name}" if at else ""
+            yield Shown("federation", f"holds-{at + 1}" if at else "holds", f"Who holds what{named}", said, drawn)
 
 
 def over_conditions(tested: Friedman | None) -> Iterator[Shown]:

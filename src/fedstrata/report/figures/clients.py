@@ -9,18 +9,17 @@ import plotly.graph_objects as go
 
 from fedstrata.report.figures import bands
 from fedstrata.report.figures.bands import add_band
-from fedstrata.report.figures.curves import grouped
+from fedstrata.report.figures.colours import LINES
+from fedstrata.report.figures.curves import grouped, styles_of
 from fedstrata.report.figures.style import (
     ALARM,
     CLIENTS,
-    LINES,
     ROUNDS,
     bin_values,
     bins,
     faint,
     figure,
     heat_map,
-    line_style,
     plain,
     thin,
 )
@@ -40,7 +39,7 @@ def participation(run_data: RunData) -> go.Figure | None:
     return heat_map(
         shown,
         run_data.rounds[bins(times.shape[1], ROUNDS)],
-        _clients(run_data, order),
+        client_rows(run_data, order),
         hover="client %{y}, round %{x}: took part %{z:.2f} times a round",
         across="round",
         down="clients by rank, most often first" if len(order) > CLIENTS else "client",
@@ -62,7 +61,7 @@ def accuracy_by_client(run_data: RunData) -> go.Figure | None:
     return heat_map(
         bin_values(bin_values(own[order], CLIENTS, axis=0), ROUNDS),
         rounds[bins(len(rounds), ROUNDS)],
-        _clients(run_data, tested[order]),
+        client_rows(run_data, tested[order]),
         hover="client %{y}, round %{x}: accuracy %{z:.1%}",
         across="round",
         down="clients by rank, best first" if len(order) > CLIENTS else "client",
@@ -94,7 +93,8 @@ def spread(run_data: RunData) -> go.Figure | None:
 def rank_clients(runs_data: Sequence[RunData]) -> go.Figure | None:
     """Draw the clients' last accuracies, the worst first: the left tenth is whom a run serves worst."""
     drawn = figure(title="clients' accuracy in the last round, worst first", hovermode="closest")
-    for at, (group, own) in enumerate(grouped(runs_data).items()):
+    styles = styles_of(runs_data)
+    for group, own in grouped(runs_data).items():
         finals = [f for f in map(last_accuracies, own) if len(f)]
         if not finals:
             continue
@@ -102,8 +102,8 @@ def rank_clients(runs_data: Sequence[RunData]) -> go.Figure | None:
         y = np.mean([np.quantile(f, grid) for f in finals], axis=0)
         hover = f"{plain(group)}: %{{x:.0%}} of clients have at most %{{y:.1%}}<extra></extra>"
         dots = "lines+markers" if len(grid) <= 50 else "lines"
-        line = line_style(at)
-        drawn.add_scatter(x=grid, y=y, name=plain(group), mode=dots, line=line, hovertemplate=hover)
+        about = {"name": plain(group), "legendgroup": group, "line": styles[group]}
+        drawn.add_scatter(x=grid, y=y, mode=dots, hovertemplate=hover, **about)
     if not drawn.data:
         return None
     drawn.add_vrect(x0=0, x1=0.1, fillcolor=faint(ALARM, 0.18), line_width=0, layer="below")
@@ -142,7 +142,7 @@ def _scored(run_data: RunData) -> np.ndarray:
     return np.flatnonzero(~np.isnan(own).all(1)) if own.size else np.zeros(0, dtype=int)
 
 
-def _clients(run_data: RunData, order: np.ndarray) -> list[str]:
+def client_rows(run_data: RunData, order: np.ndarray) -> list[str]:
     """Name clients or, where there are more than a heat map shows, ranks."""
     starts = bins(len(order), CLIENTS)
     if len(starts) == len(order):

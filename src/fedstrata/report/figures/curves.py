@@ -11,7 +11,8 @@ import plotly.graph_objects as go
 
 from fedstrata.core.errors import RequestError
 from fedstrata.report.figures.bands import add_band
-from fedstrata.report.figures.style import POINTS, figure, line_style, plain, thin
+from fedstrata.report.figures.colours import line_style, line_styles
+from fedstrata.report.figures.style import POINTS, figure, plain, thin
 from fedstrata.report.run_data import RunData
 
 AXES = {  # what a curve can be drawn against; lines carry all of these in `meta`, so that a page can change its mind
@@ -49,9 +50,10 @@ def curves(
     groups = grouped(runs_data)
     lines = len(groups) * (3 if len(groups) < len(runs_data) else 1)
     most = max(2, min(POINTS, ALL_POINTS // max(lines, 1)))
-    for at, (group, own) in enumerate(groups.items()):
+    styles = styles_of(runs_data)
+    for group, own in groups.items():
         found = [_points(run_data, metric) for run_data in own]
-        _add(drawn, [points for points in found if len(points)], group, at, against, metric, most)
+        _add(drawn, [points for points in found if len(points)], group, styles[group], against, metric, most)
     drawn.update_layout(showlegend=len(drawn.data) > 1)
     return drawn if drawn.data else None
 
@@ -61,7 +63,7 @@ def accuracy(run_data: RunData, against: str = "rounds") -> go.Figure | None:
     drawn = _empty(against, "accuracy", f"{run_data.name}: accuracy")
     for at, metric in enumerate(("accuracy", "balanced_accuracy", "worst10")):
         if len(points := _points(run_data, metric)):
-            _add(drawn, [points], METRICS[metric], at, against, metric)
+            _add(drawn, [points], METRICS[metric], line_style(at), against, metric)
     return drawn if drawn.data else None
 
 
@@ -70,6 +72,11 @@ def grouped(runs_data: Sequence[RunData]) -> dict[str, list[RunData]]:
     order = list(dict.fromkeys(run_data.group for run_data in runs_data))
     ordered = sorted(runs_data, key=lambda run_data: order.index(run_data.group))
     return {group: list(own) for group, own in groupby(ordered, key=lambda run_data: run_data.group)}
+
+
+def styles_of(runs_data: Sequence[RunData]) -> dict[str, dict[str, Any]]:
+    """Return colour and dash of every group: those of its method."""
+    return line_styles((run_data.group, run_data.line_name) for run_data in runs_data)
 
 
 def _empty(against: str, metric: str, title: str) -> go.Figure:
@@ -92,7 +99,13 @@ def _points(run_data: RunData, metric: str) -> np.ndarray:
 
 
 def _add(
-    drawn: go.Figure, runs: Sequence[np.ndarray], name: str, at: int, against: str, metric: str, most: int = POINTS
+    drawn: go.Figure,
+    runs: Sequence[np.ndarray],
+    name: str,
+    style: dict[str, Any],
+    against: str,
+    metric: str,
+    most: int = POINTS,
 ) -> None:
     """Add a line and, over several runs, its band: over the rounds that all of them have."""
     if not runs:
@@ -103,17 +116,18 @@ def _add(
     stacked = np.stack([points[np.isin(points[:, 0], list(shared))] for points in runs]).astype(np.float32)
     stacked = stacked[:, thin(stacked.shape[1], most)]
     axes, values = stacked[..., :4].mean(0), stacked[..., 4]
-    style, x = line_style(at), axes[:, list(AXES).index(against)]
+    x = axes[:, list(AXES).index(against)]
     common: dict[str, Any] = {"meta": dict(zip(AXES, axes.T, strict=True)), "legendgroup": name}
     if len(runs) > 1:
         add_band(drawn, x, values.min(0), values.max(0), style["color"], **common)
     hover = "%{y:.1%}" if metric in SHARES else "%{y:.4g}"
+    mean = f", mean of {len(runs)}" if len(runs) > 1 else ""
     drawn.add_scatter(
         x=x,
         y=values.mean(0),
         mode="lines+markers" if len(x) <= 3 else "lines",
-        name=plain(name if len(runs) == 1 else f"{name}, mean of {len(runs)}"),
+        name=plain(name),
         line=style,
-        hovertemplate=f"{plain(name)}: {hover} at %{{x:.5~g}}<extra></extra>",
+        hovertemplate=f"{plain(name)}{mean}: {hover} at %{{x:.5~g}}<extra></extra>",
         **common,
     )

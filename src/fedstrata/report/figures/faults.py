@@ -8,7 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from fedstrata.core.events import FAULTS
-from fedstrata.report.figures.style import LINES, bins, figure, plain
+from fedstrata.report.figures.colours import LINES
+from fedstrata.report.figures.style import bins, figure, plain
 from fedstrata.report.run_data import RunData
 
 BARS = 100

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from fedstrata.report.figures.curves import grouped
-from fedstrata.report.figures.style import APART, ROUNDS, bin_values, bins, figure, heat_map, line_style, plain
+from fedstrata.report.figures.curves import grouped, styles_of
+from fedstrata.report.figures.style import APART, ROUNDS, bin_values, bins, figure, heat_map, plain
 from fedstrata.report.run_data import RunData
 
 SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
@@ -38,14 +38,16 @@ def final_recall(runs_data: Sequence[RunData]) -> go.Figure | None:
     if not shown or len(classes) > 100:
         return None
     drawn = figure(title="recall of each label in the last round")
+    styles = styles_of(runs_data)
     for at, (group, own) in enumerate(grouped(shown).items()):
         finals = [r for r in map(last_recall, own) if len(r) == len(classes)]
         if finals:
-            marker = {"symbol": SYMBOLS[at % len(SYMBOLS)], "size": 10, "color": line_style(at)["color"]}
+            marker = {"symbol": SYMBOLS[at % len(SYMBOLS)], "size": 10, "color": styles[group]["color"]}
             hover = f"{plain(group)}, label %{{x}}: %{{y:.1%}}<extra></extra>"
             names = [_named(shown[0], i) for i in range(len(classes))]
             y = np.mean(finals, axis=0)
-            drawn.add_scatter(x=names, y=y, mode="markers", name=plain(group), marker=marker, hovertemplate=hover)
+            about = {"name": plain(group), "legendgroup": group, "marker": marker}
+            drawn.add_scatter(x=names, y=y, mode="markers", hovertemplate=hover, **about)
     drawn.update_xaxes(title_text="label", type="category")
     drawn.update_yaxes(title_text="recall", tickformat=".0%", range=[-0.03, 1.03])
     drawn.update_layout(showlegend=len(drawn.data) > 1)
@@ -81,6 +83,26 @@ def balance(run_data: RunData) -> go.Figure | None:
     )
 
 
+def schedule(run_data: RunData) -> go.Figure | None:
+    """Draw the order of Stratify's first samples: which label each of them has."""
+    order = np.array(next((e["order"] for e in run_data.exposures if e.get("order")), ()), dtype=np.int64)
+    if not len(order):
+        return None
+    many = max(int(order.max()) + 1, *(len(e.get("exposure") or ()) for e in run_data.exposures))
+    seen = np.zeros((many, len(order)))
+    seen[order, np.arange(len(order))] = 1.0
+    return heat_map(
+        seen,
+        np.arange(1, len(order) + 1),
+        _strata(run_data, many),
+        hover="sample %{x} is of label %{y}",
+        across="sample",
+        down="label",
+        percent=False,
+        title=f"{run_data.name}: the first {len(order)} samples of the schedule",
+    )
+
+
 def exposure(run_data: RunData) -> go.Figure | None:
     """Draw Stratify's own account: the share of each label in what the model trained on, by round."""
     counted = [e for e in run_data.exposures if e.get("exposure")]
@@ -89,16 +111,11 @@ def exposure(run_data: RunData) -> go.Figure | None:
     counts = np.array([e["exposure"] for e in counted], dtype=np.float64)
     totals = counts.sum(1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-    names = (
-        run_data.classes
-        if len(run_data.classes) == counts.shape[1]
-        else [f"stratum {i}" for i in range(counts.shape[1])]
-    )
     rounds = np.array([e["round"] for e in counted])
     return heat_map(
         bin_values(shares.T, ROUNDS) * counts.shape[1],
         rounds[bins(len(rounds), ROUNDS)],
-        names,
+        _strata(run_data, counts.shape[1]),
         hover="label %{y}, round %{x}: %{z:.2f} of an even share",
         across="round",
         down="label",
@@ -107,6 +124,10 @@ def exposure(run_data: RunData) -> go.Figure | None:
         percent=False,
         title=f"{run_data.name}: exposure to each label; 1 is an even share",
     )
+
+
+def _strata(run_data: RunData, many: int) -> list[str]:
+    return run_data.classes if len(run_data.classes) == many else [f"stratum {i}" for i in range(many)]
 
 
 def _by_share(run_data: RunData) -> np.ndarray:

@@ -7,9 +7,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from fedstrata.report.figures.bands import add_band, spread
+from fedstrata.report.figures.clients import MANY, client_rows
+from fedstrata.report.figures.colours import LINES
 from fedstrata.report.figures.style import (
     ALARM,
-    LINES,
+    CLIENTS,
     ROUNDS,
     bin_values,
     bins,
@@ -38,6 +40,75 @@ def clusters(run_data: RunData) -> go.Figure | None:
         down="cluster",
         limits=None,
         title=f"{run_data.name}: clusters and their labels",
+    )
+
+
+def cluster_visits(run_data: RunData) -> go.Figure | None:
+    """Draw how many clients of each cluster took part, by round."""
+    members = np.array(run_data.clusters.get("members", ()), dtype=np.int64)
+    if len(members) != run_data.clients or not len(run_data) or not len(run_data.client_updates.client):
+        return None
+    times = run_data.participation()
+    found = np.unique(members[members >= 0])
+    visits = np.array([times[members == c].sum(0) for c in found], dtype=np.float64)
+    shown = bin_values(visits, ROUNDS)
+    return heat_map(
+        shown,
+        run_data.rounds[bins(visits.shape[1], ROUNDS)],
+        [f"{c + 1}: {(members == c).sum()} clients" for c in found],
+        hover="cluster %{y}, round %{x}: %{z:.1f} visits",
+        across="round",
+        down="cluster",
+        limits=(0.0, float(max(shown.max(initial=0.0), 1.0))),
+        percent=False,
+        title=f"{run_data.name}: visits to each cluster",
+    )
+
+
+def hard_clients(run_data: RunData) -> go.Figure | None:
+    """Draw in how many steps of Terraform's rounds each client trained: the more, the harder it is."""
+    if not run_data.splits or not 0 < run_data.clients <= MANY:
+        return None
+    rounds = np.array([e["round"] for e in run_data.splits])
+    first = int(rounds.min())
+    depth = np.zeros((run_data.clients, int(rounds.max()) - first + 1))
+    for event in run_data.splits:
+        depth[event["clients"], event["round"] - first] += 1
+    order = np.lexsort((-depth.sum(1), -(depth > 1).sum(1)))
+    shown = bin_values(bin_values(depth[order], CLIENTS, axis=0), ROUNDS)
+    return heat_map(
+        shown,
+        first + bins(depth.shape[1], ROUNDS),
+        client_rows(run_data, order),
+        hover="client %{y}, round %{x}: trained in %{z:.1f} steps",
+        across="round",
+        down="clients by rank, hardest first" if len(order) > CLIENTS else "client",
+        limits=(0.0, float(max(shown.max(initial=0.0), 1.0))),
+        percent=False,
+        title=f"{run_data.name}: hard clients",
+    )
+
+
+def biased(run_data: RunData) -> go.Figure | None:
+    """Draw the share of each client's samples that lay beyond FedBSS's cut, in the rounds in which it trained."""
+    own = run_data.client_updates
+    told = own.arrived & ~np.isnan(own.biased) & (own.client < run_data.clients)
+    if not told.any() or run_data.clients > MANY or not len(run_data):
+        return None
+    first = int(run_data.rounds[0])
+    table = np.full((run_data.clients, int(run_data.rounds[-1]) - first + 1), np.nan)
+    table[own.client[told], own.round[told] - first] = own.biased[told]
+    means = bin_values(table, 1)[:, 0]  # what is not known does not count
+    order = np.argsort(-np.nan_to_num(means), kind="stable")
+    return heat_map(
+        bin_values(bin_values(table[order], CLIENTS, axis=0), ROUNDS),
+        first + bins(table.shape[1], ROUNDS),
+        client_rows(run_data, order),
+        hover="client %{y}, round %{x}: %{z:.1%} of its samples are biased",
+        across="round",
+        down="clients by rank, most biased first" if len(order) > CLIENTS else "client",
+        limits=None,
+        title=f"{run_data.name}: samples beyond the cut",
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from fedstrata.report.figures.style import ALARM, LINES, figure, plain
+from fedstrata.report.figures.colours import line_styles
+from fedstrata.report.figures.style import ALARM, figure, plain
 from fedstrata.runs.compare.friedman import Friedman
 from fedstrata.runs.compare.grid import titled
 
@@ -16,6 +17,7 @@ def critical_difference(tested: Friedman) -> go.Figure:
     """Draw Demsar's diagram: methods hang from an axis of mean ranks, and bars join those that cannot be told apart."""
     names, count = list(tested.ranks), len(tested.ranks)
     top = figure(height=170 + 26 * (count // 2 + len(tested.alike)), title=f"Mean ranks by {titled(tested.metric)}")
+    styles = line_styles((name, name) for name in names)
     bars = 0.6 * (len(tested.alike) + 1)  # below the axis, above the names
     for place, name in enumerate(names):
         left = place < (count + 1) // 2
@@ -25,14 +27,15 @@ def critical_difference(tested: Friedman) -> go.Figure:
             x=[rank, rank, end],
             y=[0, depth, depth],
             mode="lines",
-            line={"color": LINES[0], "width": 1.5},
+            line={"color": styles[name]["color"], "width": 2},
+            legendgroup=name,
             name=plain(name),
             hovertemplate=f"{plain(name)}: mean rank {rank:.2f}<extra></extra>",
         )
         top.add_trace(line)
         label = f"{plain(name)} ({rank:.2f})"
         anchor = "right" if left else "left"
-        top.add_annotation(x=end, y=depth, text=label, xanchor=anchor, showarrow=False, yanchor="middle")
+        top.add_annotation(name=name, x=end, y=depth, text=label, xanchor=anchor, showarrow=False, yanchor="middle")
     for at, group in enumerate(tested.alike):
         ends = [tested.ranks[group[0]] - 0.04, tested.ranks[group[-1]] + 0.04]
         said = f"{plain(' and '.join(group))}: cannot be told apart<extra></extra>"

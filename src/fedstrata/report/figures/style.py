@@ -1,7 +1,4 @@
-"""One look for all figures: colours that everybody can tell apart, light and dark; legends above, never over the data.
-
-Colours of lines are Okabe and Ito's, without black, which vanishes on dark paper, and yellow, which does on white.
-"""
+"""One look for all figures: light and dark paper, colours of heat maps for both; legends above, never over the data."""
 
 from __future__ import annotations
 
@@ -12,23 +9,34 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-DASHES = ("solid", "dash", "dot", "dashdot")
+from fedstrata.report.figures.colours import LINES
+
 ALARM = "#D55E00"
-SHARE = "cividis"  # from nothing to all
-APART = "PuOr"  # less and more than even
+SHARE, APART, YES = "share", "apart", "yes"  # from nothing to all; less and more than even; no and yes
+SCALES = {  # what is little is near to the paper, light or dark
+    "light": {
+        SHARE: ["#f0f3f7", "#c9dcee", "#8dbce0", "#4690c6", "#1c63a5", "#08306b"],
+        APART: ["#b35806", "#f1a340", "#fbdcb0", "#f3f3f5", "#d8daeb", "#998ec3", "#542788"],
+        YES: ["#f0f3f7", "#2f6ea8"],
+    },
+    "dark": {
+        SHARE: ["#22282f", "#123a63", "#1c63a5", "#4690c6", "#8dbce0", "#e3eef9"],
+        APART: ["#ffb45c", "#b8701c", "#5a3d1c", "#22282f", "#403563", "#7566b5", "#c3b6ff"],
+        YES: ["#22282f", "#7cc4f5"],
+    },
+}
 ROUNDS, CLIENTS, POINTS = 150, 80, 400  # most columns and rows of a heat map, and points of a curve
 TICKS = 20  # most names beside a heat map
 
 
-def template(dark: bool = False) -> go.layout.Template:
+def template(dark: bool = False, size: float = 13, family: str = "system-ui, sans-serif") -> go.layout.Template:
     """Return what differs between light and dark paper, and what all figures share."""
     ink, grid, paper = ("#e6e6e6", "#3a3f44", "#16191d") if dark else ("#1f2328", "#dfe3e7", "#ffffff")
     axis = {"gridcolor": grid, "linecolor": grid, "zerolinecolor": grid, "automargin": True, "title": {"standoff": 8}}
     layout = {
         "paper_bgcolor": paper,
         "plot_bgcolor": paper,
-        "font": {"color": ink, "family": "system-ui, sans-serif", "size": 13},
+        "font": {"color": ink, "family": family, "size": size},
         "colorway": list(LINES),
         "xaxis": axis,
         "yaxis": axis,
@@ -61,14 +69,21 @@ def heat_map(
     percent: bool = True,
     title: str = "",
 ) -> go.Figure:
-    """Draw a matrix; beside it stand as many names as can be read, and all names show on hovering."""
+    """Draw a matrix; beside it stand as many names as can be read, and all names show on hovering.
+
+    What is only yes or no needs no scale.
+    """
     many, names = len(rows), [plain(row) for row in rows]
+    if scale == SHARE and not percent and set(np.unique(z[~np.isnan(z)])) <= {0.0, 1.0}:
+        scale, limits = YES, (0.0, 1.0)
     bar = {"thickness": 12, "len": 1.0, "outlinewidth": 0, "ypad": 0, **({"tickformat": ".0%"} if percent else {})}
     trace = go.Heatmap(
         z=np.asarray(z, dtype=np.float32).round(4),
         x=columns if isinstance(columns, np.ndarray) else [plain(c) for c in columns],
         y=names,
-        colorscale=scale,
+        colorscale=colour_scale(scale),
+        meta={"scale": scale},
+        showscale=scale != YES,
         zmin=None if limits is None else limits[0],
         zmax=None if limits is None else limits[1],
         colorbar=bar,
@@ -108,10 +123,10 @@ def thin(size: int, most: int = POINTS) -> np.ndarray:
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64)) if size else np.zeros(0, int)
 
 
-def line_style(at: int) -> dict[str, Any]:
-    """Return the colour and dash of the n-th line. Neighbours differ in both: one may lie on the other, or be grey."""
-    dash = DASHES[(at + at // len(LINES)) % len(DASHES)]
-    return {"color": LINES[at % len(LINES)], "dash": dash, "width": 2}
+def colour_scale(name: str, dark: bool = False) -> list[list[Any]]:
+    """Return the colours of a heat map by height."""
+    colours = SCALES["dark" if dark else "light"][name]
+    return [[at / (len(colours) - 1), colour] for at, colour in enumerate(colours)]
 
 
 def faint(colour: str, opacity: float = 0.2) -> str:

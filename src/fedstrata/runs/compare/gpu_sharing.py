@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CELLS = 4  # at a time, where they can share
 QUEUES = 64  # of the hardware, for all cells together
 
@@ -28,7 +29,8 @@ def can_share() -> bool:
 @contextmanager
 def sharing_gpu(jobs: int) -> Iterator[Mapping[str, str]]:
     """Give the environment in which so many processes share the GPUs, as long as they run."""
-    queues = {"CUDA_DEVICE_MAX_CONNECTIONS": str(max(QUEUES // jobs, 1))}
+    fewer = int(os.environ.get(CONNECTIONS, QUEUES))  # as a user wants it whose other commands share the GPU too
+    queues = {CONNECTIONS: str(max(min(QUEUES // jobs, fewer), 1))}
     if PIPES in os.environ or not can_share():  # somebody's service serves us too
         yield queues
         return

@@ -1,0 +1,91 @@
+"""Is anything lost where a process dies? Kills at every file-system call of runs, and of real servers and sites.
+
+A run survives if it goes on as a user lets it go on (`--resume`, or the same command where there is no run yet) and
+comes to the same events and the same models, bit for bit, as one that nobody disturbed, and lost no more than the
+round that was being played and the one before. Under masks and noise at sites,
+where a step is given once, it survives if it plays all rounds, no site gave anything twice, and what is missing is an
+event.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from campaigns._children import play
+from campaigns._command import command
+from campaigns._faults import Disk, How, seen_file, some_calls
+from campaigns._flower import crashed_over_flower
+from campaigns._sites import crashed_under_masks, crashed_with_noise
+from campaigns._subjects import SUBJECTS, Overrides, go, outcome
+from campaigns._table import Row
+from fedstrata.runs.folder import Run
+
+DEATHS: Sequence[How] = ("kill", "torn", "power")
+AGAIN = "fedcda, models of clients in files"  # is killed at every call, and while it goes on
+SPREAD = 8  # the others at every eighth
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play, tell, and store."""
+    return command("crash", PARTS, arguments, __doc__)
+
+
+def local(folder: Path, quick: bool) -> Iterator[Row]:
+    """Give a row a kind of run and of death."""
+    chosen = {AGAIN: SUBJECTS[AGAIN]} if quick else SUBJECTS
+    for number, (name, overrides) in enumerate(chosen.items()):
+        yield from _killed(folder / str(number), name, overrides, quick)
+    yield from _killed_again(folder / "again", AGAIN, SUBJECTS[AGAIN], quick)
+
+
+def _killed(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
+    """Kill a run from its beginning on."""
+    folder.mkdir()
+    whole, run, notes = folder / "whole", folder / "run", folder / "notes"
+    counted = play(notes, go, whole, overrides, disk=Disk(whole, "count", 0))
+    expected, calls = outcome(whole), int(counted.said)
+    for death in DEATHS:
+        row = Row(f"{name}: {death}")
+        for at in some_calls(calls, quick, every=1 if (name, death) == (AGAIN, "kill") else SPREAD):
+            shutil.rmtree(run, ignore_errors=True)
+            row.note(_survives(notes, run, overrides, Disk(run, death, at), expected))
+        yield row
+
+
+def _killed_again(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
+    """Kill a run half way, and again at every call with which it goes on."""
+    folder.mkdir()
+    whole, half, run, notes = folder / "whole", folder / "half", folder / "run", folder / "notes"
+    counted = play(notes, go, whole, overrides, disk=Disk(whole, "count", 0))
+    expected = outcome(whole)
+    play(notes, go, half, overrides, disk=Disk(half, "kill", int(counted.said) * 2 // 3))
+    shutil.copytree(half, run)
+    calls = int(play(notes, go, run, overrides, disk=Disk(run, "count", 0)).said)
+    for death in DEATHS:
+        row = Row(f"{name}, while it goes on: {death}")
+        for at in some_calls(calls, quick, SPREAD):
+            shutil.rmtree(run)
+            shutil.copytree(half, run)
+            row.note(_survives(notes, run, overrides, Disk(run, death, at), expected))
+        yield row
+
+
+def _survives(notes: Path, run: Path, overrides: Overrides, disk: Disk, expected: object) -> str | None:
+    """Kill once, go on, and compare; give what went wrong."""
+    where = f"{disk.how} at call {disk.at}"
+    killed = play(notes, go, run, overrides, disk=disk)
+    if not killed.died and killed.code:
+        return f"{where}: it ended otherwise ({killed.words})"
+    manifest = Run(run).checkpoints.manifest()
+    saved, seen = 0 if manifest is None else manifest["round"], int(seen_file(run).read_text()) if killed.died else 0
+    if saved < seen - 2:
+        return f"{where}: {seen} rounds were told, and {saved} are left"
+    gone_on = play(notes, go, run, overrides)
+    if gone_on.code:
+        return f"{where}: it does not go on ({gone_on.words})"
+    return None if outcome(run) == expected else f"{where}: it came to something else"
+
+
+PARTS = {"local": local, "masked": crashed_under_masks, "noised": crashed_with_noise, "flower": crashed_over_flower}

@@ -1,0 +1,214 @@
+"""`fedstrata deploy console`: sites, runs and queue in the terminal; operators stop, pause and approve runs there."""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedstrata.cli.deploy import HERE, There
+from fedstrata.cli.options import AsJson
+from fedstrata.core.errors import FedstrataError, RequestError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from fedstrata.deploy.overview import Overview
+    from fedstrata.deploy.server import FederationServer
+    from fedstrata.remote.orders import Action
+
+app = typer.Typer(
+    help="Watch sites, runs and queue; an operator stops, pauses and approves runs, here or by subcommand.",
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Operator = Annotated[
+    Path | None,
+    typer.Option("--operator", metavar="DIR", help="The operator's folder that `deploy keys operator` made."),
+]
+Number = Annotated[str, typer.Argument(metavar="RUN", help="The run's number in the queue, as the console shows it.")]
+KEYS: dict[str, Action] = {"s": "stop", "p": "pause", "c": "continue", "a": "approve", "r": "refuse"}
+EVERY = 1.0  # seconds between two looks
+
+
+@app.callback(invoke_without_command=True)
+def console(
+    context: typer.Context,
+    server: There = HERE,
+    operator: Operator = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show sites, runs and queue until q: up and down choose a run, s stops it, p pauses, c continues, a approves."""
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+
+    from fedstrata.deploy.overview import look
+    from fedstrata.deploy.server import found
+
+    there = found(server)
+    if as_json:
+        print(json.dumps(asdict(look(there)), default=str))
+    elif once or not sys.stdin.isatty() or not sys.stdout.isatty():
+        Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(draw(look(there)))
+    else:
+        watch(there, operator)
+
+
+@app.command()
+def stop(run: Number, server: There = HERE, operator: Operator = None) -> None:
+    """Stop a run before its next round; it can be resumed."""
+    _ordered("stop", run, server, operator)
+
+
+@app.command()
+def pause(run: Number, server: There = HERE, operator: Operator = None) -> None:
+    """Let a run rest before its next round."""
+    _ordered("pause", run, server, operator)
+
+
+@app.command("continue")
+def go_on(run: Number, server: There = HERE, operator: Operator = None) -> None:
+    """Let a run that was paused go on."""
+    _ordered("continue", run, server, operator)
+
+
+@app.command()
+def approve(run: Number, server: There = HERE, operator: Operator = None) -> None:
+    """Let a run begin, where the server was started with --approve-runs."""
+    _ordered("approve", run, server, operator)
+
+
+@app.command()
+def refuse(run: Number, server: There = HERE, operator: Operator = None) -> None:
+    """Let a run not begin."""
+    _ordered("refuse", run, server, operator)
+
+
+def _ordered(action: Action, run: str, server: str, operator: Path | None) -> None:
+    from fedstrata.deploy.server import found
+
+    print(order(found(server), action, run, operator))
+
+
+def order(there: FederationServer, action: Action, run: str, operator: Path | None) -> str:
+    """Sign an operator's word to a run and write it down; say what comes of it."""
+    import getpass
+
+    from fedstrata.deploy.keys import refuse_readable
+    from fedstrata.deploy.run_queue import find, roll_of
+    from fedstrata.remote.orders import FILE, OperatorOrder, give_order, operator_key
+
+    ticket, roll = find(there.folder, run), roll_of(there)
+    if roll is not None and operator is None:
+        raise RequestError("--operator is required: a folder that `fedstrata deploy keys operator DIR NAME` made")
+    if operator is not None and roll is not None:
+        name, identity = operator_key(operator)
+        refuse_readable(operator / "identity.json")
+        said = OperatorOrder.of(action, ticket.id, name, identity)
+    else:
+        said = OperatorOrder.of(action, ticket.id, getpass.getuser(), None)
+    if not said.counts(roll):
+        known = ", ".join(sorted(roll.operators)) if roll is not None else ""
+        raise RequestError(f"{said.operator} is no operator on the server's roll; operators: {known or 'none'}")
+    give_order(there.folder / FILE, said)
+    return f"{said.operator} said {action} to {ticket.words}"
+
+
+# ---- the view
+
+
+def watch(there: FederationServer, operator: Path | None) -> None:
+    """Show everything again and again, and do what keys say."""
+    from rich.live import Live
+
+    from fedstrata.deploy.overview import look
+
+    chosen, said = 0, ""
+    with key_presses() as pressed, Live(screen=True, auto_refresh=False) as live:
+        while True:
+            seen = look(there)
+            chosen = max(min(chosen, len(seen.runs) - 1), 0)
+            live.update(draw(seen, chosen, said), refresh=True)
+            key = pressed(EVERY)
+            if key in ("q", "\x03"):
+                return
+            chosen, said = react(there, seen, key, chosen, operator) or (chosen, said)
+
+
+def react(
+    there: FederationServer, seen: Overview, key: str, chosen: int, operator: Path | None
+) -> tuple[int, str] | None:
+    """Do what a key says; give the chosen run and what to say, or None where the key means nothing."""
+    if key in ("j", "k"):
+        return max(min(chosen + (1 if key == "j" else -1), len(seen.runs) - 1), 0), ""
+    if key not in KEYS or not seen.runs:
+        return None
+    try:
+        return chosen, order(there, KEYS[key], seen.runs[chosen].ticket.id, operator)
+    except FedstrataError as error:
+        return chosen, f"error: {error}"
+
+
+def draw(seen: Overview, chosen: int | None = None, said: str = "") -> Group:
+    """Put it into tables."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from fedstrata.deploy.site_reports import clock
+
+    sites = _table("site", "state", "since", "last heard", "rounds", "last round", "refused", "about")
+    for row in seen.sites:
+        how, given = row.condition, row.given or {}
+        told = ["never heard of", "-", "-"] if how is None else [how.state, clock(how.since), clock(how.heard)]
+        counted = [str(given.get(key, "-")) for key in ("rounds", "last_round", "refused")]
+        sites.add_row(row.site, *told, *counted, "" if how is None else how.about)
+    runs = _table("", "run", "method", "asked for by", "at", "state", "folder")
+    for i, run in enumerate(seen.runs):
+        t = run.ticket
+        runs.add_row(">" if i == chosen else "", t.id, t.method, t.who, clock(t.at), run.state, t.path)
+    nothing = Text("no run goes on or waits") if not seen.runs else Text("")
+    lines = [Text(f"WARNING: {line}", style="bold red") for line in seen.warnings]
+    lines += [Text(line) for line in seen.faults]
+    keys = "j/k choose a run   s stop   p pause   c continue   a approve   r refuse   q quit"
+    foot = [Text(said, style="bold"), Text(keys, style="dim")] if chosen is not None else []
+    return Group(sites, Text(""), runs, nothing, *lines, *foot)
+
+
+def _table(*titles: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        table.add_column(title)
+    return table
+
+
+@contextmanager
+def key_presses() -> Iterator[Callable[[float], str]]:
+    """Read single keys, without waiting for a line; arrows count as j and k."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+
+    def pressed(seconds: float) -> str:
+        if not select.select([sys.stdin], [], [], seconds)[0]:
+            return ""
+        key = sys.stdin.read(1)
+        return {"A": "k", "B": "j"}.get(sys.stdin.read(2)[-1:], "") if key == "\x1b" else key
+
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

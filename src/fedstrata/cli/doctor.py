@@ -1,0 +1,36 @@
+"""`fedstrata doctor`: what this machine has, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from fedstrata.cli.options import AsJson
+
+SIGNS = {"good": "ok", "note": "--", "bad": "!!"}
+
+
+def doctor(
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--need", metavar="EXTRA", help="An extra that must be there, e.g. flower; any number of times."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at this machine: Python, torch, GPU, cores, memory, disk, extras, data folder, ports. Exit code 1 if bad."""
+    from fedstrata.deploy.health import examine
+
+    found = examine(tuple(extra or ()))
+    bad = [finding for finding in found if finding.state == "bad"]
+    if as_json:
+        print(json.dumps({"healthy": not bad, "findings": [finding._asdict() for finding in found]}))
+    else:
+        for finding in found:
+            print(f"{SIGNS[finding.state]} {finding.what:14} {finding.said}")
+            if finding.advice:
+                print(f"   {'':14} -> {finding.advice}")
+        print("all is well" if not bad else f"to mend: {', '.join(finding.what for finding in bad)}")
+    if bad:
+        raise typer.Exit(1)

@@ -1,0 +1,106 @@
+"""Logs for machines: one JSON object a line, with the time, and files that do not grow for ever.
+
+Several processes may write one file: each line is one write, and the file is opened for each, so that nobody goes on
+writing into one that another has put aside.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedstrata.core.file_lock import take_lock
+
+LARGEST = 10 << 20  # bytes of a log
+KEPT = 5  # older ones: LOG.1 is the newest of them
+
+
+class JsonLines(logging.Handler):
+    """A handler for Python's own logging; `extra={"about": {...}}` of a record becomes fields of its line."""
+
+    def __init__(self, path: Path, **always: Any):
+        super().__init__()
+        self._path, self._always = path, always
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; where that cannot be, logging's own way says so."""
+        try:
+            append(self._path, self.line(record))
+        except OSError:
+            self.handleError(record)
+
+    def line(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return what stands in the line of a record."""
+        about = getattr(record, "about", {})
+        told = {"time": now(record.created), "level": record.levelname.lower(), "event": record.getMessage()}
+        told |= {**self._always, **about}
+        if record.exc_info and record.exc_info[1] is not None:
+            told["error"] = logging.Formatter().formatException(record.exc_info)
+        return told
+
+
+def now(at: float) -> str:
+    """Write a time, as all logs do."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def append(path: Path, told: dict[str, Any]) -> None:
+    """Add a line to a file that only its owner can read; a file that is full is put aside first."""
+    put_aside(path)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(handle, (json.dumps(told, default=str) + "\n").encode())
+    finally:
+        os.close(handle)
+
+
+def put_aside(path: Path, largest: int = LARGEST, kept: int = KEPT) -> bool:
+    """Rename a log that is full, and those before it; say whether that was done."""
+    if not _full(path, largest):
+        return False
+    lock = take_lock(path.with_name(path.name + ".lock"))
+    if lock is None:  # somebody is at it
+        return False
+    try:
+        if not _full(path, largest):
+            return False
+        _shift(path, kept)
+        os.replace(path, _older(path, 1))
+    finally:
+        os.close(lock)
+    return True
+
+
+def cut_off(path: Path, largest: int = LARGEST, kept: int = KEPT) -> bool:
+    """Copy a log that is full and empty it: for those whose writers keep them open, and only ever append."""
+    if not _full(path, largest):
+        return False
+    _shift(path, kept)
+    older = _older(path, 1)
+    handle = os.open(older, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as copy, path.open("rb") as full:
+        while piece := full.read(1 << 20):
+            copy.write(piece)
+    os.truncate(path, 0)
+    return True
+
+
+def _full(path: Path, largest: int) -> bool:
+    try:
+        return path.stat().st_size >= largest
+    except OSError:
+        return False
+
+
+def _shift(path: Path, kept: int) -> None:
+    for number in range(kept - 1, 0, -1):
+        if _older(path, number).exists():
+            os.replace(_older(path, number), _older(path, number + 1))
+
+
+def _older(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")

@@ -1,0 +1,32 @@
+"""The server side of one run, as a process: `python -m fedstrata.deploy.run_process`.
+
+It is started when somebody begins to ask for a run, and imports what runs need (torch) while the experiment is still
+being checked. The task comes as a line of JSON on its standard input; without one within a while, it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from importlib import import_module
+
+from fedstrata.deploy.flower import run_command
+
+NEEDED = ("fedstrata.remote.session", "fedstrata.remote.flower.server_app", "fedstrata.remote.flower.stream")
+WARM = 120.0  # seconds that it waits for a task
+
+
+def main() -> None:
+    """Wait for a task, and do it."""
+    for name in ("flwr.superlink.runtime", *NEEDED):
+        import_module(name)
+    there, _, _ = select.select([sys.stdin], [], [], WARM)
+    line = sys.stdin.readline() if there else ""
+    if line:  # what Flower's own command is told; the token stands in no list of processes
+        sys.argv[1:] = json.loads(line)
+        run_command("flwr-serverapp")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Runs that were asked for, in the order in which they were: one goes on, the others wait for their turn.
+
+    FOLDER/queue/NUMBER.json    what was asked for; NUMBER.lock is held by whoever asked, while he is there
+
+A run whose command was killed may still go on at the server; it keeps its turn as long as it does.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fedstrata.config.naming import name_run
+from fedstrata.core.errors import RequestError
+from fedstrata.core.file_lock import in_turn, is_locked, take_lock
+from fedstrata.core.files import write_atomically
+from fedstrata.deploy.server import FederationServer
+from fedstrata.deploy.submit import Submission, over
+from fedstrata.remote.credentials import Credentials
+from fedstrata.remote.orders import FILE, RunControl, StoppedError
+from fedstrata.remote.roll import Roll
+from fedstrata.runs.folder import Run
+
+QUEUE = "queue"
+OFTEN = 0.2  # seconds between two looks
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One run that was asked for."""
+
+    number: int
+    path: str  # of the run folder
+    method: str
+    who: str
+    at: float
+    submitted: bool = False  # whether it was its turn
+
+    @property
+    def id(self) -> str:
+        """What operators call it."""
+        return str(self.number)
+
+    @property
+    def words(self) -> str:
+        """Say which run it is."""
+        return f"run {self.number} ({self.method} in {self.path}, asked for by {self.who})"
+
+
+def tickets(folder: Path) -> list[Ticket]:
+    """Return the runs that go on or wait, the first first."""
+    found = []
+    for file in sorted((folder / QUEUE).glob("*.json")):
+        try:
+            ticket = Ticket(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue
+        if _alive(file, ticket):
+            found.append(ticket)
+    return sorted(found, key=lambda ticket: ticket.number)
+
+
+def control_of(server: FederationServer, ticket: Ticket) -> RunControl:
+    """Return what operators say to a run."""
+    return RunControl(server.folder / FILE, ticket.id, lambda: roll_of(server))
+
+
+def roll_of(server: FederationServer) -> Roll | None:
+    """Return the roll that a server goes by; None: insecure."""
+    return None if server.keys is None else Credentials.load(Path(server.keys), server.folder).roll
+
+
+@contextmanager
+def turn(submission: Submission, say: Say) -> Iterator[Ticket]:
+    """Wait until a run is the first, and an operator has approved it where the server wants that."""
+    folder = submission.server.folder / QUEUE
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with in_turn(folder / "lock"):
+        number = 1 + max((int(file.stem) for file in folder.glob("[0-9]*.*")), default=0)
+        method, now = name_run(submission.experiment.dump()), time.time()
+        ticket = Ticket(number, str(submission.path), method, getpass.getuser(), now)
+        lock = take_lock(folder / f"{number}.lock")
+        assert lock is not None
+        _write(folder, ticket)
+    try:
+        _wait(submission.server, ticket, say)
+        ticket = replace(ticket, submitted=True)
+        _write(folder, ticket)
+        yield ticket
+    finally:
+        os.close(lock)
+        if not Run(submission.path).running:
+            (folder / f"{number}.json").unlink(missing_ok=True)
+
+
+def _wait(server: FederationServer, ticket: Ticket, say: Say) -> None:
+    control, told = control_of(server, ticket), ""
+    while True:
+        if (word := control.latest("stop", "refuse")) is not None:
+            raise StoppedError(f"operator {word.operator} did not let the run begin")
+        before = [other for other in tickets(server.folder) if other.number < ticket.number]
+        approved = not server.approval or control.latest("approve") is not None
+        if not before and approved:
+            return
+        news = f"run {ticket.number} waits for an operator: fedstrata deploy console approve {ticket.number}"
+        if before:
+            news = f"run {ticket.number} waits for its turn behind {len(before)}: {before[0].words}"
+        if news != told:
+            say(news)
+            told = news
+        time.sleep(OFTEN)
+
+
+def find(folder: Path, number: str) -> Ticket:
+    """Return a run of the queue by its number."""
+    known = tickets(folder)
+    fits = [ticket for ticket in known if ticket.id == number]
+    if not fits:
+        numbers = ", ".join(ticket.id for ticket in known) or "none"
+        raise RequestError(f'there is no run "{number}" here that goes on or waits; known are: {numbers}')
+    return fits[0]
+
+
+def _alive(file: Path, ticket: Ticket) -> bool:
+    if is_locked(file.with_suffix(".lock")):
+        return True
+    run = Run(Path(ticket.path))
+    return ticket.submitted and not over(run) and run.running
+
+
+def _write(folder: Path, ticket: Ticket) -> None:
+    write_atomically(folder / f"{ticket.number}.json", json.dumps(asdict(ticket)).encode())

@@ -1,0 +1,106 @@
+"""The process that holds a site's data is there while somebody needs it.
+
+It takes hundreds of megabytes (torch, the data), and most of the time nobody asks it for anything. So the door of the
+site is kept by the command itself, which is small: it starts the process when the first word of a run comes, hands
+requests on, and ends it when it had nothing to do for a while. What the process has to remember lies on the disk; a
+server whose run goes on after such a rest tells it of the run again, as after a restart.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.deploy.logs import note
+from fedstrata.remote.flower.invitation import STREAM
+from fedstrata.remote.site_socket import LONGEST_WAIT, ask, look
+
+WAKE = b""  # a request that wants no answer: somebody will ask soon
+REST = 60.0  # seconds without a request after which the process ends; a run over a stream is one long request
+BETWEEN = 3600.0  # the same, where requests come as messages, with hours of others' work between them
+LOADING = 3600.0  # seconds that reading the data may take
+ENDING = 15.0  # seconds that a process has to end by itself
+
+Start = Callable[[], subprocess.Popen[bytes]]
+
+
+class SiteOnDemand:
+    """Answers for a process that is started, asked at a socket of its own, and ended when nobody needs it.
+
+    `start` starts it; `forget` is told when it was ended on purpose.
+    """
+
+    def __init__(self, start: Start, socket: Path, forget: Callable[[], None], rest: float = REST):
+        self._start, self._socket, self._forget, self._rest = start, socket, forget, rest
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.RLock()  # around starting, counting and ending
+        self._busy = 0  # requests under way
+        self._until = 0.0  # when the process may rest, if nobody asks before
+
+    @property
+    def awake(self) -> bool:
+        """Whether the process is there."""
+        return self._child is not None
+
+    def answer(self, request: bytes) -> bytes:
+        """Hand a request to the process, which is started where it is not there."""
+        with self._lock:
+            if self._child is None:
+                self._child = self._start()
+                note("process_started")
+            child = self._child
+            self._until = max(self._until, time.monotonic() + self._rest)
+            if request == WAKE:
+                return b""
+            self._busy += 1
+        try:
+            self._wait(child)
+            return ask(self._socket, request, LONGEST_WAIT)
+        finally:
+            with self._lock:
+                self._busy -= 1
+                rest = self._rest if request.startswith(STREAM) else max(self._rest, BETWEEN)
+                self._until = time.monotonic() + rest
+
+    def begin(self) -> None:
+        """Start the process now and wait until it has read the data, so that what is wrong is said at once."""
+        self.answer(WAKE)
+        assert self._child is not None
+        self._wait(self._child)
+
+    def turn(self) -> None:
+        """End the process if it has nothing to do; to be called now and then."""
+        with self._lock:
+            child = self._child
+            if child is None or child.poll() is not None or self._busy or time.monotonic() < self._until:
+                return
+            self._child = None
+            child.terminate()
+            try:
+                child.wait(ENDING)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+            self._forget()
+            note("process_rests")
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait until the process can be asked."""
+        deadline = time.monotonic() + LOADING
+        while not self._served():
+            if child.poll() is not None:
+                raise FedstrataError("the site's data cannot be served; its own log says why")
+            if time.monotonic() > deadline:
+                raise FedstrataError(f"the site has not read its data after {LOADING:.0f} s")
+            time.sleep(0.1)
+
+    def _served(self) -> bool:
+        try:
+            look(self._socket)
+        except FedstrataError:
+            return False
+        return True

@@ -1,0 +1,145 @@
+"""A site's side of `site_reports.py`: looks how the site is doing, and tells the server."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedstrata import __version__
+from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.deploy import node_signature
+from fedstrata.deploy.site_reports import (
+    BUSY,
+    EVERY,
+    FULL,
+    HEADER,
+    LEFT,
+    PATH,
+    PROTOCOL,
+    READY,
+    VERSION,
+    SiteReport,
+)
+from fedstrata.remote import protocol_version
+from fedstrata.remote.site_socket import ask
+from fedstrata.remote.site_state import STATE
+
+PROBE = bytes(1 << 16)  # what a site must be able to write
+NO_KEY = 404  # what the gate answers to whom it does not know
+
+
+class RevokedError(RequestError):
+    """The server does not know this site's key any more."""
+
+
+@dataclass
+class SiteReporter:
+    """Tells one server of one site."""
+
+    site: str
+    server: str  # HOST:PORT
+    keys: Path | None
+    folder: Path  # the site's state: what must be written there, whatever it does
+    socket: Path  # of its process
+    say: Callable[[str], None]
+    _next: float = 0.0
+    _state: str = READY
+    _since: float = field(default_factory=time.time)
+    _known: bool = False  # whether the server has ever taken a report
+    _told: str = ""  # the server's version that was spoken of
+
+    def turn(self) -> None:
+        """Report, if it is time to; a change of state is also said here."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + EVERY
+        self.report()
+
+    def report(self) -> None:
+        """Look how the site is doing, and tell the server."""
+        state, about, roll = self._look()
+        if state != self._state:
+            if FULL in (state, self._state):
+                self.say(
+                    f"site {self.site}: {'DISK FULL: ' + about if state == FULL else 'there is room on its disk again'}"
+                )
+            self._state, self._since = state, time.time()
+        self._send(SiteReport(self.site, state, self._since, about[:200], __version__, roll))
+
+    def leave(self) -> None:
+        """Say that the site goes; whoever does not hear it finds out."""
+        with suppress(RequestError):
+            self._send(SiteReport(self.site, LEFT, time.time(), "", __version__))
+
+    def check_known(self) -> None:
+        """Raise where the server knew this site's key, and does not any more."""
+        self._send(SiteReport(self.site, self._state, self._since, "", __version__))
+
+    def _look(self) -> tuple[str, str, int]:
+        if (why := unwritable(self.folder)) is not None:
+            return FULL, f"{self.folder} cannot be written: {why}", 0
+        try:
+            told: dict[str, Any] = json.loads(ask(self.socket, STATE, 5.0))
+        except (FedstrataError, ValueError):
+            return READY, "", 0
+        busy, run = bool(told.get("busy")), str(told.get("run") or "")
+        return (BUSY if busy else READY), (f"run {run[:12]}" if busy and run else ""), int(told.get("roll") or 0)
+
+    def _send(self, report: SiteReport) -> None:
+        headers = {
+            HEADER: report.header(),
+            **({} if self.keys is None else node_signature.sign_time(self.keys / "node.key")),
+        }
+        scheme, handlers = ("http" if self.keys is None else "https"), list[Any]([urllib.request.ProxyHandler({})])
+        if self.keys is not None:
+            trust = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
+            handlers.append(urllib.request.HTTPSHandler(context=trust))
+        request = urllib.request.Request(f"{scheme}://{self.server}{PATH}", headers=headers)
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=5.0) as answer:
+                self._compare(answer.headers)
+                self._known = True
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == NO_KEY and self._known:
+                    raise RevokedError(
+                        f"site {self.site}: the server at {self.server} does not take its key any more: it was "
+                        "revoked, or renewed; whoever made the keys knows more"
+                    ) from None
+        except OSError:
+            return  # the server is away: whoever waits for it says so
+
+    def _compare(self, told: Any) -> None:
+        """Refuse a server that speaks another protocol; say so where only the version is another one."""
+        version, spoken = str(told.get(VERSION)), str(told.get(PROTOCOL))
+        if spoken != str(protocol_version.PROTOCOL):
+            raise RequestError(
+                f"the server at {self.server} has fedstrata {version} with protocol {spoken}, this site {__version__} "
+                f"with protocol {protocol_version.PROTOCOL}; install the same at both"
+            )
+        if version not in (__version__, self._told):
+            self._told = version
+            self.say(f"the server has fedstrata {version}, this site {__version__}: the same protocol, so they fit")
+
+
+def unwritable(folder: Path) -> str | None:
+    """Say why nothing can be written into a folder; None: it can."""
+    probe = folder / "probe"
+    try:
+        with probe.open("wb", buffering=0) as file:
+            if file.write(PROBE) != len(PROBE):
+                return "no space left on device"
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    return None

@@ -1,0 +1,53 @@
+"""Which colour a line has: a method has the same one in every figure of every report, board and notebook.
+
+Colours are Okabe and Ito's, without black, which vanishes on dark paper, and yellow, which does on white; violet and
+brown are added, as far from the others as those are from each other, whatever colours a reader sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from zlib import crc32
+
+LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#9048F0", "#56B4E9", "#CC79A7", "#904830")
+DASHES = ("solid", "dash", "dot", "dashdot")
+SLOTS = len(LINES) * len(DASHES)  # lines that can be told apart
+KNOWN = (  # the place of a name gives its line, so new names go to the end
+    *("fedavg", "fedbss", "terraform", "scaffold", "strata", "stratify-batch", "flips", "fedpbs"),
+    *("fedprox", "fedadam", "feddyn", "fednova", "moon", "stratify-single", "oort", "power-of-choice"),
+    *("fedyogi", "fedadagrad", "fedlc", "fedrs", "fedexp", "sfl", "balanced-labels", "fedsgd"),
+    *("fedtan", "fedbs", "fedcda", "inco", "fedga-greedy", "tifl", "clustered-size", "gradclus"),
+    *("hics", "divfl"),
+)
+
+
+def line_style(at: int) -> dict[str, Any]:
+    """Return the colour and dash of a line. Neighbours differ in both: one may lie on the other, or be grey."""
+    dash = DASHES[(at + at // len(LINES)) % len(DASHES)]
+    return {"color": LINES[at % len(LINES)], "dash": dash, "width": 2}
+
+
+def line_styles(named: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return the style of each line, given its title and its method's name.
+
+    The name alone says which. Only where two lines would look alike, as those of one method on two data sets, the
+    later one gets another dash or, if all are taken, another colour.
+    """
+    taken: dict[str, int] = {}
+    for title, name in named:
+        if title not in taken:
+            free = (slot for slot in _wishes(name) if slot not in taken.values())
+            taken[title] = next(free, _slot(name))
+    return {title: line_style(slot) for title, slot in taken.items()}
+
+
+def _slot(name: str) -> int:
+    return (KNOWN.index(name) if name in KNOWN else crc32(name.encode())) % SLOTS
+
+
+def _wishes(name: str) -> list[int]:
+    """Return all slots: a name's own, those of the same colour, then the others."""
+    own = _slot(name)
+    same = [(own + len(LINES) * more) % SLOTS for more in range(len(DASHES))]
+    return [*same, *(slot for slot in range(SLOTS) if slot not in same)]

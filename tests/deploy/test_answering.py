@@ -1,0 +1,60 @@
+"""Messages are answered inside the SuperNode: Flower's own loop, state and messages, with an app in this process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fedstrata.deploy import answering
+
+
+@pytest.fixture
+def node():
+    """Give the names of Flower's module that are used and replaced, so that the module stays as it is."""
+    module = pytest.importorskip("flwr.supernode.start_client_internal")
+    return SimpleNamespace(**{name: getattr(module, name) for name in dir(module) if not name.startswith("__")})
+
+
+def test_an_app_answers_every_message_once_and_the_reply_is_sent(node, monkeypatch):
+    from flwr.app import ConfigRecord, Message  # noqa: PLC0415
+    from flwr.supercore.object_store import ObjectStoreFactory  # noqa: PLC0415
+    from flwr.supercore.task_identity import TaskIdentity  # noqa: PLC0415
+    from flwr.supernode.nodestate import NodeStateFactory  # noqa: PLC0415
+
+    factory = NodeStateFactory(ObjectStoreFactory())
+    state, store = factory.state(), factory.objectstore_factory.store()
+    state.set_node_id(7)
+    seen, sent = [], []
+
+    def app(message, context):
+        seen.append((message.content["said"]["word"], context.node_config["site"], context.node_id))
+        return Message(node.RecordDict({"said": ConfigRecord({"word": "back"})}), reply_to=message)
+
+    setattr(node, answering.PUSH, lambda **ways: sent.extend(state.get_messages_legacy(is_reply=True)))
+    answering.answer_here(node, app)
+    for name, number in (("_run_id", 5), ("_node_id", 1), ("_task_id", 9)):  # of the server's side
+        monkeypatch.setattr(TaskIdentity, name, number)
+    asked = Message(node.RecordDict({"said": ConfigRecord({"word": "hello"})}), 7, "train")
+    monkeypatch.undo()
+    state.store_run(SimpleNamespace(run_id=5, series_id=3))
+    context = node.Context(5, 7, {"site": "a"}, node.RecordDict(), {}, series_id=3)
+    state.set_run_series_context(3, context)
+    node._insert_message(asked, state, store)
+    for _ in range(2):
+        getattr(node, answering.PUSH)(state=state, object_store=store, send=None, push_object=None)
+    assert seen == [("hello", "a", 7)]
+    (reply,) = sent
+    assert reply.metadata.reply_to_message_id == asked.metadata.message_id
+    assert reply.content["said"]["word"] == "back"
+
+
+def test_no_port_is_opened_and_another_version_of_flower_is_noticed():
+    command = SimpleNamespace(_start_supernode_http_api=lambda *_: pytest.fail("a port was opened"))
+    answering.without_port(command)
+    server, thread = command._start_supernode_http_api(None, None)
+    server.should_exit = True
+    assert not thread.is_alive()
+    for wrap in (answering.without_port, answering.look_often, lambda module: answering.answer_here(module, None)):
+        with pytest.raises(AttributeError):
+            wrap(SimpleNamespace())

@@ -1,0 +1,191 @@
+"""The queue of runs, and what operators say to them in the console."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+
+import pytest
+from deployed import a_server, played
+from rich.console import Console
+
+from fedstrata.cli import console
+from fedstrata.config.experiment import Experiment
+from fedstrata.core.errors import RequestError
+from fedstrata.deploy import overview, run_queue, server, site_reports, state
+from fedstrata.deploy.authority import Authority
+from fedstrata.deploy.run_queue import tickets, turn
+from fedstrata.deploy.site_reports import ReportBook, SiteReport
+from fedstrata.deploy.submit import Submission
+from fedstrata.remote import waiting_note
+from fedstrata.remote.orders import FILE, StoppedError
+from fedstrata.remote.waiting_note import WaitingNote
+
+
+@pytest.fixture
+def there(made, tmp_path, monkeypatch):
+    """A server with keys, whose operator is ann."""
+    own = shutil.copytree(made, tmp_path / "keys")
+    Authority.open(own).add_operator("ann")
+    here = a_server(keys=str(own / "server"))
+    state.private(here.folder)
+    monkeypatch.setattr(server, "found", lambda *_: here)
+    return here
+
+
+def asked(there, path, **more):
+    return Submission(there, Experiment.of({"train": {"rounds": 2}}), path, 2, **more)
+
+
+def test_a_second_run_waits_for_its_turn_and_says_so(there, tmp_path):
+    said, order = [], []
+    with turn(asked(there, tmp_path / "one"), said.append) as first:
+        assert (first.number, first.submitted, said) == (1, True, [])
+
+        def second():
+            with turn(asked(there, tmp_path / "two"), told.append) as ticket:
+                order.append(ticket.number)
+
+        told = Waited()
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        told.something.wait(60)
+        assert [(t.number, t.submitted) for t in tickets(there.folder)] == [(1, True), (2, False)]
+        assert [overview.run_state(there, t) for t in tickets(there.folder)][1] == "waits for its turn"
+        assert order == []
+    waiting.join(60)
+    assert order == [2]
+    assert told.lines[0].startswith("run 2 waits for its turn behind 1: run 1 (fedavg in ")
+    assert tickets(there.folder) == []
+    with turn(asked(there, tmp_path / "three"), said.append) as third:
+        assert third.number == 3, "numbers do not come again: what operators said holds for one run"
+
+
+class Waited:
+    """What was said, and whether something was."""
+
+    def __init__(self):
+        self.lines, self.something = [], threading.Event()
+
+    def append(self, line):
+        self.lines.append(line)
+        self.something.set()
+
+
+def test_a_run_keeps_its_turn_while_it_goes_on_without_the_command_that_asked_for_it(there, tmp_path):
+    run = played(tmp_path / "one", 2)
+    with run.locked():
+        with turn(asked(there, run.path), print):
+            pass  # killed, as it were
+        assert [t.number for t in tickets(there.folder)] == [1]
+        assert overview.run_state(there, tickets(there.folder)[0]) == "2 rounds done"
+    assert tickets(there.folder) == []
+
+
+def test_an_operator_approves_or_refuses_a_run_before_it_begins(there, tmp_path, monkeypatch, cli):
+    wants = a_server(keys=there.keys, approval=True)
+    monkeypatch.setattr(server, "found", lambda *_: wants)
+    ann, words = str(tmp_path / "keys/operators/ann"), ["approve"]
+    said = []
+
+    def decide(_):  # while the run waits
+        said.append(cli("deploy", "console", words[0], str(tickets(wants.folder)[-1].number), "--operator", ann))
+
+    monkeypatch.setattr(run_queue.time, "sleep", decide)
+    told = []
+    with turn(asked(wants, tmp_path / "one"), told.append) as ticket:
+        assert ticket.submitted
+    assert told == ["run 1 waits for an operator: fedstrata deploy console approve 1"]
+    assert said[0][:2] == (0, f"ann said approve to {tickets_words(1, tmp_path / 'one')}\n")
+    words[0] = "refuse"
+    with (
+        pytest.raises(StoppedError, match="operator ann did not let the run begin"),
+        turn(asked(wants, tmp_path / "two"), told.append),
+    ):
+        pass
+    log = [json.loads(line) for line in (wants.folder / FILE).read_text().splitlines()]
+    assert [(o["action"], o["run"], o["operator"], bool(o["signature"])) for o in log] == [
+        ("approve", "1", "ann", True),
+        ("refuse", "2", "ann", True),
+    ]
+
+
+def tickets_words(number, path):
+    import getpass  # noqa: PLC0415
+
+    return f"run {number} (fedavg in {path}, asked for by {getpass.getuser()})"
+
+
+def test_only_operators_of_the_roll_are_heard(there, tmp_path, cli):
+    Authority.open(tmp_path / "keys").revoke("ann")
+    with turn(asked(there, tmp_path / "one"), print):
+        for args, why in (
+            (["stop", "1"], "--operator is required"),
+            (["stop", "1", "--operator", str(tmp_path)], "holds no operator's key"),
+            (
+                ["stop", "1", "--operator", str(tmp_path / "keys/operators/ann")],
+                "ann is no operator on the server's roll",
+            ),
+            (["stop", "9", "--operator", str(tmp_path / "keys/operators/ann")], 'there is no run "9" here'),
+        ):
+            code, _, err = cli("deploy", "console", *args)
+            assert (code, why in err) == (2, True), err
+    assert not (there.folder / FILE).exists()
+
+
+def test_the_console_shows_sites_runs_queue_and_last_answers(there, tmp_path, cli):
+    run = played(tmp_path / "one", 2)
+    run.log("site_refused", round=2, step=0, site="a", client=0, why="no")
+    there.begun(run.path)
+    book = ReportBook(there.folder / site_reports.FILE)
+    book.take(SiteReport("a", "busy", 0.0, "run 7"))
+    book.take(SiteReport("b", "disk full", 0.0, "/x cannot be written"))
+    with turn(asked(there, run.path), print), run.locked():
+        code, out, _ = cli("deploy", "console")
+        told = json.loads(cli("deploy", "console", "--json")[1])
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["a", "busy"], ["b", "disk"]]
+    assert "2 rounds done" in out
+    assert "round 2: site left out: a: no" in out
+    assert [row["given"]["last_round"] for row in told["sites"]] == [1, 2]
+    assert told["runs"][0]["ticket"]["number"] == 1
+
+
+def test_keys_of_the_console_choose_and_order(there, tmp_path):
+    ann = tmp_path / "keys/operators/ann"
+    with turn(asked(there, tmp_path / "one"), print):
+        seen = overview.look(there)
+        assert console.react(there, seen, "j", 0, ann) == (0, "")
+        assert console.react(there, seen, "x", 0, ann) is None
+        assert console.react(there, seen, "p", 0, None)[1].startswith("error: --operator is required")
+        assert console.react(there, seen, "p", 0, ann)[1].startswith("ann said pause to run 1 ")
+        seen = overview.look(there)
+        assert seen.runs[0].state == "paused by ann; waits for sites to begin"
+        assert console.react(there, seen, "s", 0, ann)[1].startswith("ann said stop")
+        assert overview.look(there).runs[0].state == "stops before its next round"
+        shown = Console(width=160)
+        with shown.capture() as text:
+            shown.print(console.draw(overview.look(there), 0, "done"))
+        assert "> " in text.get()
+        assert "s stop" in text.get()
+
+
+def test_whom_a_run_waits_for_and_since_when(there, tmp_path, monkeypatch):
+    now, awaited = [1000.0], ["a", "b"]
+    monkeypatch.setattr(waiting_note.time, "time", lambda: now[0])
+    note = WaitingNote(there.folder, tmp_path / "one", lambda: awaited)
+    note.look()
+    now[0], awaited[:] = 1030.0, ["b"]
+    note.look()
+    assert overview.waits_for(there.folder, tmp_path / "one", 1030.0).endswith("(30 s)")
+    assert overview.waits_for(there.folder, tmp_path / "one", 1030.0).startswith("waiting for b since ")
+    assert overview.waits_for(there.folder, tmp_path / "other", 1030.0) == ""
+    with note:
+        pass
+    assert overview.waits_for(there.folder, None) == "", "a run that is over waits for nobody"
+
+
+def test_a_run_that_is_not_there_cannot_be_found(there):
+    with pytest.raises(RequestError, match="known are: none"):
+        run_queue.find(there.folder, "1")

@@ -1,0 +1,255 @@
+"""What servers and sites do while nobody needs them: nothing, in little memory. And how they wake up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from looping import run_loop
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.deploy import auth_proxy, client, run_launcher, site_on_demand
+from fedstrata.deploy.long_poll import PULL, LongPoll
+from fedstrata.deploy.run_launcher import ACQUIRE, SOON, SUBMITTED, RunLauncher
+from fedstrata.deploy.site_on_demand import SiteOnDemand
+from fedstrata.remote.site_socket import Door
+
+HTTP = {"type": "http", "state": {}}
+
+
+class Calls:
+    """A web application that gives prepared bodies, and notes who asked."""
+
+    def __init__(self, *bodies: bytes):
+        self.bodies, self.paths, self.read = list(bodies), [], []
+
+    async def __call__(self, scope, receive, send):
+        self.paths.append(scope["path"])
+        self.read.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": self.bodies.pop(0) if self.bodies else b""})
+
+
+def caller(leaves: asyncio.Event | None = None):
+    parts = [{"type": "http.request", "body": b"who", "more_body": False}]
+
+    async def receive():
+        if parts:
+            return parts.pop()
+        await (leaves or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+async def asked(app, path: str, leaves: asyncio.Event | None = None) -> list:
+    sent = []
+
+    async def send(part):
+        sent.append(part)
+
+    await app({**HTTP, "path": path}, caller(leaves), send)
+    return sent
+
+
+def test_a_look_for_messages_waits_until_there_is_one():
+    async def play():
+        flower = Calls(b"", b"", b"a message")
+        app = LongPoll(flower, hold=600.0)
+        look = asyncio.ensure_future(asked(app, PULL))
+        while len(flower.paths) < 1:
+            await asyncio.sleep(0)
+        assert not look.done()
+        await asked(app, "/v1/runtime/push-messages")  # its own answer is the second body
+        return flower, await look
+
+    flower, sent = run_loop(play())
+    assert [part.get("body") for part in sent[1:]] == [b"a message"]
+    assert flower.paths == [PULL, "/v1/runtime/push-messages", PULL]
+    assert flower.read == [b"who"] * 3, "the request is repeated as it came"
+
+
+def test_a_look_that_finds_nothing_is_answered_after_a_while_and_errors_at_once():
+    assert run_loop(asked(LongPoll(Calls(), hold=0.0), PULL))[1]["body"] == b""
+
+    async def refuse(scope, receive, send):
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    assert run_loop(asked(LongPoll(refuse, hold=600.0), PULL))[0]["status"] == 401
+
+
+def test_nobody_takes_out_a_message_for_a_site_that_has_left():
+    async def play():
+        flower, leaves = Calls(b"", b"", b"a message"), asyncio.Event()
+        app = LongPoll(flower, hold=600.0)
+        look = asyncio.ensure_future(asked(app, PULL, leaves))
+        while len(flower.paths) < 1:
+            await asyncio.sleep(0)
+        leaves.set()
+        sent = await look
+        await asked(app, "/v1/runtime/push-object")
+        return flower, sent
+
+    flower, sent = run_loop(play())
+    assert (flower.paths, sent) == ([PULL, "/v1/runtime/push-object"], [])
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+TOLD = "import sys; open(sys.argv[1], 'a').write(sys.stdin.readline())"
+
+
+def test_the_process_of_a_run_is_there_before_the_run_and_gets_it(tmp_path, monkeypatch):
+    file = tmp_path / "told"
+    monkeypatch.setattr(run_launcher, "PROCESS", [sys.executable, "-c", TOLD, str(file)])
+    flower = Calls()
+    runs = RunLauncher(flower, ["--insecure"])
+    assert run_loop(asked(runs, SOON))[0]["status"] == 204
+    assert run_loop(asked(runs, SOON))[0]["status"] == 204
+    (warm,) = runs._started
+    runs.launch("first")
+    warm.wait(60)
+    runs.launch("second")  # nobody announced it
+    for child in runs._started:
+        child.wait(60)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line[-2:] for line in lines] == [["--token", "first"], ["--token", "second"]]
+    assert lines[0][:2] == ["--insecure", "--parent-pid"]
+    assert flower.paths == []
+
+
+def test_a_warm_process_that_has_ended_is_replaced(tmp_path, monkeypatch):
+    file = tmp_path / "told"
+    monkeypatch.setattr(run_launcher, "PROCESS", [sys.executable, "-c", ""])
+    runs = RunLauncher(Calls(), [])
+    runs.warm_up()
+    runs._warm.wait(60)
+    monkeypatch.setattr(run_launcher, "PROCESS", [sys.executable, "-c", TOLD, str(file)])
+    runs.launch("t")
+    for child in runs._started:
+        child.wait(60)
+    assert json.loads(file.read_text())[-1] == "t"
+
+
+def test_nobody_can_take_the_task_of_a_run_over_the_web_and_a_submitted_run_is_looked_for():
+    runs = RunLauncher(Calls(), [])
+    assert run_loop(asked(runs, ACQUIRE))[0]["status"] == 404
+    assert not runs._called.is_set()
+    assert run_loop(asked(runs, SUBMITTED))[0]["status"] == 200
+    assert runs._called.is_set()
+
+
+def test_runs_find_their_way_back_to_the_server():
+    words = ["--host", "0.0.0.0", "--port", "8123", "--ssl-ca-certfile", "/k/ca.crt"]
+    assert auth_proxy._way_back(words) == [
+        *("--runtime-api-address", "127.0.0.1:8123", "--root-certificates", "/k/ca.crt")
+    ]
+    assert auth_proxy._way_back(["--host", "::1", "--port", "1", "--insecure"]) == [
+        *("--runtime-api-address", "[::1]:1", "--insecure")
+    ]
+
+
+# ---- the process of a site -----------------------------------------------------------------------------------------
+
+
+class Site:
+    """A process that could be asked: a door in this one, and a child that only lives."""
+
+    def __init__(self, folder: Path):
+        self.socket, self.started, self.forgotten = folder / "s" / "p", [], 0
+        self.door = Door(lambda request: b"answer to " + request, self.socket)
+
+    def start(self) -> subprocess.Popen:
+        self.started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return self.started[-1]
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+    def __enter__(self):
+        self.door.__enter__()
+        return self
+
+    def __exit__(self, *why):
+        self.door.__exit__(*why)
+        for child in self.started:
+            child.kill()
+            child.wait()
+
+
+@pytest.fixture
+def site(tmp_path_factory):
+    with Site(tmp_path_factory.mktemp("d")) as here:
+        yield here
+
+
+def test_the_process_that_holds_the_data_is_there_while_somebody_needs_it(site, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(site_on_demand.time, "monotonic", lambda: now[0])
+    here = SiteOnDemand(site.start, site.socket, site.forget, rest=60.0)
+    assert not here.awake
+    assert here.answer(b"") == b""
+    assert here.awake, "a node was asked for its name: a run begins"
+    assert here.answer(b"fedstrata stream\n{}") == b"answer to fedstrata stream\n{}"
+    now[0] += 59
+    here.turn()
+    assert here.awake
+    now[0] += 2
+    here.turn()
+    assert not here.awake
+    assert site.started[0].poll() is not None
+    assert site.forgotten == 1, "it was ended on purpose"
+    assert here.answer(b"x") == b"answer to x"
+    assert len(site.started) == 2
+    now[0] += 1800
+    here.turn()
+    assert here.awake, "between two messages, others may work for long"
+    now[0] += 1801
+    here.turn()
+    assert not here.awake
+
+
+def test_a_process_is_not_ended_while_it_answers(site):
+    here, seen = None, []
+
+    def answer(request: bytes) -> bytes:
+        here.turn()
+        seen.append(here.awake)
+        return b""
+
+    site.door._server.answer = answer
+    here = SiteOnDemand(site.start, site.socket, site.forget, rest=0.0)
+    here.answer(b"fedstrata stream\n")
+    assert seen == [True]
+
+
+def test_a_process_that_cannot_read_its_data_is_the_answer(tmp_path):
+    def start() -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
+
+    here = SiteOnDemand(start, tmp_path / "nobody", lambda: None)
+    with pytest.raises(FedstrataError, match="cannot be served"):
+        here.answer(b"x")
+
+
+def test_what_was_checked_is_read_again_as_it_was(made):
+    asked = client.FederationClient("a", "h:8000", made / "sites/a", {"name": "digits"}, 3, patience=7.0)
+    checked = client.CheckedClient.of(asked, rest=5.0)
+    again = client.CheckedClient.read(checked.write())
+    assert again == checked
+    assert again.keys == made / "sites/a"
+    assert again.config(Path("/s")) == asked.config(Path("/s"))
+    assert (again.patience, again.rest) == (7.0, 5.0)
+
+
+def test_whoever_keeps_a_site_or_a_server_imports_nothing_heavy():
+    code = "import sys, fedstrata.deploy.client, fedstrata.deploy.server, fedstrata.deploy.auth_proxy, fedstrata.cli\n"
+    code += "with fedstrata.cli.deploy._until_stopped('x'): pass\n"
+    code += "print([name for name in ('torch', 'numpy', 'flwr') if name in sys.modules])"
+    began = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert began.stdout.strip() == "[]"

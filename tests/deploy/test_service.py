@@ -1,0 +1,406 @@
+"""Run like a service: packages, figures, logs that do not grow for ever, backups, and one port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import socket
+import sqlite3
+import ssl
+import stat
+import subprocess
+import tarfile
+import tomllib
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+from deployed import a_server, played
+from looping import run_loop
+from test_model_shelf import WHO
+
+from fedstrata.core import json_log
+from fedstrata.core.errors import RequestError
+from fedstrata.deploy import metrics, one_port, run_book, state
+from fedstrata.deploy.backup import backup, restore
+from fedstrata.deploy.run_book import BookedRun
+
+# ---- packages ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed(made, tmp_path_factory):
+    """Write the archives of a federation, with the command, and unpack them as `tar` does."""
+    from typer.testing import CliRunner  # noqa: PLC0415
+
+    from fedstrata.cli import app  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("packed")
+    words = ["deploy", "package", str(folder / "out"), "--keys", str(made), "--server", "fl.example.org:8443"]
+    words += ["--data", "/data/patients.csv", "--set", "data.label=kind of it", "--metrics-port", "9100"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    for archive in (folder / "out").iterdir():
+        assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="tar")
+    return folder
+
+
+def test_every_site_gets_one_archive_with_its_own_keys_and_nobody_elses(packed, made):
+    names = {path.name for path in (packed / "out").iterdir()}
+    assert names == {f"fedstrata-{name}.tar.gz" for name in ("a", "b", "c", "server")}
+    for site in "abc":
+        root = packed / f"fedstrata-{site}"
+        assert {path.name for path in root.iterdir()} == {
+            *("start.sh", "data.toml", "site.toml", "keys", f"fedstrata-{site}.service", "README.md", ".dockerignore"),
+            *("Dockerfile", "compose.yaml", "kubernetes.yaml"),
+        }
+        held = {path.name: path.read_bytes() for path in (root / "keys").iterdir()}
+        assert held == {path.name: path.read_bytes() for path in (made / "sites" / site).iterdir()}
+        assert stat.S_IMODE((root / "keys/node.key").stat().st_mode) == 0o600
+        told = tomllib.loads((root / "data.toml").read_text())["data"]
+        assert told == {"name": "own", "path": "/data/patients.csv", "label": "kind of it"}
+    assert "a" in json.loads((packed / "fedstrata-server/keys/roll.json").read_text())["nodes"]
+
+
+def test_the_start_script_says_what_to_start(packed, tmp_path):
+    """Run it, with a program in place of fedstrata that tells what it was told."""
+    tells = tmp_path / "tells"
+    tells.write_text('#!/bin/sh\nprintf "%s\\n" "$FEDSTRATA_STATE" "$@"\n')
+    tells.chmod(0o755)
+    around = {"PATH": os.environ["PATH"], "FEDSTRATA": str(tells)}
+
+    def told(name, *more):
+        script = packed / f"fedstrata-{name}/start.sh"
+        done = subprocess.run([script, *more], env=around, capture_output=True, text=True, check=True, cwd=tmp_path)
+        return done.stdout.splitlines()
+
+    root = packed / "fedstrata-a"
+    assert told("a", "--rest", "5") == [
+        *(f"{root}/state", "deploy", "client", "--site", "a", "--server", "fl.example.org:8443"),
+        *("--keys", f"{root}/keys", "--data", f"{root}/data.toml", "--policy", f"{root}/site.toml"),
+        *("--metrics-port", "9100", "--rest", "5"),
+    ]
+    server = told("server")
+    assert server[1:3] == ["deploy", "server"]
+    assert server[5:] == [
+        *("--host", "0.0.0.0", "--port", "8443", "--public", "fl.example.org", "--metrics-port", "9100")
+    ]
+
+
+def test_containers_are_not_root_cannot_write_their_root_and_open_no_port(packed):
+    for name, ports in (("a", None), ("server", ["8443:8443"])):
+        root = packed / f"fedstrata-{name}"
+        one = yaml.safe_load((root / "compose.yaml").read_text())["services"]["fedstrata"]
+        assert (one["user"], one["read_only"], one["cap_drop"]) == ("10001:10001", True, ["ALL"])
+        assert one["security_opt"] == ["no-new-privileges:true"]
+        assert one.get("ports") == ports
+        assert "./keys:/opt/fedstrata/keys:ro" in one["volumes"]
+        assert "USER 10001:10001" in (root / "Dockerfile").read_text()
+        claim, pod = yaml.safe_load_all((root / "kubernetes.yaml").read_text())
+        spec = pod["spec"]["template"]["spec"]
+        assert (claim["kind"], pod["kind"], pod["spec"]["replicas"]) == ("PersistentVolumeClaim", "Deployment", 1)
+        assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 10001)
+        for container in (*spec["containers"], *spec["initContainers"]):
+            locked = container["securityContext"]
+            assert (locked["readOnlyRootFilesystem"], locked["allowPrivilegeEscalation"]) == (True, False)
+            mounts, volumes = container["volumeMounts"], {volume["name"] for volume in spec["volumes"]}
+            assert {mount["name"] for mount in mounts} <= volumes
+        assert "@" not in (root / "compose.yaml").read_text()
+
+
+def test_the_unit_of_systemd_is_one(packed):
+    unit = packed / "fedstrata-a/fedstrata-a.service"
+    lines = unit.read_text().splitlines()
+    for wanted in ("User=fedstrata", "ProtectSystem=strict", "NoNewPrivileges=yes", "Restart=on-failure"):
+        assert wanted in lines
+    assert "ExecStart=/opt/fedstrata-a/start.sh" in lines
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+        wrong = [line for line in done.stderr.splitlines() if "start.sh" not in line]  # it is not installed here
+        assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--keys", "nowhere", "--server", "h:1"], "nowhere has no sites"),
+        (["--server", "h"], '--server = "h" is not valid'),
+        (["--server", "h:1", "--sites", "x"], '--sites names "x", which has no keys'),
+        (["--server", "h:1", "--set", "train.rounds=3"], "train.rounds cannot be set"),
+        (["--server", "h:1", "--policy", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_a_package_that_cannot_be_is_refused(cli, made, tmp_path, words, said):
+    words = words if "--keys" in words else ["--keys", str(made), *words]
+    code, _, err = cli("deploy", "package", str(tmp_path / "out"), *words)
+    assert (code, said in err) == (2, True), err
+    assert not (tmp_path / "out").exists()
+
+
+# ---- figures -------------------------------------------------------------------------------------------------------
+
+
+def scraped(read) -> dict[str, float]:
+    """Serve figures and fetch them, as Prometheus does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    end = metrics.serve_metrics(read, port)
+    try:
+        wanted = {"Accept": "application/openmetrics-text"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=wanted)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
+            assert answer.headers["content-type"].startswith("application/openmetrics-text")
+            text = answer.read().decode()
+    finally:
+        end()
+    assert text.endswith("# EOF\n")
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_figures_of_a_server(tmp_path):
+    folder = state.private(state.of_server(8000))
+    run = played(tmp_path / "first", 3)
+    for path in (tmp_path / "second", run.path):
+        run_book.book(folder, BookedRun("1", str(path), "fedavg", {}, 3, 2, WHO))
+    told = scraped(metrics.ServerFigures(folder, lambda: 3))
+    assert told["fedstrata_sites_registered"] == 3
+    assert (told['fedstrata_runs{state="waiting"}'], told['fedstrata_runs{state="stopped"}']) == (1, 1)
+    assert told['fedstrata_run_round{method="fedavg",run="first"}'] == 3
+    assert told['fedstrata_run_accuracy{method="fedavg",run="first"}'] == 0.5
+    assert told['fedstrata_run_events_total{event="round",run="first"}'] == 3
+    assert told["fedstrata_memory_bytes"] > 1e6
+    assert told["fedstrata_disk_free_bytes"] > 0
+
+
+def test_figures_of_a_run_are_read_on_and_begin_anew_where_it_was_cut_back(tmp_path):
+    counts, events = metrics.EventCounts(), tmp_path / "events.jsonl"
+    line = json.dumps({"event": "round", "round": 1}) + "\n"
+    events.write_text(line + '{"event": "ro')
+    counts.read(tmp_path)
+    assert counts.counts == {"round": 1}, "what is not whole yet comes later"
+    events.write_text(line * 2)
+    counts.read(tmp_path)
+    assert counts.counts == {"round": 2}
+    events.write_text(line)
+    counts.read(tmp_path)
+    assert counts.counts == {"round": 1}
+
+
+def test_figures_of_a_site(tmp_path):
+    lines = [{"kind": "task", "bytes": 10}, {"kind": "task", "bytes": 5, "refused": "no"}, {"kind": "task", "bytes": 7}]
+    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = scraped(metrics.SiteFigures(tmp_path, lambda: True))
+    assert told['fedstrata_site_replies_total{kind="task"}'] == 2
+    assert told['fedstrata_site_refusals_total{kind="task"}'] == 1
+    assert (told["fedstrata_site_reply_bytes_total"], told["fedstrata_site_awake"]) == (22, 1)
+
+
+def test_figures_need_a_free_port_and_the_library(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RequestError, match=r"--metrics-port .* cannot be used"):
+            metrics.serve_metrics(lambda: iter(()), taken.getsockname()[1])
+    monkeypatch.setattr(metrics, "find_spec", lambda _: None)
+    with pytest.raises(RequestError, match=r'pip install "fedstrata\[metrics\]"'):
+        metrics.serve_metrics(lambda: iter(()), 1)
+
+
+# ---- logs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_put_aside_when_it_is_full_and_the_oldest_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_log, "LARGEST", 60)
+    log, path = logging.Logger("x"), tmp_path / "log.jsonl"
+    log.addHandler(json_log.JsonLines(path, site="a"))
+    path.write_text("x" * 100)
+    assert json_log.put_aside(path, 60, 2)
+    for number in (1, 2):
+        log.info("said", extra={"about": {"number": number}})
+        assert json_log.put_aside(path, 1, 2)
+    held = {p.name: p.read_text() for p in tmp_path.glob("log.jsonl.[0-9]")}
+    assert set(held) == {"log.jsonl.1", "log.jsonl.2"}
+    line = json.loads(held["log.jsonl.1"])
+    assert (line["event"], line["number"], line["site"], line["level"]) == ("said", 2, "a", "info")
+    assert not json_log.put_aside(path, 60), "there is none now"
+
+
+def test_what_flower_prints_is_cut_while_it_is_open(tmp_path):
+    path = tmp_path / "superlink.log"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(handle, b"old" * 10)
+        assert json_log.cut_off(path, 20)
+        os.write(handle, b"new")
+    finally:
+        os.close(handle)
+    assert (path.read_bytes(), (tmp_path / "superlink.log.1").read_bytes()) == (b"new", b"old" * 10)
+
+
+def test_errors_of_a_site_stand_in_its_log_with_their_traces(tmp_path):
+    log = logging.Logger("x")
+    log.addHandler(json_log.JsonLines(tmp_path / "log.jsonl"))
+    try:
+        raise ValueError("what happened")
+    except ValueError:
+        log.exception("a request failed")
+    line = json.loads((tmp_path / "log.jsonl").read_text())
+    assert line["event"] == "a request failed"
+    assert "ValueError: what happened" in line["error"]
+
+
+# ---- backups -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(made, tmp_path):
+    """Write a backup of a server with a run, while its database is open."""
+    folder = state.private(state.of_server(8000))
+    run = played(tmp_path / "runs/first", 2)
+    run_book.book(folder, BookedRun("1", str(run.path), "fedavg", {}, 2, 2, WHO))
+    (folder / "run").write_text(str(run.path))
+    (folder / "nodes.json").write_text('{"a": {"node": "1", "key": "k"}}')
+    (folder / "server.json").write_text(json.dumps(vars(a_server(keys=str(made / "server")))))
+    (folder / "superlink.log").write_text("long")
+    with closing(sqlite3.connect(folder / "superlink.db")) as live:
+        live.execute("pragma journal_mode = wal")
+        live.execute("create table t (x)")
+        live.execute("insert into t values (42)")
+        live.commit()
+        backup(8000, tmp_path / "b.tar.gz", with_keys=True)
+    return tmp_path / "b.tar.gz"
+
+
+def test_a_server_comes_back_on_another_machine(kept, tmp_path, monkeypatch, made):
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    monkeypatch.setenv("FEDSTRATA_STATE", str(tmp_path / "elsewhere"))
+    told = restore(kept, 8100, tmp_path / "back", tmp_path / "keys")
+    folder = state.of_server(8100)
+    assert told["folder"] == str(folder)
+    with closing(sqlite3.connect(folder / "superlink.db")) as database:
+        assert database.execute("select x from t").fetchall() == [(42,)]
+    (run,) = run_book.booked(folder)
+    assert run.path == str(tmp_path / "back/first") == (folder / "run").read_text()
+    assert (tmp_path / "back/first/events.jsonl").read_bytes() == (tmp_path / "runs/first/events.jsonl").read_bytes()
+    assert (tmp_path / "keys/server.key").read_bytes() == (made / "server/server.key").read_bytes()
+    assert stat.S_IMODE((tmp_path / "keys/server.key").stat().st_mode) == 0o600
+    assert json.loads((folder / "nodes.json").read_text())["a"]["node"] == "1"
+    assert not (folder / "superlink.log").exists()
+
+
+def test_what_is_there_is_never_written_over(kept, tmp_path, cli, monkeypatch):
+    refused = [
+        (["backup", str(kept)], f"{kept} is there already"),
+        (["backup", str(tmp_path / "c.tar.gz"), "--server", "127.0.0.1:9"], "nothing to back up"),
+        (["restore", str(kept), "--keys", str(tmp_path / "k")], "holds the state of a server; move it away first"),
+        (["restore", str(kept), "--port", "8100"], "say where they go: --keys DIR"),
+        (
+            ["restore", str(kept), "--port", "8100", "--runs", str(tmp_path / "runs"), "--keys", str(tmp_path / "k")],
+            "first is there already; name another folder with --runs",
+        ),
+        (["restore", str(tmp_path / "nowhere")], "cannot be read"),
+    ]
+    monkeypatch.chdir(kept.parent)
+    for words, said in refused:
+        if words[0] == "restore" and "--runs" not in words:
+            words += ["--runs", str(tmp_path / "new")]
+        code, _, err = cli("deploy", *words)
+        assert (code, said in err) == (2, True), err
+    assert not (tmp_path / "k").exists()
+    assert not state.of_server(8100).exists()
+
+
+def test_a_backup_that_was_changed_is_refused(kept, tmp_path):
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path / "x", filter="data")
+    (tmp_path / "x/state/nodes.json").write_text("{}")
+    with tarfile.open(tmp_path / "y.tar.gz", "w:gz") as archive:
+        for path in (tmp_path / "x").iterdir():
+            archive.add(path, path.name)
+    with pytest.raises(RequestError, match=r"was changed: state/nodes\.json"):
+        restore(tmp_path / "y.tar.gz", 8100, tmp_path / "back", tmp_path / "keys")
+    (tmp_path / "z.tar.gz").write_bytes(kept.read_bytes()[:2000])
+    with pytest.raises(RequestError, match="cannot be read"):
+        restore(tmp_path / "z.tar.gz", 8100, tmp_path / "back", tmp_path / "keys")
+    assert not state.of_server(8100).exists()
+
+
+# ---- one port ------------------------------------------------------------------------------------------------------
+
+
+def hello(*offered: str) -> bytes:
+    """Return what a client of TLS says first."""
+    context, out = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
+    if offered:
+        context.set_alpn_protocols(list(offered))
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="fl.example.org").do_handshake()
+    return out.read()
+
+
+def test_a_stream_is_known_by_its_first_bytes():
+    assert one_port.protocols(hello("h2")) == [b"h2"]
+    for secure in (True, False):
+        assert one_port.wants_stream(hello("h2"), secure)
+        assert one_port.wants_stream(hello("grpc-exp", "h2"), secure)
+        assert not one_port.wants_stream(b"GET / HTTP/1.1\r\n", secure)
+        assert not one_port.wants_stream(b"", secure)
+    for other in (hello("http/1.1"), hello("h2", "http/1.1"), hello(), hello("h2")[:80], b"\x16" + bytes(60)):
+        assert not one_port.wants_stream(other, True), "curl and browsers offer both"
+    assert one_port.wants_stream(hello(), False), "without keys, nothing but a stream speaks TLS"
+
+
+def test_what_is_no_stream_gets_the_connection_itself_and_a_stream_is_passed_on():
+    class Tells(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            self.transport.write(f"{self.transport.get_extra_info('peername')[1]} {data.decode()}".encode())
+
+    async def echo(reader, writer):
+        writer.write(b"stream " + await reader.readexactly(8))
+        writer.close()
+
+    async def play():
+        run = await asyncio.start_server(echo, "127.0.0.1", 0)
+        listener = one_port.listen("127.0.0.1", 0, 10)
+        port = one_port.OnePort(listener, Tells, None, run.sockets[0].getsockname()[1])
+        told = {}
+        for name, first in (("web", b"GET /"), ("stream", hello("h2"))):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            for piece in (first[:2], first[2:]):
+                writer.write(piece)
+                await writer.drain()
+            told[name] = await reader.read(100), writer.get_extra_info("sockname")[1], first
+            writer.close()
+        port.close()
+        await port.wait_closed()
+        run.close()
+        return told
+
+    told = run_loop(play())
+    said, own, _ = told["web"]
+    assert said.startswith(f"{own} GE".encode()), "the gate sees who calls"
+    said, _, first = told["stream"]
+    assert said == b"stream " + first[:8]
+
+
+def test_where_sites_find_streams():
+    assert a_server(one_port=True).streams == ("h:8000", "127.0.0.1:8001")
+    assert a_server().streams == ("h:8001", "0.0.0.0:8001")
+
+
+def test_paths_of_the_packages_are_part_of_what_is_installed():
+    from fedstrata.deploy.package import TEMPLATES  # noqa: PLC0415
+
+    assert (Path(TEMPLATES) / "start.sh").is_file()

@@ -1,0 +1,222 @@
+"""Nothing fails in silence: what sites say of themselves, how it reaches the server, and what status makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deployed import a_server
+from test_deploy_server import node
+from test_gate import through
+
+from fedstrata import __version__
+from fedstrata.core.errors import RequestError
+from fedstrata.deploy import flower, server, site_reporter, site_reports, state, status
+from fedstrata.deploy.auth_proxy import Gate
+from fedstrata.deploy.node_signature import KnownKeys, sign_time
+from fedstrata.deploy.processes import Household
+from fedstrata.deploy.site_reporter import RevokedError, SiteReporter, unwritable
+from fedstrata.deploy.site_reports import ReportBook, SiteReport, conditions
+from fedstrata.remote.site_state import STATE, StatedAnswer
+
+
+@pytest.fixture
+def book(tmp_path, monkeypatch):
+    """A book, and a clock that the test sets."""
+    clock = [1000.0]
+    monkeypatch.setattr(site_reports.time, "time", lambda: clock[0])
+    return ReportBook(tmp_path / site_reports.FILE), clock, tmp_path
+
+
+def test_a_site_that_falls_silent_is_away_since_its_last_word(book):
+    reports, clock, folder = book
+    reports.take(SiteReport("a", "busy", 5.0, "run x"))
+    clock[0] += 5
+    reports.take(SiteReport("a", "busy", 5.0, "run x"))
+    how = conditions(folder)["a"]
+    assert (how.state, how.since, how.heard, how.about) == ("busy", 1000.0, 1005.0, "run x")
+    clock[0] += 16
+    how = conditions(folder)["a"]
+    assert (how.state, how.since, how.about) == ("away", 1005.0, "it fell silent")
+    reports.take(SiteReport("a", "ready", 5.0))
+    assert (conditions(folder)["a"].state, conditions(folder)["a"].since) == ("ready", 1021.0)
+    reports.take(SiteReport("a", "left", 5.0))
+    assert conditions(folder)["a"].about == "its owner stopped it"
+    assert ReportBook(folder / site_reports.FILE)._known["a"]["state"] == "left", "it outlives the gate"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "",
+        "!",
+        "e30=",
+        "x" * 5000,
+        SiteReport("../a", "ready", 0.0).header(),
+        SiteReport("a", "fine", 0.0).header(),
+        SiteReport("a", "ready", 0.0, "\n").header(),
+    ],
+)
+def test_what_is_no_report_is_not_taken(odd):
+    assert SiteReport.read(odd) is None
+
+
+def test_the_gate_takes_reports_of_sites_of_themselves_alone(made, tmp_path):
+    pub = (made / "sites/a/node.pub").read_text()
+    (tmp_path / "nodes.json").write_text(json.dumps({"a": {"node": "1", "key": pub}}))
+    gate = Gate(None, KnownKeys(tmp_path / "nodes.json"), reports=ReportBook(tmp_path / site_reports.FILE))
+
+    def says(site, key="a", **more):
+        headers = sign_time(made / f"sites/{key}/node.key")
+        return gate._hear({**headers, site_reports.HEADER: SiteReport(site, "disk full", 0.0).header(), **more})
+
+    assert says("a") == 204
+    assert conditions(tmp_path)["a"].state == "disk full"
+    assert says("b") == 404, "a says it of b"
+    assert says("b", key="b") == 404, "the server does not know b"
+    assert says("a", origin="https://x") == 404
+    assert through(site_reports.PATH, "10.0.0.2") == "http.response.start 404"
+    (tmp_path / "nodes.json").write_text("{}")
+    assert says("a") == 404, "it was revoked"
+
+
+class Answer:
+    """What a server answers to a report."""
+
+    def __init__(self, version=__version__, protocol="1"):
+        self.headers = {site_reports.VERSION: version, site_reports.PROTOCOL: protocol}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def reporter(tmp_path, monkeypatch, answers, said=None):
+    """A reporter whose server answers in turn; an exception is raised."""
+    sent = []
+
+    class Opener:
+        def open(self, request, timeout):
+            sent.append(SiteReport.read(request.headers[site_reports.HEADER.capitalize()]))
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    monkeypatch.setattr(site_reporter.urllib.request, "build_opener", lambda *_: Opener())
+    say = [] if said is None else said
+    return SiteReporter("a", "h:8000", None, tmp_path, tmp_path / "nobody", say.append), sent
+
+
+def refusal(code):
+    return site_reporter.urllib.error.HTTPError("http://h", code, "no", {}, None)
+
+
+def test_a_full_disk_is_said_here_and_to_the_server(tmp_path, monkeypatch):
+    said = []
+    here, sent = reporter(tmp_path, monkeypatch, [Answer(), Answer(), Answer()], said)
+    here.report()
+    with monkeypatch.context() as full:
+        full.setattr(site_reporter, "unwritable", lambda _: "No space left on device")
+        here.report()
+    here.report()
+    assert [report.state for report in sent] == ["ready", "disk full", "ready"]
+    assert "cannot be written: No space left on device" in sent[1].about
+    assert [line.partition(": ")[2][:9] for line in said] == ["DISK FULL", "there is "]
+
+
+def test_a_disk_is_known_to_be_full_by_writing_to_it(tmp_path):
+    assert unwritable(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    script = "import resource, sys; from pathlib import Path; from fedstrata.deploy.site_reporter import unwritable\n"
+    script += f"resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); sys.exit(unwritable(Path({str(tmp_path)!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ), check=False
+    )
+    assert done.stderr == "no space left on device\n"
+    assert list(tmp_path.iterdir()) == []
+    assert "No such file" in unwritable(tmp_path / "nowhere")
+
+
+def test_a_site_that_was_revoked_ends_with_one_line(tmp_path, monkeypatch):
+    here, _ = reporter(tmp_path, monkeypatch, [refusal(404), Answer(), OSError("away"), refusal(404)])
+    here.report()  # not yet registered: whoever connects finds out
+    here.report()
+    here.report()  # a server that is away revokes nobody
+    with pytest.raises(RevokedError, match=r"^site a: the server at h:8000 does not take its key any more: it was "):
+        here.check_known()
+    assert RevokedError.exit_code == 2
+
+
+def test_another_version_is_refused_or_said_to_fit(tmp_path, monkeypatch):
+    said = []
+    here, _ = reporter(tmp_path, monkeypatch, [Answer("0.0.9"), Answer("0.0.9"), Answer("9.0", "2")], said)
+    here.report()
+    here.report()
+    assert said == [f"the server has fedstrata 0.0.9, this site {__version__}: the same protocol, so they fit"]
+    with pytest.raises(RequestError, match=r"fedstrata 9\.0 with protocol 2, this site .* with protocol 1; "):
+        here.report()
+
+
+def test_a_site_s_process_says_at_once_whether_it_is_busy():
+    seen = []
+
+    def work(request):
+        seen.append(json.loads(stated(STATE)))
+        return b"done"
+
+    stated = StatedAnswer(work, lambda: {"run": "r", "roll": 3})
+    assert json.loads(stated(STATE)) == {"busy": False, "run": "r", "roll": 3}
+    assert stated(b"x") == b"done"
+    assert seen == [{"busy": True, "run": "r", "roll": 3}]
+
+
+def test_status_says_busy_away_and_disk_full_since_when(monkeypatch, cli, flower_is_there):
+    there = a_server()
+    state.private(there.folder)
+    known = {name: {"node": str(i), "key": ""} for i, name in enumerate("abcd")}
+    (there.folder / "nodes.json").write_text(json.dumps(known))
+    monkeypatch.setattr(server, "found", lambda _: there)
+    monkeypatch.setattr(flower, "flwr", lambda *_: {"nodes": [node(str(i), "online") for i in range(4)]})
+    book = ReportBook(there.folder / site_reports.FILE)
+    book.take(SiteReport("a", "busy", 0.0, "run 12ab"))
+    book.take(SiteReport("b", "disk full", 0.0, "/state cannot be written: no space left"))
+    book.take(SiteReport("c", "left", 0.0))
+    rows = status.sites(there)
+    assert [(r["site"], r["up"], r["state"]) for r in rows] == [
+        ("a", True, "busy"),
+        ("b", True, "disk full"),
+        ("c", False, "away"),
+        ("d", True, None),
+    ]
+    assert all(rows[i]["since"] for i in range(3))
+    code, out, _ = cli("deploy", "status")
+    assert code == 0
+    assert "site b: disk full: /state cannot be written: no space left" in out
+    assert "site c: away: its owner stopped it" in out
+    assert "3 of 4 sites are up" in out
+
+
+def test_a_server_that_is_starting_is_waited_for(home, monkeypatch):
+    there = a_server()
+    household = Household(state.private(there.folder), "a server")
+    said = []
+
+    def up(seconds):  # while it is waited for
+        (there.folder / "server.json").write_text(json.dumps(vars(there)))
+
+    monkeypatch.setattr(server.time, "sleep", up)
+    try:
+        assert server.found("127.0.0.1:8000", said.append) == there
+    finally:
+        household.close()
+    assert said == ["the server on port 8000 is starting; waiting until it is up"]
+    with pytest.raises(RequestError, match="no server of yours runs"):
+        server.found("127.0.0.1:8000")
+    assert Path(there.folder / "server.json").exists()

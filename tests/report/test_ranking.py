@@ -1,0 +1,144 @@
+"""Who won, where that can be said, and in what runs differ."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import pytest
+from written import begun, conclude, play
+
+from fedstrata.report import tables
+from fedstrata.report.gather import GatheredRuns, gather
+from fedstrata.report.html_tables import best_of, compared
+from fedstrata.report.outcome import outcome
+from fedstrata.report.page import draw, page
+
+
+def finished(path, method="fedavg", rounds=3, **about):
+    run = begun(path, method=method, rounds=rounds, **about)
+    play(run, 1, rounds)
+    conclude(run, rounds=rounds)
+    return run.path
+
+
+def row(method, mean, interval=None):
+    return {"method": method, "seeds": 3, "metrics": ["accuracy"], "accuracy": {"mean": mean, "interval": interval}}
+
+
+# ---- no ranking of what cannot be compared
+
+
+def test_runs_that_differ_only_in_the_method_are_ranked(tmp_path):
+    one, other = finished(tmp_path / "a"), finished(tmp_path / "b", "scaffold")
+    assert "is the most accurate" in outcome(gather([one, other]))
+
+
+def test_runs_on_other_data_are_not_ranked(tmp_path):
+    one, other = finished(tmp_path / "a"), finished(tmp_path / "b", "scaffold")
+    events = other / "events.jsonl"
+    events.write_text(events.read_text().replace('"fingerprint": "abc"', '"fingerprint": "def"'))
+    said = outcome(gather([one, other]))
+    assert "most accurate" not in said
+    assert "not ranked" in said
+    assert "different data" in said
+
+
+def test_runs_with_other_settings_are_not_ranked_and_the_settings_are_named(tmp_path):
+    one, other = finished(tmp_path / "a"), finished(tmp_path / "b", "scaffold", rounds=4)
+    said = outcome(gather([one, other]))
+    assert "most accurate" not in said
+    assert "they differ in train.rounds, not only in the method" in said
+
+
+def test_before_a_comparison_ends_methods_are_ranked_by_their_means_never_by_a_seed(tmp_path):
+    skills = {"fedavg": (0.5, 0.9), "scaffold": (0.8, 0.8)}  # the best seed is fedavg's
+    for method, own in skills.items():
+        for seed, skill in enumerate(own):
+            run = begun(tmp_path / method / f"seed-{seed}", method=method, seed=seed, rounds=1)
+            play(run, 1, 1)
+            lines = (run.path / "events.jsonl").read_text().splitlines()
+            event = json.loads(lines[-1]) | {"accuracy": skill}
+            (run.path / "events.jsonl").write_text("\n".join([*lines[:-1], json.dumps(event)]) + "\n")
+    said = outcome(gather([tmp_path]))
+    assert said.startswith("Of 2 methods, scaffold has the highest mean accuracy so far: 80.0 % (80.0 % to 80.0 %)")
+    assert "then fedavg 70.0 % (50.0 % to 90.0 %)" in said
+
+
+# ---- the winner
+
+
+def test_the_winner_is_marked_and_it_is_said_where_intervals_overlap():
+    apart = [row("a", 0.5, [0.4, 0.6]), row("b", 0.9, [0.8, 0.95])]
+    close = [row("a", 0.85, [0.7, 0.9]), row("b", 0.9, [0.8, 0.95])]
+    assert best_of(apart) == {1: "best mean"}
+    assert best_of(close) == {1: "best, but close"}
+    assert best_of([row("a", 0.5), row("b", 0.5)]) == {0: "best mean", 1: "best mean"}
+    assert best_of(apart[:1]) == {}
+    marked = next(compared(apart))
+    assert re.search(r'<tr[^>]*class="winner"><td[^>]*>b<span class="badge">best mean</span>', marked)
+    assert "winner" not in next(compared(apart, ranked=False))
+
+
+def test_single_figures_are_of_the_first_method_and_of_the_best_others(tmp_path):
+    methods = ["fedavg", "fedprox", "scaffold", "moon", "flips", "oort"]
+    runs_data = []
+    for method in methods:
+        finished(tmp_path / method / "seed-0", method)
+    found = gather([tmp_path])
+    runs_data = sorted(found.runs_data, key=lambda own: methods.index(own.row))
+    rows = [row(method, mean) for method, mean in zip(methods, (0.1, 0.2, 0.9, 0.3, 0.8, 0.7), strict=True)]
+    gathered = GatheredRuns(runs_data, rows)
+    assert [own.row for own in gathered.featured(4)] == ["fedavg", "scaffold", "flips", "oort"]
+    assert len(gathered.featured(6)) == 6
+
+
+# ---- in what runs differ
+
+
+def test_a_report_says_in_what_runs_differ(tmp_path, cli):
+    one, other = finished(tmp_path / "a"), finished(tmp_path / "b", "scaffold", rounds=4)
+    table = tables.differences(gather([one, other]).firsts)
+    told = {key: values for key, *values in table.rows}
+    assert told["train.rounds"] == ["3", "4"]
+    assert told["method.name"] == ["fedavg", "scaffold"]
+    assert "train.lr" not in told
+    assert "In what these runs differ" in page(gather([one, other]))
+    assert "In what these runs differ" not in page(gather([one]))
+    code, _, _ = cli("report", str(one), str(other), "-o", str(tmp_path / "r.html"), "--csv", str(tmp_path / "t"))
+    assert code == 0
+    with (tmp_path / "t" / "differences.csv").open() as file:
+        assert ["train.rounds", "3", "4"] in list(csv.reader(file))
+
+
+# ---- what is the same is shown once, and a method's parts can be hidden
+
+
+def test_panels_that_are_the_same_for_several_runs_are_drawn_once(tmp_path):
+    paths = [finished(tmp_path / m / "seed-0", m).parents[1] for m in ("fedavg", "fedprox", "scaffold")]
+    shown = draw(gather([paths[0]]))
+    took_part = [own for own in shown if own.name.startswith("participation")]
+    assert [own.title for own in took_part] == ["Who took part: fedavg, fedprox and scaffold, seed-0"]
+    assert took_part[0].methods == ("fedavg", "fedprox", "scaffold")
+
+
+def test_parts_of_the_page_say_whose_they_are(tmp_path):
+    one, other = finished(tmp_path / "a"), finished(tmp_path / "b", "scaffold")
+    text = page(gather([one, other]))
+    assert re.findall(r'data-method="([^"]+)"', text) == ["fedavg", "scaffold"]
+    assert '<tr data-methods="[&quot;scaffold&quot;]">' in text
+    assert 'data-methods="[&quot;fedavg&quot;, &quot;scaffold&quot;]"><h3>Who took part' in text
+    assert "data-method=" not in page(gather([one])).partition("<script")[0]
+
+
+@pytest.mark.parametrize(("most", "bar"), [(1, False), (2, True)])
+def test_a_matrix_of_yes_and_no_has_no_colour_scale(tmp_path, most, bar):
+    run = begun(tmp_path / "run")
+    for round in (1, 2):
+        step = {"kind": "train", "clients": [round]}
+        steps = [step] * most if round == 1 else [step]
+        run.log("round", round=round, accuracy=0.5, steps=steps, bytes_up=1, bytes_down=1, bytes_p2p=0)
+    (heat,) = next(own.figure.data for own in draw(gather([run.path])) if own.name == "participation")
+    assert bool(heat.showscale) == bar
+    assert len(heat.colorscale) == (6 if bar else 2)

@@ -1,0 +1,74 @@
+"""A federation whose keys change while it runs, and sites that fail: real processes, with keys."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+
+import pytest
+from staging import FEDSTRATA, Started, wait_for
+
+from fedstrata.deploy.authority import Authority
+from fedstrata.deploy.site_reports import conditions
+
+pytestmark = pytest.mark.sites
+
+SMALL = {"model.hidden": (8,), "train.epochs": 1, "train.batch_size": 64, "train.rounds": 100_000}
+
+
+@pytest.fixture
+def changing(federation):
+    """Return the federation, and what signs its rolls; the server gets each as an operator would bring it."""
+    federation.mend()
+    authority = federation.folder / "keys"
+
+    def bring(serial):
+        shutil.copy(authority / "ca/roll.json", authority / "server/roll.json")
+        federation.commands["server"].says(f"roll {serial} of ")
+
+    return federation, authority, bring
+
+
+def test_a_site_is_added_to_a_run_that_goes_on_and_revoked_again(changing, tmp_path):
+    sites, authority, bring = changing
+    with sites.playing(tmp_path / "run", SMALL | {"train.evaluate.every": 1000}, stream=True) as run:
+        run.reaches("round", round=1)
+        bring(Authority.open(authority).add(["f"]).serial)
+        data = ("--data", "digits", "--partition", "0/5")
+        sites.commands["f"] = f = Started(sites.folder, "f", *sites.site("f"), *data, program=FEDSTRATA)
+        joined = run.reaches("site_joined", site="f")
+        assert joined["client"] == 3
+        bring(Authority.open(authority).revoke("f").serial)
+        f.ends(2)
+        assert f.said.strip().splitlines()[-1].startswith("error: site f: the server at")
+        assert "does not take its key any more" in f.said
+        assert "Traceback" not in f.said
+        run.reaches("site_away", site="f")
+    del sites.commands["f"]
+
+
+def test_a_full_disk_at_a_site_is_said_at_both_ends(changing):
+    sites, _, _ = changing
+    site = sites.commands["a"]
+    resource.prlimit(site.process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    try:
+        site.says("site a: DISK FULL: ")
+        folder = sites.there.folder
+        wait_for(lambda: conditions(folder)["a"].state == "disk full")
+        rows = json.loads(sites.call("status", "--server", sites.address, "--json"))["sites"]
+        (row,) = [row for row in rows if row["site"] == "a"]
+        assert (row["state"], "cannot be written" in row["about"]) == ("disk full", True)
+        assert row["since"]
+    finally:
+        resource.prlimit(site.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    site.says("there is room on its disk again")
+
+
+def test_a_site_that_was_killed_is_away_within_seconds_whatever_flower_believes(changing):
+    sites, _, _ = changing
+    wait_for(lambda: conditions(sites.there.folder)["c"].state == "ready")
+    sites.commands["c"].kill()
+    wait_for(lambda: conditions(sites.there.folder)["c"].state == "away")
+    rows = json.loads(sites.call("status", "--server", sites.address, "--json"))["sites"]
+    assert [(row["up"], row["about"]) for row in rows if row["site"] == "c"] == [(False, "it fell silent")]
