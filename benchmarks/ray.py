@@ -26,7 +26,7 @@ from benchmarks.peers import PINS, last_line, python_of, say
 from benchmarks.peers.job import Job
 from fedstrata.core.threads import cores
 
-TURNS, LONG = 3, 2000
+TURNS, LONG, LONGEST = 3, 2000, 600.0
 MOST, LEAK = 1.25, 1.0  # times the local engine; kilobytes a round that a process may grow by
 LOCAL, ONE, TWO, FLOWER = "the local engine", "one node", "two nodes", "Flower's simulation"
 
@@ -115,7 +115,9 @@ def _played(module: str, job: Job) -> tuple[list[float], dict[str, Any]]:
     environment = {key: value for key, value in os.environ.items() if own or key != "PYTHONPATH"}
     environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
     command = [python, "-m", "benchmarks.peers", module, replace(job, began=time.time()).dump()]
-    done = subprocess.run(command, cwd=HERE, env=environment, check=False, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run(
+        command, cwd=HERE, env=environment, check=False, capture_output=True, text=True, timeout=LONGEST
+    )
     if done.returncode:
         raise subprocess.SubprocessError(done.stderr[-2000:])
     lines = [line for line in done.stdout.splitlines() if line.startswith(("{", "["))]

@@ -66,6 +66,7 @@ class Cluster:
             asked |= {"num_cpus": cores(), "include_dashboard": False}
             if object_store is not None:
                 asked["object_store_memory"] = object_store * MEGABYTE
+        _quieten()
         for left in reversed(range(STARTS if asked["address"] == "local" else 1)):
             try:
                 with _same_signals():
@@ -118,6 +119,16 @@ class Cluster:
         if self._own and self.ray.is_initialized():
             with _same_signals():
                 self.ray.shutdown()
+
+
+def _quieten() -> None:
+    """Let what Ray says of lost processes go to the log `ray.errors`: it prints pages of it on the standard output.
+
+    That belongs to results, and what matters of it is an event of the run. Ray has no setting for this.
+    """
+    inside: Any = import_module("ray._private.worker")
+    if hasattr(inside, "print_to_stdstream"):
+        inside.print_to_stdstream = lambda data, **_: logging.getLogger("ray.errors").info("%s", data.get("lines"))
 
 
 @contextmanager

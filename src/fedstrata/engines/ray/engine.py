@@ -36,7 +36,7 @@ LOSSES = 3  # of workers in a row, without an answer in between, after which a r
 
 
 @dataclass
-class PlayedStep:
+class StepUnderWay:
     """What is known of a step until it is settled."""
 
     step: Step
@@ -75,7 +75,7 @@ class RayEngine:
         self._store = ClientStateStore()
         self._on_file: ClientStates = {}  # read when it is needed
         self._holder: dict[int, str] = {}  # by client: the worker that has its state
-        self._now: PlayedStep | None = None
+        self._now: StepUnderWay | None = None
         self._pool_here: InProcessPool | None = None
         self._home: str | None = None  # where clients compute together
         self.all_reduce_sum: AllReduceSum | None = None
@@ -91,7 +91,7 @@ class RayEngine:
         """Run tasks; give the open half of every report."""
         if tasks[0].step == 0:
             self._look_around()
-        self._now = now = PlayedStep(step, {task.client: task for task in tasks}, self._put(pack(tasks[0].down)))
+        self._now = now = StepUnderWay(step, {task.client: task for task in tasks}, self._put(pack(tasks[0].down)))
         if step.together is not None and self.all_reduce_sum is not None:
             return self._meet_here(now, list(tasks))
         self._play(now, list(now.tasks))
@@ -176,7 +176,7 @@ class RayEngine:
 
     # ---- tasks to workers
 
-    def _play(self, now: PlayedStep, clients: Sequence[int]) -> None:
+    def _play(self, now: StepUnderWay, clients: Sequence[int]) -> None:
         """Have these clients' tasks played; again, elsewhere, where a worker is lost."""
         fruitless = 0
         while clients:
@@ -195,7 +195,7 @@ class RayEngine:
                 )
             clients = self._lose(now, lost)
 
-    def _deal(self, now: PlayedStep, clients: Sequence[int]) -> dict[str, list[int]]:
+    def _deal(self, now: StepUnderWay, clients: Sequence[int]) -> dict[str, list[int]]:
         """Say who plays which client."""
         if now.step.fused is not None or now.step.together is not None:
             return {self._settle_home(): list(clients)}
@@ -209,7 +209,7 @@ class RayEngine:
             dealt.setdefault(name, []).append(client)
         return dealt
 
-    def _send(self, now: PlayedStep, name: str, clients: Sequence[int]) -> Any:
+    def _send(self, now: StepUnderWay, name: str, clients: Sequence[int]) -> Any:
         """Give a worker its order: tasks, and the state of clients that it does not have."""
         member = self._members.present[name]
         states = {client: pack(own) for client in clients if (own := self._missing_state(client, name)) is not None}
@@ -228,7 +228,7 @@ class RayEngine:
         place = self._store.states if client in self._store.states else self._on_file
         return place[client][1] if client in place else None
 
-    def _take(self, now: PlayedStep, played: WorkDone) -> None:
+    def _take(self, now: StepUnderWay, played: WorkDone) -> None:
         """Read a worker's answer."""
         for remark in played.remarks:
             self._remark(remark)
@@ -244,7 +244,7 @@ class RayEngine:
             now.statistics = common.get("statistics")
 
     def _from_all(
-        self, now: PlayedStep, clients: Iterable[int], call: Callable[[Any, Sequence[int]], Any]
+        self, now: StepUnderWay, clients: Iterable[int], call: Callable[[Any, Sequence[int]], Any]
     ) -> list[Any]:
         """Ask every worker that has reports of these clients; what a lost one had is played again first."""
         wanted = list(clients)
@@ -275,7 +275,7 @@ class RayEngine:
             self._samples.place_all_at(self._home)
         return self._home
 
-    def _meet_here(self, now: PlayedStep, tasks: list[Task]) -> list[Report]:
+    def _meet_here(self, now: StepUnderWay, tasks: list[Task]) -> list[Report]:
         """Let clients meet in this process, where the parties of the protocol are that adds up under masks."""
         assert self.all_reduce_sum is not None
         assert now.step.together is not None
@@ -306,7 +306,7 @@ class RayEngine:
             self._forget([member.name for member in gone])
             self._place()
 
-    def _lose(self, now: PlayedStep, lost: Mapping[str, str]) -> list[int]:
+    def _lose(self, now: StepUnderWay, lost: Mapping[str, str]) -> list[int]:
         """Strike lost workers off; return the clients whose tasks they had."""
         if not lost:
             return []

@@ -103,7 +103,8 @@ class RayEngineOptions(Part):
         def make(node: ClusterNode) -> tuple[Any, Any]:
             where = affinity(node.name, soft=False)
             share = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "scheduling_strategy": where}
-            actor = worker.options(**share).remote(on_gpu, self.cuda_graphs)
+            # Ray's server would remember every call, for a dashboard, and grow by kilobytes a round
+            actor = worker.options(**share, enable_task_events=False).remote(on_gpu, self.cuda_graphs)
             return actor, actor.prepare.remote(*known)
 
         return make
