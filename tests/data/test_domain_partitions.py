@@ -33,6 +33,7 @@ def test_the_list_is_that_of_the_design():
         "shards",
         "quantity",
         "natural",
+        "flwr",
     }
 
 

@@ -163,6 +163,7 @@ def test_options_that_take_text_are_told_apart_from_paths():
     words |= {
         ("datasets", "hf", option) for option in ("hub", "config", "train", "test_split", "sample", "label", "client")
     }
+    words |= {("engines", "ray", "address")}  # sites have engines of their own
     words |= {("models", "timm", "architecture")}  # of timm's list; a folder or an address is refused
     words |= {("trackers", "mlflow", option) for option in ("uri", "experiment")}  # `track` never travels
     words |= {("trackers", "wandb", option) for option in ("project", "entity")}

@@ -167,7 +167,8 @@ def become_attendant(checked: CheckedClient) -> None:
     write_atomically(file, checked.write().encode())
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "fedstrata", "deploy", "attend", str(file)])
+    words = [sys.executable, "-P", "-m", "fedstrata", "deploy", "attend", str(file)]
+    os.execv(words[0], words)
 
 
 @app.command(hidden=True)

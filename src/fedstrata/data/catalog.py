@@ -11,6 +11,7 @@ from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.data import store
 from fedstrata.data.published import Published
+from fedstrata.data.sets.hugging_face import HuggingFace
 from fedstrata.data.sets.own import Own
 from fedstrata.data.store import folder
 
@@ -26,7 +27,7 @@ def rows() -> list[dict[str, Any]]:
         of = [r for r in stored if r["name"] == name]
         if issubclass(part, Published):
             found += of or [_row(name, name, licence=part.licence)]
-        elif not issubclass(part, Own):
+        elif not issubclass(part, (Own, HuggingFace)):  # which hold what a user names
             found.append(embedded(name))
     named = set(registry.names("datasets"))
     return found + [r for r in stored if r["name"] == "own" or (r["damaged"] and r["name"] not in named)]

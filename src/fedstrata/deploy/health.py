@@ -29,6 +29,8 @@ EXTRAS = {  # what each is for, and by which modules it is known to be there
     "he": ('labels by homomorphic encryption: privacy.labels = "ckks-paper"', ("tenseal",)),
     "tune": ("tuning that chooses what to try: fedstrata compare --tuner optuna", ("optuna",)),
     "onnx": ("models for other runtimes: fedstrata export --onnx", ("onnx", "onnxscript")),
+    "ray": ('clusters of machines: engine.kind = "ray", fedstrata compare --engine ray', ("ray",)),
+    "metrics": ("figures of servers and sites for Prometheus: --metrics-port", ("prometheus_client",)),
     "figures": ("figures for papers: fedstrata report --figures --format pdf", ("matplotlib",)),
     "pandas": ("tables in notebooks: run.to_pandas()", ("pandas",)),
     "parquet": ("data in Parquet files", ("pyarrow",)),

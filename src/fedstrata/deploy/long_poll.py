@@ -50,6 +50,7 @@ class LongPoll:
         until = asyncio.get_running_loop().time() + self._hold
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
+            answer = list[Message]()
             while True:
                 news = self._news = self._news or asyncio.Event()
                 answer = await self._ask(scope, body)
@@ -63,6 +64,10 @@ class LongPoll:
                     return
             for part in answer:
                 await send(part)
+        except asyncio.CancelledError:  # the server is being stopped: who waits is told that there is nothing
+            for part in answer:
+                await send(part)
+            raise
         finally:
             gone.cancel()
 

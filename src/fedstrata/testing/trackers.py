@@ -10,7 +10,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.runs.trackers.base import Recording, TrackedRun, Tracker
 from fedstrata.testing.conformance import check_part
 
-FIGURES = {"accuracy": 0.5, "recall/3": 1.0, "bytes_up": 1e9}
+FIGURES = {"accuracy": 0.5, "recall/3": 1.0, "bytes_up": 1e9, "client_updates": 10.0}
 
 
 def check_tracker(tracker: Tracker) -> None:

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.core.engine import Log
 from fedstrata.core.errors import RequestError
-from fedstrata.core.options import Count
+from fedstrata.core.options import Count, LocalPath
 from fedstrata.core.part import Part
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool
@@ -35,7 +35,7 @@ class RayEngineOptions(Part):
     cpus: Annotated[float, Gt(0)] = 1.0  # that each worker takes of a node
     gpus: Annotated[float, Ge(0)] = 0.0  # the same, which may be a share of one
     replicas: Count = 2  # nodes that hold a client's samples
-    shared_folder: str | None = None  # a folder that every node sees: samples go there, and not through Ray
+    shared_folder: LocalPath | None = None  # a folder that every node sees: samples go there, and not through Ray
     object_store: Count | None = None  # megabytes, of a cluster that is started here
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp64"] = "fp32"

@@ -117,7 +117,18 @@ class Tracker(Part):
         raise NotImplementedError
 
     def check_installed(self, key: str) -> None:
-        """Refuse a run whose tracker is not there, and say how to get it."""
+        """Refuse a run whose tracker is not there, and say how to get it.
+
+        Parameters
+        ----------
+        key
+            Where an experiment asks for it.
+
+        Raises
+        ------
+        RequestError
+            Where a module is missing.
+        """
         if missing := [name for name in self.modules if find_spec(name) is None]:
             how = f"; get it with: pip install 'fedstrata[{self.extra}]'" if self.extra else ""
             raise RequestError(f"{key} needs {missing[0]}, which is not installed{how}")
