@@ -81,7 +81,7 @@ def test_packages_run_and_the_model_comes_home_with_the_names_of_its_classes(tmp
         assert (admitted["method"], admitted["privacy"]["labels"]) == ("fedavg", "prf")
         said = tmp_path / "state/site-a/log.jsonl"
         wait_for(lambda: '"process_rests"' in said.read_text())
-        assert len(commands[1].family()) == 2, "what keeps it, and its connection"
+        wait_for(lambda: len(commands[1].family()) == 2)  # what keeps it, and its connection
         called(tmp_path, "deploy", "fetch", "--site", "a", "-o", "home")
         np.save(tmp_path / "x.npy", load_digits().images[:5, None].astype(np.float32))
         words = ("predict", "home", "x.npy", "--json")
