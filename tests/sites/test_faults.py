@@ -198,7 +198,7 @@ def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(sites, tmp_path)
 def test_a_clean_end_leaves_no_processes(federation):
     commands = {"a": signal.SIGINT, "b": signal.SIGTERM, "server": signal.SIGHUP}
     members = set().union(*(federation.commands[name].family() for name in commands))
-    assert len(members) >= 3 + 2 + 2 * 3, "each command, its processes, and those that Flower started"
+    assert len(members) >= 2 + 2 * 3, "each command, and what it started of Flower"
     for name, sign in commands.items():
         federation.commands[name].process.send_signal(sign)
         federation.commands[name].ends(0)
