@@ -156,7 +156,8 @@ class Kept:
     """A way to the sites that stays open when a run is over."""
 
     def __init__(self, transport: Transport):
-        self.names, self._transport = transport.names, transport
+        self.names, self.reachable, self._transport = transport.names, transport.reachable, transport
+        self.invite, self.awaited = transport.invite, transport.awaited
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
