@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,17 @@ class Direct:
     def names(self) -> list[str]:
         """Return all of them."""
         return sorted(self._hosts)
+
+    def reachable(self) -> list[str]:
+        """Return all of them."""
+        return self.names()
+
+    def invite(self, sites: Collection[str]) -> None:
+        """Do nothing: they are here."""
+
+    def awaited(self) -> list[str]:
+        """Return nobody."""
+        return []
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
