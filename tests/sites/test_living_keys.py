@@ -51,7 +51,8 @@ def test_a_site_is_added_to_a_run_that_goes_on_and_revoked_again(changing, tmp_p
 def test_a_full_disk_at_a_site_is_said_at_both_ends(changing):
     sites, _, _ = changing
     site = sites.commands["a"]
-    resource.prlimit(site.process.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    limit = 1 << 15  # less than a site must be able to write, more than it has said
+    resource.prlimit(site.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:
         site.says("site a: DISK FULL: ")
         folder = sites.there.folder
