@@ -41,7 +41,7 @@ def test_three_hospitals_go_from_nothing_to_a_prediction_as_the_page_says(tmp_pa
     folder = tmp_path / "empty"
     folder.mkdir()
     play(DEPLOY, folder)
-    took_part = {name: set(json.loads((folder / f"runs/{name}/sites.json").read_text())) for name in RUNS}
+    took_part = {name: set(json.loads((folder / f"runs/{name}/sites.json").read_text())["sites"]) for name in RUNS}
     assert took_part == RUNS
     events = [json.loads(line) for line in (folder / "runs/first/events.jsonl").read_text().splitlines()]
     assert [event["site"] for event in events if event["event"] == "site_away"] == ["lyon"]  # once, and not every round
