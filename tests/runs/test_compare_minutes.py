@@ -54,6 +54,24 @@ def test_a_shorter_cell_is_begun_where_a_longer_one_would_not_end(monkeypatch):
     assert not deadline.may_begin(long)
 
 
+def test_a_cell_that_shares_a_device_with_fewer_is_done_sooner(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(queue, "monotonic", lambda: now[0])
+    deadline = queue.Deadline(130 / 60)
+    watch = deadline.watching(lambda *_: None, shared=True)
+    cells = [SimpleNamespace(guess=10.0) for _ in range(5)]
+    for cell in cells[:4]:
+        watch(cell, {"event": "begin"})
+    now[0] = 80.0
+    watch(cells[0], {"event": "finished"})  # it had the device for a fourth of 80 s
+    assert not deadline.may_begin(cells[4])  # another four: 80 s, and 50 are left
+    watch(cells[1], {"event": "finished"})
+    watch(cells[2], {"event": "failed", "why": ""})
+    assert deadline.may_begin(cells[4])  # with one other: 40 s
+    now[0] = 91.0
+    assert not deadline.may_begin(cells[4])
+
+
 @pytest.mark.parametrize("minutes", [0, -1])
 def test_minutes_are_above_0(tmp_path, minutes):
     with pytest.raises(RequestError, match="minutes"):

@@ -14,7 +14,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import uses_gpu
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
-from fedstrata.runs.compare.pool import Tell, in_turn, side_by_side, why_not
+from fedstrata.runs.compare.pool import ENDS, Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.ray_cells import LOCAL, on_cluster
 
 WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting processes takes longer than it saves
@@ -62,43 +62,57 @@ def check_minutes(minutes: float | None) -> None:
 
 
 class Deadline:
-    """When everything must be over: no cell is begun that would not end in time, and those at work stop by then."""
+    """When everything must be over: no cell is begun that would not end in time, and those at work stop by then.
+
+    Where cells share a device, one that has it to itself is done sooner: what counts of a second is a cell's share of
+    it. One cell alone does not fill a GPU, so that two are reckoned at the least.
+    """
 
     def __init__(self, minutes: float | None):
         check_minutes(minutes)
-        self._end = None if minutes is None else monotonic() + 60 * minutes
-        self._began: dict[int, float] = {}
+        self._last = 0.0 if minutes is None else monotonic()
+        self._end = None if minutes is None else self._last + 60 * minutes
+        self._shared = False
+        self._clock = 0.0  # seconds of a device that every cell at work has had, until the last look
+        self._began: dict[int, float] = {}  # when, on that clock, by the cell
         self._longest = 0.0
-        self._slowest = 0.0  # seconds that a cell took for each that it was guessed to take
+        self._slowest = 0.0  # such seconds that a cell took for each that it was guessed to take
 
     def may_begin(self, cell: Cell) -> bool:
         """Say whether a cell would end in time, by those that ended."""
         expected = cell.guess * self._slowest if cell.guess else self._longest
-        return self._end is None or monotonic() + expected < self._end
+        return self._end is None or monotonic() + expected * self._sharing(len(self._began) + 1) < self._end
 
     def left(self) -> float | None:
         """Return the seconds that are left; None if there is no end."""
         return None if self._end is None else max(self._end - monotonic(), 0.0)
 
-    def watching(self, tell: Tell) -> Tell:
+    def watching(self, tell: Tell, shared: bool = False) -> Tell:
         """Watch the clock while events are told; raises `TimeIsUp` between rounds."""
+        self._shared = shared
         if self._end is None:
             return tell
         end = self._end
 
         def watch(cell: Cell, event: Mapping[str, Any]) -> None:
-            now = monotonic()
-            if event["event"] == "begin":
-                self._began[id(cell)] = now
-            if event["event"] == "finished" and id(cell) in self._began:
-                took = now - self._began[id(cell)]
+            now, kind = monotonic(), event["event"]
+            self._clock += (now - self._last) / self._sharing(len(self._began))
+            self._last = now
+            if kind == "begin":
+                self._began[id(cell)] = self._clock
+            began = self._began.pop(id(cell), None) if kind in ENDS else None
+            if kind == "finished" and began is not None:
+                took = self._clock - began
                 self._longest = max(self._longest, took)
                 self._slowest = max(self._slowest, took / cell.guess if cell.guess else 0.0)
             tell(cell, event)
-            if event["event"] == "round" and now > end:
+            if kind == "round" and now > end:
                 raise TimeIsUp
 
         return watch
+
+    def _sharing(self, cells: int) -> int:
+        return max(cells, 2) if self._shared else 1
 
 
 def play_cells(
@@ -111,7 +125,8 @@ def play_cells(
     engine: str = LOCAL,
 ) -> bool:
     """Play cells, so many at a time; say whether all were played before the time was up."""
-    watch = deadline.watching(tell)
+    shared = engine == LOCAL and any(uses_gpu(cell.experiment.engine.device) for cell in cells)
+    watch = deadline.watching(tell, shared)
     try:
         if engine != LOCAL:
             return on_cluster(cells, federation, model, watch, engine, jobs, deadline.may_begin, deadline.left)
