@@ -7,8 +7,9 @@ from paper_tables import TEXT
 
 import fedstrata
 from fedstrata.core.errors import RequestError
-from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, figure_of
+from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, departures, figure_of
 from fedstrata.reproduce.results import Results
+from fedstrata.reproduce.show import from_printed
 from fedstrata.reproduce.table import Wanted, read_table
 from fedstrata.reproduce.verdict import BETTER, FAILS, IN_ORDER, NOT_INFERIOR, OTHER, WORSE, contrast, judge
 
@@ -166,3 +167,10 @@ def test_the_primary_contrast_comes_first_and_has_more_seeds():
 def test_a_file_that_does_not_fit_is_refused(old, new, said):
     with pytest.raises(RequestError, match=said):
         read_table(TEXT.replace(old, new)).check()
+
+
+def test_it_is_told_which_side_of_a_contrast_is_away_from_the_paper(tmp_path):
+    own = results(tmp_path, {"fedavg": (0.55, 0.67), "fedprox": (0.51, 0.64)})  # printed: 50, 60 and 52, 64
+    assert departures(own) == pytest.approx((-0.005, 0.06))
+    assert "fedprox -0.50 points, its strongest baselines +6.00 points" in from_printed(own)
+    assert departures(results(tmp_path, {"fedprox": (0.51, 0.64)})) is None

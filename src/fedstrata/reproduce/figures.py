@@ -74,6 +74,23 @@ def figure_of(results: Results, name: str, row: str, condition: str) -> Figure:
     return Figure(condition, row, name, paper, mean, low, high, len(values), verdict)
 
 
+def departures(results: Results) -> tuple[float, float] | None:
+    """Return how far from the paper's figures the two sides of its primary contrast are, in the mean over conditions.
+
+    A contrast may fail because the paper's own method does worse than printed, or because its baselines do better. None
+    where figures of one side are missing.
+    """
+    table = results.table
+    against = {at: row for at in table.conditions if (row := table.baseline(at)) is not None}
+    sides = [{at: table.method for at in against}, against]
+    found = [[figure_of(results, table.metric, row, at).difference for at, row in side.items()] for side in sides]
+    known = [[gap for gap in gaps if gap is not None] for gaps in found]
+    if not all(known) or table.base is not None:
+        return None
+    own, others = (sum(gaps) / len(gaps) for gaps in known)
+    return own, others
+
+
 def _judge(paper: float, low: float | None, high: float | None, room: float) -> str:
     if low is None or high is None:
         return OPEN

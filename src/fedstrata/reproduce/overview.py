@@ -13,7 +13,7 @@ from typing import Any
 from fedstrata.reproduce.figures import OPEN
 from fedstrata.reproduce.minutes import DEVICES, Timing
 from fedstrata.reproduce.results import Results, methods_beside
-from fedstrata.reproduce.show import fetch_commands, write_gain
+from fedstrata.reproduce.show import fetch_commands, from_printed, write_gain
 from fedstrata.reproduce.table import PAPERS, all_tables
 from fedstrata.reproduce.verdict import Verdict, judge
 
@@ -87,14 +87,15 @@ def _found(tables: list[Judged]) -> Iterator[str]:
     yield f"So far {runs} runs were played; of {len(plain)} tables {done} {'has' if done == 1 else 'have'} all runs of"
     yield "the primary contrast."
     counted = Counter(own.verdict.word for own in plain)
-    yield f"Verdicts: {', '.join(f'{number} {word}' for word, number in counted.most_common())}."
+    yield f"Verdicts: {', '.join(f'{word} {number}' for word, number in counted.most_common())}."
     for own in settled:
         contrast = own.verdict.contrast
         if contrast.mean is None:
             yield f"{own.results.table.id} {own.verdict.word}."
             continue
         claimed = "" if contrast.claimed is None else f" where the paper prints {write_gain(contrast.claimed)}"
-        yield f"{own.results.table.id} {own.verdict.word}: {write_gain(contrast.mean)}{claimed}."
+        apart = f"; {told}" if (told := from_printed(own.results)) else ""
+        yield f"{own.results.table.id} {own.verdict.word}: {write_gain(contrast.mean)}{claimed}{apart}."
 
 
 def oddities(tables: Collection[Judged]) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from textwrap import wrap
 
 from fedstrata.data import store
 from fedstrata.data.published import Published
-from fedstrata.reproduce.figures import HOLDS, Figure, figures_of
+from fedstrata.reproduce.figures import HOLDS, Figure, departures, figures_of
 from fedstrata.reproduce.minutes import DEVICES, Timing, in_words
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import PAPERS, STATUS, PaperTable
@@ -74,6 +74,7 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
         p = "" if contrast.p is None else f"p = {contrast.p:.2g}"
         p += "" if verdict.p_holm is None else f", {verdict.p_holm:.2g} by Holm"
         said.append("; ".join(filter(None, (f"{named}: {write_contrast(contrast)}", printed, p))))
+        said += [told] if (told := from_printed(results)) else []
         said += _costs(results)
     elif printed:
         said.append(f"{named}: {printed}")
@@ -87,6 +88,15 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     if results.partial:
         said.append(f"{results.partial} runs had only a part of the data set")
     return said
+
+
+def from_printed(results: Results) -> str:
+    """Say which side of a contrast is away from what the paper prints: its method, or the baselines."""
+    apart = departures(results)
+    if apart is None:
+        return ""
+    own, others = map(write_gain, apart)
+    return f"away from the paper's figures, in the mean: {results.table.method} {own}, its strongest baselines {others}"
 
 
 def text_of(results: Results, verdict: Verdict, width: int = WIDTH) -> str:
