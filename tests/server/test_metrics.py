@@ -97,6 +97,14 @@ def test_figures_of_a_round_count_training_and_not_probes():
     ]
 
 
+def test_the_mean_over_participants_is_that_of_those_who_trained():
+    probe = outcome(Report(3, 50, loss=9.0), kind="probe-loss", combine=False)
+    steps = [probe, outcome(Report(0, 10), Report(1, 30), Report(2, 5)), outcome(Report(1, 30))]
+    figures = round_figures(steps, 1.0, accuracies={0: 0.2, 1: 0.6, 3: 1.0})  # the third has no test data
+    assert figures["participant_mean"] == pytest.approx(0.4)
+    assert "participant_mean" not in round_figures(steps, 1.0)
+
+
 def test_a_round_in_which_nobody_trained_has_no_loss_and_no_drift():
     figures = round_figures([outcome()], jain(np.zeros(3)))
     assert (figures["loss_train"], figures["update_norm"], figures["jain"]) == (None, None, 1.0)

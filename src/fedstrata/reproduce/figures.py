@@ -82,7 +82,7 @@ def departures(results: Results) -> tuple[float, float] | None:
     """
     table = results.table
     against = {at: row for at in table.conditions if (row := table.baseline(at)) is not None}
-    sides = [{at: table.method for at in against}, against]
+    sides = [dict.fromkeys(against, table.method), against]
     found = [[figure_of(results, table.metric, row, at).difference for at, row in side.items()] for side in sides]
     known = [[gap for gap in gaps if gap is not None] for gaps in found]
     if not all(known) or table.base is not None:

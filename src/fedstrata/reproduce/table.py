@@ -98,7 +98,8 @@ class PaperTable:
         """The experiment as the file gives it, and what is compared; nothing is checked yet."""
         if self.base is not None:
             return self._beside(*self.base.asked)
-        return lay_over(self.experiment, {} if self.same_runs else self.readings.get(self.reading, {}))
+        read = self.readings.get(self.reading, {})
+        return lay_over(self.experiment, {section: own for section, own in read.items() if section != "compare"})
 
     @property
     def rows(self) -> list[str]:
@@ -175,9 +176,9 @@ class PaperTable:
         if reading not in self.readings:
             raise unknown_name("reading", reading, self.readings)
         found = replace(self, id=f"{self.id} as {reading}", reading=reading)
-        if not found.same_runs:
+        other = self.readings[reading].get("compare", {}).get("metric", self.metric)
+        if other == self.metric:
             return found
-        other = self.readings[reading]["compare"]["metric"]
         figures, deviations = (
             {other: by[self.metric]} if self.metric in by else {} for by in (self.figures, self.deviations)
         )

@@ -17,12 +17,14 @@ from fedstrata.core.errors import RequestError, unknown_name
 
 LAST = 10  # evaluations whose mean papers give
 CURVES = ("accuracy", "balanced_accuracy")
+BY_CLIENT = ("client_mean", "participant_mean")  # accuracy on own test data: of all clients, of those of the round
 HIGHER = (
     *CURVES,
     *(f"best_{name}" for name in CURVES),
     *(f"{name}_last{LAST}" for name in CURVES),
     "worst10",
-    "client_mean",
+    *BY_CLIENT,
+    *(f"{name}_last{LAST}" for name in BY_CLIENT),
     "personal_mean",
     "personal_worst10",
 )
@@ -48,6 +50,9 @@ def final_figures(scored: Sequence[Evaluation]) -> dict[str, Any]:
         figures[f"best_{name}_round"] = scored[best]["round"]
         figures[f"{name}_last{LAST}"] = float(curve[-LAST:].mean())
         figures[f"{name}_last{LAST}_std"] = float(curve[-LAST:].std())
+    for name in BY_CLIENT:
+        told = [event[name] for event in scored[-LAST:] if name in event]
+        figures |= {f"{name}_last{LAST}": float(np.mean(told))} if told else {}
     return figures
 
 

@@ -49,7 +49,7 @@ def run(
         plan.selector.feedback(state.selector, view, outcomes, scores)
         state.stopped = spent or stopping.reason(state.progress, scores.figures)
         figures = {**scores.figures, **by_client(scores.clients, view.client_info.clients)}
-        figures |= {**round_figures(outcomes, state.participation_log.jain, view), **vars(state.traffic)}
+        figures |= round_figures(outcomes, state.participation_log.jain, view, scores.clients) | vars(state.traffic)
         log("round", round=state.round, **figures, time=state.clock)
         save(state)
 

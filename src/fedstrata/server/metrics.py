@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,16 @@ def by_client(accuracies: Mapping[int, float], clients: int) -> dict[str, Any]:
     return {"client_accuracy": told}
 
 
-def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = None) -> dict[str, Any]:
-    """Sum a round's steps up: who trained, how it went for them; and how fair the run has been so far, by Jain."""
+def round_figures(
+    outcomes: Sequence[Outcome],
+    jain: float,
+    view: View | None = None,
+    accuracies: Mapping[int, float] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Sum a round's steps up: who trained, how it went for them; and how fair the run has been so far, by Jain.
+
+    `accuracies` are those of the new model on clients' own test data, where it was evaluated.
+    """
     trained = [r for o in outcomes if o.step.combine for r in o.reports]
     ground_truth = None if view is None else view.client_info.ground_truth
     clients = sorted({r.client for r in trained})
@@ -91,6 +100,11 @@ def round_figures(outcomes: Sequence[Outcome], jain: float, view: View | None = 
         **({} if ground_truth is None else _divergences(ground_truth, clients, asked)),
         "loss_train": _mean([loss for loss, _, _ in losses], [samples for _, _, samples in losses]),
         "update_norm": _mean([length for _, length, _ in whole]),
+        **(
+            {"participant_mean": float(np.mean(own))}
+            if (own := [accuracies[c] for c in clients if c in accuracies])
+            else {}
+        ),
         "jain": jain,
         "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }
