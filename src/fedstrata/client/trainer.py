@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import (
-    RING,
     Batches,
     BatchPlan,
     Ring,
@@ -29,6 +28,7 @@ from fedstrata.client.local_step import (
     objective,
     observe,
     report,
+    ring_for,
     update_weights,
 )
 from fedstrata.client.network import Network, key_dropout
@@ -67,6 +67,7 @@ class Trainer:
         module = local.build().to(device, local.dtype)
         self.space = space = ParameterSpace.of(module, local.head)
         width = local.sampler.width(local.batch_size, max(largest, 1), fastest)
+        self._ring = ring = ring_for(device, width)
 
         def zeros(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
             return torch.zeros(shape, dtype=dtype or local.dtype, device=device)
@@ -79,10 +80,10 @@ class Trainer:
             b=zeros(space.Q),
             w0=zeros(space.P),
             b0=zeros(space.Q),
-            index=zeros(RING, width, dtype=torch.int64),
-            weight=zeros(RING, width),
-            keys=zeros(RING, width, dtype=torch.int64),
-            rate=zeros(RING),
+            index=zeros(ring, width, dtype=torch.int64),
+            weight=zeros(ring, width),
+            keys=zeros(ring, width, dtype=torch.int64),
+            rate=zeros(ring),
             t=zeros(1, dtype=torch.int64),
             loss=zeros(),
             head=space.head,
@@ -281,10 +282,9 @@ class Trainer:
         """Start from the received model."""
         if "params" in down:
             self.buf.w0.copy_(down["params"])
-            self.buf.w.copy_(down["params"])
-        buffers = down.get("buffers", self._first_buffers)
-        self.buf.b0.copy_(buffers)
-        self.buf.b.copy_(buffers)
+            self.buf.w.copy_(self.buf.w0)
+        self.buf.b0.copy_(down.get("buffers", self._first_buffers))
+        self.buf.b.copy_(self.buf.b0)
         for counter, start in self._counters:
             counter.copy_(start)
 
@@ -298,9 +298,9 @@ class Trainer:
         self.norms.all_reduce = all_reduce
         sizes = batch_plan.batches.sizes.tolist()
         padded = self._padded(max(sizes, default=0)) if self.pad else None
-        for start in range(0, len(sizes), RING):
+        for start in range(0, len(sizes), self._ring):
             self._fill_ring(batch_plan.batches, start)
-            for size in sizes[start : start + RING]:
+            for size in sizes[start : start + self._ring]:
                 width = padded or size
                 normal = size > 1 or not self._normed  # a batch norm does something else with one sample
                 if self._normed:
@@ -333,7 +333,7 @@ class Trainer:
 
     def _fill_ring(self, batches: Batches, start: int = 0) -> None:
         self.buf.t.zero_()
-        ring = Ring.of([batches], start, self.buf.index.shape[1])
+        ring = Ring.of([batches], start, self.buf.index.shape[1], self._ring)
         for name in ("index", "weight", "rate", *(("keys",) if self.draws else ())):
             values = getattr(ring, name)[0]
             copy_to_device(values, getattr(self.buf, name)[: len(values)])
