@@ -106,11 +106,11 @@ class Trainer:
         self.draws = key_dropout(module, self.clock) or self._augments
         self._ready = local.inputs.keeps(buf.x)  # samples lie here as the network takes them
         self.network = Network(module, local.head, local.half)
-        self._params = [p for p in module.parameters() if p.requires_grad]
-        self._gradients = [p.of(buf.g) for p in space.params]
+        self.params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self.gradients: list[Tensor] | None = [p.of(buf.g) for p in space.params]  # None: there are no such views
         self.norms, self.tally = Norms.of(module), Tally()
         self._normed = bool(self.norms)
-        self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+        self.counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.recorder: Callable[[int, bool], None] | None = None  # an engine may replay steps instead of taking them
 
     # ---- a client update, on the host -------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Trainer:
             self.buf.w.copy_(self.buf.w0)
         self.buf.b0.copy_(down.get("buffers", self._first_buffers))
         self.buf.b.copy_(self.buf.b0)
-        for counter, start in self._counters:
+        for counter, start in self.counters:
             counter.copy_(start)
 
     def _start(self) -> None:
@@ -320,7 +320,7 @@ class Trainer:
     @property
     def state(self) -> list[Tensor]:
         """All that a step changes."""
-        buf, counters = self.buf, [counter for counter, _ in self._counters]
+        buf, counters = self.buf, [counter for counter, _ in self.counters]
         return [
             buf.w,
             buf.g,
@@ -373,10 +373,13 @@ class Trainer:
 
         loss, batch = objective(parts, self.own, buf, x, y, weight, *self.network(x))
         # Cheaper than `backward`, which adds to a gradient that must have been set to zero before.
-        gradients = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, self.params, allow_unused=True, materialize_grads=True)
 
         with torch.no_grad():
-            torch._foreach_copy_(self._gradients, gradients)
+            if self.gradients is None:
+                buf.g.copy_(torch.cat([g.reshape(-1) for g in gradients]))
+            else:
+                torch._foreach_copy_(self.gradients, gradients)
             observe(parts, self.own, buf, batch)
 
 
