@@ -10,7 +10,9 @@ Compilers make mistakes: the first steps are taken both ways, and what differs i
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from math import inf, isfinite
 from pathlib import Path
@@ -37,9 +39,9 @@ class Compiler:
     def __init__(self, local: ClientPlan, precision: str, give_up: Callable[[str], None]):
         self._near, self._give_up, self.channels_last = NEAR[precision], give_up, precision == "bf16"
         self._made: dict[tuple[object, ...], Run | None] = {}  # None: it is taken as it is
-        os.environ.setdefault(FOLDER, str(store.folder() / ".compiled"))
+        self._folder = Path(os.environ.get(FOLDER) or store.folder() / ".compiled")
         about = repr((local.build(), local.chain, local.inputs, local.batch_size, precision, torch.__version__))
-        self._mark = Path(os.environ[FOLDER]) / f"{sha256(about.encode()).hexdigest()}.known"
+        self._mark = self._folder / f"{sha256(about.encode()).hexdigest()}.known"
 
     @property
     def knows(self) -> bool:
@@ -62,11 +64,14 @@ class Compiler:
         return step
 
     def _compiled(self, trainer: Trainer, tensors: list[Tensor], width: int, full: bool) -> Run | None:
+        os.environ[FOLDER] = str(self._folder)
         trainer.network.prefer_channels_last(self.channels_last)
         try:
             run = compile_step(trainer, tensors, width, full)
             if (apart := distance(trainer, tensors, run, width, full)) <= self._near:
-                self._mark.touch()
+                with suppress(OSError):  # only a later guess depends on it
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    self._mark.touch()
                 return run
             why = f"compiled, the step differs from the plain one by {apart:.1e} of what it changes"
         except torch.OutOfMemoryError:
@@ -80,9 +85,23 @@ class Compiler:
 
 def compile_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> Run:
     """Compile a step as a function of the tensors that it reads and changes."""
-    # These take seconds to import, and few runs need them.
+    from torch._inductor import compile as compile_graph  # noqa: PLC0415  takes seconds, and few runs need it
+
+    graph = trace_step(trainer, tensors, width, full)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it advises on precision, which is the user's choice
+        compiled: Any = compile_graph(graph, list(tensors))
+
+    def run(tensors: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            compiled(*tensors)
+
+    return run
+
+
+def trace_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> torch.fx.GraphModule:
+    """Take a step, and give all its operations; the trainer is left as it was."""
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415
-    from torch._inductor import compile as compile_graph  # noqa: PLC0415
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
     def step(*tensors: Tensor) -> tuple[()]:
@@ -92,16 +111,9 @@ def compile_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: 
     before = [t.clone() for t in trainer.state]
     with enable_python_dispatcher():  # so that a GPU's batch norm is one that the compiler knows
         graph = make_fx(step)(*tensors)
-    _put_back(trainer, before)  # it was taken to be listened to
+    _put_back(trainer, before)
     _check(graph, tensors)
-    with torch.no_grad():
-        compiled: Any = compile_graph(graph, list(tensors))
-
-    def run(tensors: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            compiled(*tensors)
-
-    return run
+    return graph
 
 
 def _check(graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> None:

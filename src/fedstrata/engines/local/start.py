@@ -110,10 +110,11 @@ class LocalEngineOptions(Part):
         """Return what compiles local steps, where that was asked for or pays, and say so."""
         if not self.cuda_graphs or together or self.compile is False:
             return None
+        if self.compile == "auto" and guess.on_gpu < WORTH_COMPILED:
+            return None
         compiler = Compiler(local, self.precision, remark)
         if self.compile == "auto":
-            worth = WORTH_COMPILED if compiler.knows else WORTH_COMPILING
-            if guess.on_gpu < worth:
+            if guess.on_gpu < WORTH_COMPILING and not compiler.knows:
                 return None
             remark(f"local steps are compiled: the run is guessed to keep the GPU busy for {guess.on_gpu:.0f} s")
         return compiler
