@@ -1,21 +1,25 @@
 """On a GPU, in less than three minutes: what compiled steps, channels last and planning ahead bring.
 
-`python -m benchmarks._gpu_compiled [steps] [stratify] [start]`; all of them without a name. What fails says so, and the
-rest is measured. `steps`: a local step as it is recorded, on one stream and on ten. `stratify`: an epoch of Stratify's
-batch mode with the size of Fashion-MNIST, planned in turn and ahead. `start`: seconds from a process's start to its
-first round, without a compiler, with one that starts from nothing, and with its folder warm.
+`python -m benchmarks._gpu_compiled [PART ...]`: all parts by default. What fails says so, and the rest is
+measured. `resnet18`, `cnn`, `resnet9`: a local step as it is recorded, on one stream and on ten, plain and compiled,
+with channels last or not. `stratify`: an epoch of Stratify's batch mode with the size of Fashion-MNIST, planned in turn
+and ahead. `start`: seconds from a process's start to its first round, without a compiler, with one that starts from
+nothing, and with its folder warm.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,13 +45,13 @@ STREAMS, BUDGET = 10, 150.0  # seconds after which no other way is begun
 CROP = {"train.augment.crop": 4, "train.augment.flip": True}
 RESNET = {"model.name": "resnet18", "model.norm": "gn", "engine.precision": "bf16", "train.batch_size": 64, **CROP}
 WORKLOADS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
-    "ResNet-18 GN bf16": ((3, 32, 32), 40, RESNET),
-    "CNN tf32": (
+    "resnet18": ((3, 32, 32), 40, RESNET),
+    "cnn": (
         (1, 28, 28),
         200,
         {"model.name": "cnn-mcmahan", "engine.precision": "tf32", "train.batch_size": 32},
     ),
-    "ResNet-9 BN bf16": ((3, 32, 32), 40, RESNET | {"model.name": "resnet9", "model.norm": "bn"}),
+    "resnet9": ((3, 32, 32), 40, RESNET | {"model.name": "resnet9", "model.norm": "bn"}),
 }
 WAYS = {"plain": (False, False), "channels last": (False, True), "compiled": (True, False), "both": (True, True)}
 
@@ -57,9 +61,11 @@ def main(parts: list[str]) -> None:
     if not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU: nothing is measured")
     ask_for_queues()
-    for name, measure in (("stratify", stratify), ("start", starts), ("steps", steps)):
-        if not parts or name in parts:
-            _try(name, measure)
+    known = {"stratify": stratify, "start": starts} | {name: partial(steps, name) for name in WORKLOADS}
+    for name in parts or ("resnet18", "stratify", "cnn", "start", "resnet9"):
+        began = time.perf_counter()
+        _try(name, known[name])
+        _say(f"({name} measured", time.perf_counter() - began, "s)")
 
 
 def _try(name: str, measure: Callable[[], None]) -> None:
@@ -76,14 +82,17 @@ def _say(what: str, value: float, unit: str) -> None:
 # ---- steps
 
 
-def steps() -> None:
+def steps(name: str) -> None:
     """Time recorded steps every way."""
-    for name, (shape, count, asked) in WORKLOADS.items():
-        for way, (compiled, last) in WAYS.items():
-            if time.perf_counter() - BEGAN > BUDGET:
-                print(f"{name}, {way}: no time left", flush=True)
-            else:
-                _try(f"{name}, {way}", lambda: _step(f"{name}, {way}", shape, count, asked, compiled, last))  # noqa: B023
+    shape, count, asked = WORKLOADS[name]
+    about = f"{name} {asked.get('model.norm', '')} {asked['engine.precision']}"
+    for way, (compiled, last) in WAYS.items():
+        if time.perf_counter() - BEGAN > BUDGET:
+            print(f"{about}, {way}: no time left", flush=True)
+            continue
+        _try(f"{about}, {way}", partial(_step, f"{about}, {way}", shape, count, asked, compiled, last))
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _step(name: str, shape: tuple[int, ...], count: int, asked: Mapping[str, Any], compiled: bool, last: bool) -> None:
@@ -126,6 +135,24 @@ def _step(name: str, shape: tuple[int, ...], count: int, asked: Mapping[str, Any
         _say(f"{name}: a step, {streams} streams", min(seconds) * 1e6, "us")
     for text in said:
         print(f"    {name}: {text}", flush=True)
+    if compiler is not None:
+        print(f"    {name}: {compiler.apart:.1e} from the plain step", flush=True)
+    with torch.cuda.stream(lanes[0][1]):
+        lanes[0][0].buf.t.zero_()
+        _kernels(lambda: [lanes[0][0].recorder(size, True) for _ in range(10)])  # type: ignore[misc]
+
+
+def _kernels(way: Callable[[], Any]) -> None:
+    """Print what takes longest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        way()
+        torch.cuda.synchronize()
+    taken: Counter[str] = Counter()
+    for event in profile.events() or ():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            taken[event.name] += event.time_range.end - event.time_range.start
+    for kernel, microseconds in taken.most_common(7):
+        print(f"    {microseconds / max(taken.total(), 1):>6.1%} {kernel[:100]}", flush=True)
 
 
 # ---- Stratify
