@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from benchmarks._rows import row
+from fedstrata.client.local_step import RING
 from fedstrata.client.probe import CHUNK
-from fedstrata.client.trainer import RING, Trainer
+from fedstrata.client.trainer import Trainer
 from fedstrata.core import registry
 from fedstrata.core.client_context import ClientContext
 from fedstrata.core.messages import Report, Task, add_prefix

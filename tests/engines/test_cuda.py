@@ -15,6 +15,23 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 SMALL = {"train.rounds": 3, "data.clients": 8, "engine.precision": "fp64"}
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model.name": "lenet5", "method.name": "scaffold", "engine.precision": "fp64"},
+        {"model.name": "mlp", "model.norm": "batch", "engine.precision": "fp64"},
+        {"model.name": "lenet5", "engine.precision": "bf16"},
+    ],
+)
+def test_compiled_steps_are_used_and_give_the_model_of_plain_ones(asked, tmp_path):
+    asked = SMALL | {"engine.device": "cuda", "engine.vmap": "never"} | asked
+    compiled = train(overrides=asked | {"engine.compile": True}, out=tmp_path / "compiled")
+    plain = train(overrides=asked | {"engine.compile": False}, out=tmp_path / "plain")
+    assert [e["wall"]["remark"] for e in compiled.events() if e["event"] == "engine" and e["wall"].get("remark")] == []
+    gap = max(float((t - plain.model()[name]).abs().max()) for name, t in compiled.model().items())
+    assert gap < (1e-9 if asked["engine.precision"] == "fp64" else 3e-2)
+
+
 @pytest.mark.parametrize("execution", ["auto", "messages"])
 @pytest.mark.parametrize("model", ["mlp", "lenet5"])
 @pytest.mark.parametrize("method", registry.names("methods"))

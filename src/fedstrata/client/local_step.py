@@ -35,6 +35,7 @@ from fedstrata.core.messages import (
 
 Slots = Mapping[str, Tensors]  # of each part
 RING = 64  # batches filled ahead of the step
+LONG_RING, ROOM = 1024, 1 << 20  # the same on a GPU, which fetches them all at once: batches, and samples at most
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Batches:
         """Say where each batch begins, and where the last one ends."""
         return np.concatenate([[0], np.cumsum(self.sizes)])
 
-    def of_ring(self, start: int) -> Batches:
+    def of_ring(self, start: int, ring: int = RING) -> Batches:
         """Return a ring of them."""
-        end = min(start + RING, len(self))
+        end = min(start + ring, len(self))
         samples = slice(self.starts[start], self.starts[end])
         keys = None if self.keys is None else self.keys[samples]
         return Batches(self.rows[samples], self.sizes[start:end], self.rates[start:end], keys)
@@ -82,9 +83,9 @@ class Ring:
     rate: np.ndarray  # [clients, batches]
 
     @classmethod
-    def of(cls, clients: Sequence[Batches], start: int, width: int) -> Ring:
+    def of(cls, clients: Sequence[Batches], start: int, width: int, ring: int = RING) -> Ring:
         """Lay out every client's batches from a step on; what is left of a row has weight 0."""
-        cut = [batches.of_ring(start) for batches in clients]
+        cut = [batches.of_ring(start, ring) for batches in clients]
         rows, sizes, rates = (np.concatenate([getattr(b, name) for b in cut]) for name in ("rows", "sizes", "rates"))
         deep = max(map(len, cut))
         slot = np.concatenate([np.arange(i * deep, i * deep + len(b)) for i, b in enumerate(cut)])
@@ -101,6 +102,11 @@ class Ring:
         rate[slot] = rates
         shape = len(cut), deep, width
         return cls(index.reshape(shape), weight.reshape(shape), keys.reshape(shape), rate.reshape(shape[:2]))
+
+
+def ring_for(device: str, width: int) -> int:
+    """Return how many batches a trainer's buffers hold."""
+    return RING if device == "cpu" else max(RING, min(LONG_RING, ROOM // width))
 
 
 def copy_to_device(values: np.ndarray, to: Tensor) -> None:

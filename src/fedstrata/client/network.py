@@ -24,6 +24,7 @@ class Network(nn.Module):
         self.module, self._head, self._half = module, head, half
         self._features: Tensor | None = None
         self._channels_last: bool | None = None  # whether the module takes images so; None: not tried yet
+        self._on_gpu = False  # whether they are given so there
         self.head.register_forward_pre_hook(self._remember, with_kwargs=True)
 
     @property
@@ -34,9 +35,13 @@ class Network(nn.Module):
     def _remember(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._features = next(iter((*args, *named.values()))).flatten(1)
 
+    def prefer_channels_last(self, on: bool) -> None:
+        """Say whether images on a GPU lie with their channels last; on a CPU they do."""
+        self._on_gpu = on
+
     def to_preferred_layout(self, x: Tensor) -> Tensor:
-        """Return images as convolutions on a CPU like them best."""
-        if x.is_cuda or x.ndim != 4:
+        """Return images as convolutions like them best."""
+        if x.ndim != 4 or (x.is_cuda and not self._on_gpu):
             return x
         if self._channels_last is None:
             self._channels_last = self._takes(x[:1].contiguous(memory_format=torch.channels_last))

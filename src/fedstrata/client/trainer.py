@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedstrata.client.local_step import (
-    RING,
     Batches,
     BatchPlan,
     Ring,
@@ -29,6 +28,7 @@ from fedstrata.client.local_step import (
     objective,
     observe,
     report,
+    ring_for,
     update_weights,
 )
 from fedstrata.client.network import Network, key_dropout
@@ -67,6 +67,7 @@ class Trainer:
         module = local.build().to(device, local.dtype)
         self.space = space = ParameterSpace.of(module, local.head)
         width = local.sampler.width(local.batch_size, max(largest, 1), fastest)
+        self._ring = ring = ring_for(device, width)
 
         def zeros(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
             return torch.zeros(shape, dtype=dtype or local.dtype, device=device)
@@ -79,10 +80,10 @@ class Trainer:
             b=zeros(space.Q),
             w0=zeros(space.P),
             b0=zeros(space.Q),
-            index=zeros(RING, width, dtype=torch.int64),
-            weight=zeros(RING, width),
-            keys=zeros(RING, width, dtype=torch.int64),
-            rate=zeros(RING),
+            index=zeros(ring, width, dtype=torch.int64),
+            weight=zeros(ring, width),
+            keys=zeros(ring, width, dtype=torch.int64),
+            rate=zeros(ring),
             t=zeros(1, dtype=torch.int64),
             loss=zeros(),
             head=space.head,
@@ -105,11 +106,11 @@ class Trainer:
         self.draws = key_dropout(module, self.clock) or self._augments
         self._ready = local.inputs.keeps(buf.x)  # samples lie here as the network takes them
         self.network = Network(module, local.head, local.half)
-        self._params = [p for p in module.parameters() if p.requires_grad]
-        self._gradients = [p.of(buf.g) for p in space.params]
+        self.params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        self.gradients: list[Tensor] | None = [p.of(buf.g) for p in space.params]  # None: there are no such views
         self.norms, self.tally = Norms.of(module), Tally()
         self._normed = bool(self.norms)
-        self._counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
+        self.counters = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
         self.recorder: Callable[[int, bool], None] | None = None  # an engine may replay steps instead of taking them
 
     # ---- a client update, on the host -------------------------------------------------------------------------------
@@ -281,11 +282,10 @@ class Trainer:
         """Start from the received model."""
         if "params" in down:
             self.buf.w0.copy_(down["params"])
-            self.buf.w.copy_(down["params"])
-        buffers = down.get("buffers", self._first_buffers)
-        self.buf.b0.copy_(buffers)
-        self.buf.b.copy_(buffers)
-        for counter, start in self._counters:
+            self.buf.w.copy_(self.buf.w0)
+        self.buf.b0.copy_(down.get("buffers", self._first_buffers))
+        self.buf.b.copy_(self.buf.b0)
+        for counter, start in self.counters:
             counter.copy_(start)
 
     def _start(self) -> None:
@@ -298,9 +298,9 @@ class Trainer:
         self.norms.all_reduce = all_reduce
         sizes = batch_plan.batches.sizes.tolist()
         padded = self._padded(max(sizes, default=0)) if self.pad else None
-        for start in range(0, len(sizes), RING):
+        for start in range(0, len(sizes), self._ring):
             self._fill_ring(batch_plan.batches, start)
-            for size in sizes[start : start + RING]:
+            for size in sizes[start : start + self._ring]:
                 width = padded or size
                 normal = size > 1 or not self._normed  # a batch norm does something else with one sample
                 if self._normed:
@@ -320,7 +320,7 @@ class Trainer:
     @property
     def state(self) -> list[Tensor]:
         """All that a step changes."""
-        buf, counters = self.buf, [counter for counter, _ in self._counters]
+        buf, counters = self.buf, [counter for counter, _ in self.counters]
         return [
             buf.w,
             buf.g,
@@ -333,7 +333,7 @@ class Trainer:
 
     def _fill_ring(self, batches: Batches, start: int = 0) -> None:
         self.buf.t.zero_()
-        ring = Ring.of([batches], start, self.buf.index.shape[1])
+        ring = Ring.of([batches], start, self.buf.index.shape[1], self._ring)
         for name in ("index", "weight", "rate", *(("keys",) if self.draws else ())):
             values = getattr(ring, name)[0]
             copy_to_device(values, getattr(self.buf, name)[: len(values)])
@@ -373,10 +373,13 @@ class Trainer:
 
         loss, batch = objective(parts, self.own, buf, x, y, weight, *self.network(x))
         # Cheaper than `backward`, which adds to a gradient that must have been set to zero before.
-        gradients = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(loss, self.params, allow_unused=True, materialize_grads=True)
 
         with torch.no_grad():
-            torch._foreach_copy_(self._gradients, gradients)
+            if self.gradients is None:
+                buf.g.copy_(torch.cat([g.reshape(-1) for g in gradients]))
+            else:
+                torch._foreach_copy_(self.gradients, gradients)
             observe(parts, self.own, buf, batch)
 
 

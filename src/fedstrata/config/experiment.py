@@ -259,6 +259,7 @@ class EngineChoice(Section):
     client_state: Literal["memory", "disk"] = "memory"  # where what clients keep lies between their client updates
     vmap: Literal["auto", "always", "never"] = "auto"  # whether tiny clients are trained many at once
     cuda_graphs: bool = True  # whether a GPU replays recorded steps
+    compile: bool | Literal["auto"] = "auto"  # whether a GPU's steps are compiled first
 
     def make(self) -> Any:
         """Build the engine; of the options that engines have in common, it gets those that it has."""

@@ -51,7 +51,8 @@ class Clock:
         numbers, samples = torch.Size(shape).numel(), len(self.keys)
         keys = self.keys if shape[0] % samples == 0 else self.keys[:1]  # a tensor that is not made of samples
         cell = torch.arange(numbers // len(keys), device=keys.device)
-        one_kernel = keys.is_cuda and not torch._C._functorch.is_batchedtensor(keys)  # which vmap cannot map
+        # Which vmap cannot map, and whoever listens to the operations of a step does not hear.
+        one_kernel = keys.is_cuda and not (torch._C._functorch.is_batchedtensor(keys) or _is_listened_to())
         make: Callable[..., Tensor] = _kernel() if one_kernel else _hash
         return make(keys.view(-1, 1), cell, start=self.uses * 7_919).view(shape)
 
@@ -62,6 +63,10 @@ def sample_keys(context: int | np.ndarray, step: int | np.ndarray, place: np.nda
         key = np.asarray(context, dtype=np.uint64) + np.uint64(1_000_003) * np.asarray(step, dtype=np.uint64)
         keys: np.ndarray = key + np.uint64(0x9E3779B97F4A7C15) * place.astype(np.uint64)
     return keys.view(np.int64)
+
+
+def _is_listened_to() -> bool:
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 @cache

@@ -110,6 +110,8 @@ class Plan:
         -------
         View
         """
+        last = round + 1 >= self.rounds
+        ahead = None if last else partial(self.view, client_info, round + 1, clock=clock)
         rng, client_info = partial(self.streams, round=round), client_info.at(round)
         needed = per_round(self.clients_per_round, client_info.clients)  # somebody may have joined
         k = self.system.count_to_ask(needed)
@@ -120,9 +122,8 @@ class Plan:
         if not (first := self.local.rate.at(0)):
             raise RequestError("train.lr_schedule: the learning rate of the first round is 0; begin with more")
         decay = self.local.rate.at(round) / first
-        view = View(
-            *known, self.local.batch_size, self.local.epochs, needed, clock, decay, why_not_fused, fewest=self.fewest
-        )
+        more = self.local.batch_size, self.local.epochs, needed, clock, decay, why_not_fused
+        view = View(*known, *more, fewest=self.fewest, ahead=ahead)
         eligible = self.system.find_available(view)
         return replace(view, k=min(k, len(eligible)), eligible=eligible)
 

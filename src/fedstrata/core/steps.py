@@ -65,6 +65,8 @@ class View:
         Where in the round the present step is, (i, n).
     fewest
         Clients whose reports can be summed.
+    ahead
+        `ahead(note)` gives the view of the next round, as it looks from here; None after the last.
     """
 
     round: int
@@ -83,6 +85,7 @@ class View:
     why_not_fused: str | None = None
     part: Fragment = WHOLE
     fewest: int = 1
+    ahead: Callable[[Callable[..., None]], View] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,8 @@ class Step:
         Where in the round this is, the i-th of n equal parts (i, n): moves learning rates.
     down
         The type of numbers in which the model travels; None: that of the run. The server keeps the exact one.
+    meanwhile
+        What the driver has to do that needs no outcome: an engine may call it while a device computes, or not at all.
 
     Examples
     --------
@@ -226,6 +231,7 @@ class Step:
     fused: FusedSteps | None = None
     part: Fragment = WHOLE
     down: torch.dtype | None = None
+    meanwhile: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if type(self.asks) is not tuple:

@@ -28,6 +28,7 @@ from fedstrata.client.vmapped import MOST_REPLICAS, VmappedTrainer
 from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.client_parts import Client, ClientPlan
 from fedstrata.core.engine import AllReduceSum, ClientStates, SumTensors
+from fedstrata.core.index import stable_order
 from fedstrata.core.messages import Report, Sums, Tag, Task, Tensors, read, to_host, weighted_sum
 from fedstrata.core.rng import seed_torch
 from fedstrata.core.steps import Step
@@ -212,7 +213,10 @@ class InProcessPool:
         largest = int(fused.sizes.max(initial=0))
         shared = largest > 1 and self._products * largest > WORTH_THREADS  # threads only wait on single samples
         with self._use_stream(), threads(spare() if shared else 1):
-            report = trainer.train_fused(first, batches).read()
+            begun = trainer.train_fused(first, batches)
+            if step.meanwhile is not None:  # a GPU is busy for as long as that takes
+                step.meanwhile()
+            (report,) = read([begun])
         updates = step.count_updates([task.client for task in tasks])
         common = replace(report, update_norm=nan, aggregated={})
         answers: list[Answer] = [
@@ -254,7 +258,7 @@ def _meet(worker: Worker, who: Assignment, all_reduce: AllReduce) -> Answer:
 def interleave(rows: Sequence[np.ndarray], whose: np.ndarray) -> np.ndarray:
     """Let everybody give their rows in order, when it is their turn."""
     flat = np.empty(len(whose), dtype=np.int64)
-    flat[np.argsort(whose, kind="stable")] = np.concatenate(rows)
+    flat[stable_order(whose)] = np.concatenate(rows)
     return flat
 
 

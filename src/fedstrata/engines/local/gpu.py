@@ -24,6 +24,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.inputs import Inputs
 from fedstrata.core.messages import Task, Tensors
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.compiled_step import Compiler
 from fedstrata.engines.local.cuda_graph import Recorder
 from fedstrata.engines.local.engine import Answer, Assignment, InProcessPool, Worker, group_tasks
 
@@ -72,8 +73,9 @@ class GpuPool(InProcessPool):
         workers: int = 1,
         record: bool = True,
         largest: int | None = None,
+        compiler: Compiler | None = None,
     ):
-        self._record, self._streams = record, list[torch.cuda.Stream]()
+        self._record, self._streams, self._compiler = record, list[torch.cuda.Stream](), compiler
         devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         local, x = prepare_samples(local, federation.train.x, devices[:workers])
         self._data = {d: (x[d], federation.train.y.to(d)) for d in devices[:workers]}
@@ -105,7 +107,9 @@ class GpuPool(InProcessPool):
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.default_stream(device))
         if self._record:
-            worker.trainer.recorder = Recorder(worker.trainer.step, worker.trainer.state, stream, self._give_up)
+            trainer = worker.trainer
+            step = trainer.step if self._compiler is None else self._compiler.step_of(trainer)
+            trainer.recorder = Recorder(step, trainer.state, stream, self._give_up)
             worker.record = lambda vmapped: Recorder(vmapped.step, vmapped.state, stream, self._give_up)
         self._streams.append(stream)
         return worker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,11 +17,13 @@ from fedstrata.core.options import Count
 from fedstrata.core.part import Part
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.compiled_step import Compiler
 from fedstrata.engines.local.cost import Guess
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine, WorkerPool
 from fedstrata.engines.local.gpu import GpuPool, ask_for_queues, uses_gpu, workers_on_gpu
 from fedstrata.engines.local.processes import ProcessPool, why_not
 
+WORTH_COMPILING, WORTH_COMPILED = 120.0, 40.0  # seconds of a GPU above which compiling pays; if it was done before
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
 
@@ -34,6 +37,7 @@ class LocalEngineOptions(Part):
     client_state: Literal["memory", "disk"] = "memory"
     vmap: Literal["auto", "always", "never"] = "auto"  # whether clients are trained many at once
     cuda_graphs: bool = True  # whether a GPU replays recorded steps
+    compile: bool | Literal["auto"] = "auto"  # whether they are compiled first
 
     def start(self, local: ClientPlan, federation: Federation, client_updates: int, log: Log) -> LocalEngine:
         """Start the workers.
@@ -80,10 +84,13 @@ class LocalEngineOptions(Part):
                 workers_on_gpu(guess.products * local.batch_size) if self.workers == "auto" else self.workers,
                 None,
             )
-            gpu = GpuPool(local, federation, together, remark, workers, self.cuda_graphs)
+            compiler = self._compiler(local, guess, together, remark)
+            gpu = GpuPool(local, federation, together, remark, workers, self.cuda_graphs, compiler=compiler)
             pool: WorkerPool = gpu
             workers = gpu.workers
         else:
+            if self.compile is True:
+                remark("engine.compile = true: steps are compiled for GPUs alone, and this run is on a CPU")
             workers, why = self._workers(local, guess)
             pool = here() if workers == 1 else ProcessPool(local, federation, workers, together, remark)
         about = {"workers": workers, "device": device, "precision": self.precision, "vmap": together, "remark": why}
@@ -96,6 +103,21 @@ class LocalEngineOptions(Part):
         if self.vmap == "auto":
             return worth_grouping(local.build(), guess.products * local.batch_size, device)
         return self.vmap == "always"
+
+    def _compiler(
+        self, local: ClientPlan, guess: Guess, together: bool, remark: Callable[[str], None]
+    ) -> Compiler | None:
+        """Return what compiles local steps, where that was asked for or pays, and say so."""
+        if not self.cuda_graphs or together or self.compile is False:
+            return None
+        if self.compile == "auto" and guess.on_gpu < WORTH_COMPILED:
+            return None
+        compiler = Compiler(local, self.precision, remark)
+        if self.compile == "auto":
+            if guess.on_gpu < WORTH_COMPILING and not compiler.knows:
+                return None
+            remark(f"local steps are compiled: the run is guessed to keep the GPU busy for {guess.on_gpu:.0f} s")
+        return compiler
 
     def _workers(self, local: ClientPlan, guess: Guess) -> tuple[int, str | None]:
         """Return the number of processes, and what the user should know about it."""

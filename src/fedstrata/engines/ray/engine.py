@@ -219,7 +219,7 @@ class RayEngine:
         member.moved_away.clear()
         self.bytes_stored += sum(map(packed_bytes, states.values()))
         if now.step.fused is not None or now.step.together is not None:
-            return member.actor.work_together.remote(now.down, order, now.step)
+            return member.actor.work_together.remote(now.down, order, replace(now.step, meanwhile=None))
         return member.actor.work.remote(now.down, order)
 
     def _missing_state(self, client: int, worker: str) -> Tensors | None:

@@ -15,7 +15,15 @@ from fedstrata.core.client_context import ClientContext, Done, Program
 from fedstrata.core.messages import Value
 from fedstrata.core.plan import Plan
 from fedstrata.core.steps import Ask, Step, Steps, View
-from fedstrata.methods.drivers.scheduled import FusedUpdates, Played, ScheduledDriver, Slice, Stock, next_of, refusals
+from fedstrata.methods.drivers.fused import FusedUpdates, Stock
+from fedstrata.methods.drivers.scheduled import (
+    Account,
+    Played,
+    ScheduledDriver,
+    Slice,
+    next_of,
+    refusals,
+)
 from fedstrata.methods.schedules.epoch import Epoch
 from fedstrata.methods.schedules.hops import Hop, Refused, hops
 from fedstrata.methods.schedules.stratified import Stratified
@@ -76,8 +84,8 @@ class Passing(ScheduledDriver):
             client_updates, refused, source = client_updates + 1, refused + len(answer or ()), sink
         return client_updates, refused
 
-    def fused(self, view: View, now: Slice) -> Played:
-        """Find the way, then let one trainer go it."""
+    def fused(self, view: View, now: Slice) -> tuple[Step, Account]:
+        """Find the way, and let one trainer go it."""
         route, answer = self.route(now), None
         stock, fused_updates = Stock.of(self.schedule, view, now.pools), FusedUpdates(now.epoch.number)
         parts: list[int] = []
@@ -91,5 +99,5 @@ class Passing(ScheduledDriver):
             parts += [now.part[0]] * len(given)
             fused_updates.add_update(hop.client, given, turn=len(fused_updates.who))
         handed = from_server, to_server, len(fused_updates.who) - from_server
-        outcome = yield fused_updates.step(stock, [1] * len(parts), parts, handed, part=(0, now.entries))
-        return None if outcome.missing else (len(fused_updates.who), stock.refused)
+        step = fused_updates.step(stock, [1] * len(parts), parts, handed, part=(0, now.entries))
+        return step, (len(fused_updates.who), stock.refused)

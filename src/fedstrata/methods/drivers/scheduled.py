@@ -1,10 +1,11 @@
-"""What drivers that follow a schedule of labels have in common: epochs, and answering for clients that live here."""
+"""What drivers that follow a schedule of labels have in common: epochs, and a round's share of them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -15,11 +16,10 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.messages import REFUSED
 from fedstrata.core.plan import Plan
 from fedstrata.core.server_parts import Driver, Schedule
-from fedstrata.core.steps import BY_CHOICE, Ask, FusedSteps, Outcome, Select, Step, Steps, View
+from fedstrata.core.steps import BY_CHOICE, Outcome, Select, Step, Steps, View
 from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch
-from fedstrata.methods.schedules.fill import Filled
 from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.methods.schedules.supply import Pools
 from fedstrata.methods.selectors.random import Random
@@ -28,9 +28,8 @@ Move = TypeVar("Move")
 Answer = TypeVar("Answer")
 
 Account = tuple[int, int]  # client updates, and entries that were refused
-Played = Generator[Step, Outcome, Account | None]  # None: what was played as one is not finite
+Played = Generator[Step, Outcome, Account]
 ORDER_TOLD = 200  # entries of the first epoch whose labels are told, for a figure
-NUMBER = 8  # bytes of a label or a count on the wire
 
 
 @dataclass
@@ -40,6 +39,14 @@ class ScheduleState:
     epoch: Epoch | None = None
     epochs: int = 0  # begun so far
     rounds: int = 0  # of the present epoch
+
+    def __post_init__(self) -> None:
+        self.ahead: Planned | None = None  # the next round's share; no field: what is saved has not happened yet
+
+    def after(self, rounds_per_epoch: int) -> ScheduleState:
+        """Return a copy of what is left after a round."""
+        going_on = self.epoch if self.rounds < rounds_per_epoch else None
+        return ScheduleState(copy.deepcopy(going_on), self.epochs, self.rounds)
 
 
 @dataclass
@@ -61,6 +68,22 @@ class Slice:
     def part(self) -> tuple[int, int]:
         """Where in the round the next entry is."""
         return min(self.epoch.over - self.start, self.entries - 1), self.entries
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A share of an epoch that is played as one, before it is played."""
+
+    view: View
+    state: ScheduleState  # once it is played
+    now: Slice
+    step: Step
+    account: Account
+    notes: list[tuple[str, dict[str, Any]]]  # what to tell of it, when its time has come
+
+    def suits(self, view: View) -> bool:
+        """Say whether the round is the one that was planned for."""
+        return view.round == self.view.round and np.array_equal(view.eligible, self.view.eligible)
 
 
 @dataclass(frozen=True)
@@ -115,8 +138,8 @@ class ScheduledDriver(Driver):
         """Play a round's share of the epoch exchange by exchange."""
         raise NotImplementedError
 
-    def fused(self, view: View, now: Slice) -> Played:
-        """Play it as one step, answering for clients that live here."""
+    def fused(self, view: View, now: Slice) -> tuple[Step, Account]:
+        """Plan it as one step, answering for clients that live here."""
         raise NotImplementedError
 
     def close_epoch(self, view: View, epoch: Epoch) -> Steps:
@@ -134,20 +157,41 @@ class ScheduledDriver(Driver):
     def _share(self, state: ScheduleState, view: View) -> Generator[Step, Outcome, Epoch]:
         """Play a share of the epoch, as one step if that is exact and gives a finite model."""
         if view.why_not_fused is None:
-            before = copy.deepcopy(state)
-            now = self.begin(state, view)
-            account = yield from self.fused(view, now)
-            if account is not None:
-                self.end(state, view, now, account)
-                return now.epoch
+            planned, state.ahead = state.ahead, None
+            if planned is None or not planned.suits(view):
+                planned = self._plan(copy.deepcopy(state), view)
+            for kind, fields in planned.notes:
+                view.note(kind, **fields)
+            outcome = yield replace(planned.step, meanwhile=partial(self._plan_ahead, state, planned))
+            if not outcome.missing:
+                state.epoch, state.epochs, state.rounds = (
+                    planned.state.epoch,
+                    planned.state.epochs,
+                    planned.state.rounds,
+                )
+                self.end(state, view, planned.now, planned.account)
+                return planned.now.epoch
             # One bad sample spoils everybody's result. Message by message only its client is left out.
             view.note("fallback", what="steps played as one", used="message by message", why="the model is not finite")
-            vars(state).update(vars(before))
+            state.ahead = None
         now = self.begin(state, view)
         account = yield from self.by_messages(view, now)
-        assert account is not None
         self.end(state, view, now, account)
         return now.epoch
+
+    def _plan(self, state: ScheduleState, view: View) -> Planned:
+        """Plan a round's share, in a state of its own, and keep what there is to tell."""
+        notes = list[tuple[str, dict[str, Any]]]()
+        view = replace(view, note=lambda kind, **fields: notes.append((kind, fields)))
+        now = self.begin(state, view)
+        return Planned(view, state, now, *self.fused(view, now), notes)
+
+    def _plan_ahead(self, state: ScheduleState, played: Planned) -> None:
+        """Plan the next round's share while a device computes this one: what is drawn depends on the round alone."""
+        if played.view.ahead is not None:
+            after = played.state.after(self.schedule.rounds_per_epoch)
+            with suppress(Exception):  # whatever is wrong with the next round is said in the next round
+                state.ahead = self._plan(after, played.view.ahead(lambda *_, **__: None))
 
     def begin(self, state: ScheduleState, view: View) -> Slice:
         """Go on with the epoch, or draw a new one."""
@@ -193,111 +237,6 @@ class ScheduledDriver(Driver):
         )
         if state.rounds == self.schedule.rounds_per_epoch:
             state.epoch = None
-
-
-@dataclass
-class FusedUpdates:
-    """Client updates in a row, to be played as one."""
-
-    epoch: int
-    codes: dict[int, list[int]] = field(default_factory=dict)  # by client, in the order of use
-    who: list[int] = field(default_factory=list)  # of each client update: the client, the entries, the step
-    runs: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-
-    @classmethod
-    def through(cls, epoch: int, filled: Filled) -> FusedUpdates:
-        """Visit everybody who gives samples to a batch, batch by batch, in the order of their first samples."""
-        clients, codes = np.array(filled.clients, dtype=np.int64), np.array(filled.codes, dtype=np.int64)
-        turns = np.repeat(np.arange(len(filled.sizes)), filled.sizes)
-        by_client = np.argsort(clients * len(filled.sizes) + turns, kind="stable")  # and then by batch
-        codes, whose, when = codes[by_client], clients[by_client], turns[by_client]
-        client_updates = np.flatnonzero(np.diff(whose, prepend=-1) | np.diff(when, prepend=-1))
-        runs, first = np.diff(client_updates, append=len(whose)), by_client[client_updates]
-        in_order = np.argsort(first)
-        fused_updates = cls(
-            epoch,
-            {},
-            clients[first][in_order].tolist(),
-            runs[in_order].tolist(),
-            turns[first][in_order].tolist(),
-        )
-        for client in dict.fromkeys(fused_updates.who):
-            start, end = np.searchsorted(whose, (client, client + 1))
-            fused_updates.codes[client] = codes[start:end].tolist()
-        return fused_updates
-
-    def add_update(self, client: int, codes: list[int], turn: int) -> None:
-        """Add a client update of the `turn`-th step."""
-        self.codes.setdefault(client, []).extend(codes)
-        self.who.append(client)
-        self.runs.append(len(codes))
-        self.turns.append(turn)
-
-    def step(
-        self, stock: Stock, sizes: Sequence[int], parts: Sequence[int], handed: tuple[int, int, int], **how: Any
-    ) -> Step:
-        """Return the step that stands for all of them: batches of some sizes, at some times of the round."""
-        places = {client: i for i, client in enumerate(self.codes)}
-        fused = FusedSteps(
-            who=np.array([places[client] for client in self.who], dtype=np.int64),
-            runs=np.array(self.runs, dtype=np.int64),
-            turns=np.array(self.turns, dtype=np.int64),
-            sizes=np.array(sizes, dtype=np.int64),
-            parts=np.array(parts, dtype=np.int64),
-            handed=handed,
-            told=(stock.told_down, stock.told_up),
-        )
-        about = {"epoch": self.epoch}
-        asks = [Ask(client, {"labels": tuple(own), **about}) for client, own in self.codes.items()]
-        return Step(tuple(asks), fused=fused, combine=bool(asks), **how)
-
-
-@dataclass
-class Stock:
-    """Answers for clients that live on this machine, as they would."""
-
-    counts: list[dict[int, int]]  # by stratum and client
-    pools: Pools
-    replacement: bool
-    told_down: int = 0
-    told_up: int = 0
-    refused: int = 0
-
-    @classmethod
-    def of(cls, schedule: Stratified, view: View, pools: Pools) -> Stock:
-        """Look into what everybody holds."""
-        assert view.client_info.ground_truth is not None
-        counts = schedule.counts(view.client_info.ground_truth.stock)
-        own: list[dict[int, int]] = [{} for _ in range(counts.shape[1])]
-        clients, strata = np.nonzero(counts)
-        for client, stratum, count in zip(
-            clients.tolist(), strata.tolist(), counts[clients, strata].tolist(), strict=True
-        ):
-            own[stratum][client] = count
-        return cls(own, pools, bool(schedule.replacement))
-
-    def refuses(self, client: int, codes: Sequence[int], overhead_bytes: int) -> list[int]:
-        """Return the codes that a client has no sample for; `overhead_bytes` numbers go with a request."""
-        supply, refused = self.pools.supply, []
-        seen: dict[int, int] = {}
-        strata = len(supply.passes)
-        for code in codes:
-            turn, stratum = divmod(code, strata)
-            used = supply.taken[stratum].get(client, 0) + seen.get(stratum, 0)
-            here = self.counts[stratum].get(client, 0)
-            if turn < supply.passes[stratum] or (used >= here and not (self.replacement and here)):
-                refused.append(code)
-            elif len(codes) > 1:
-                seen[stratum] = seen.get(stratum, 0) + 1
-        self.told(len(codes), 1, len(refused), len(set(refused)), overhead_bytes)
-        return refused
-
-    def told(self, codes: int, requests: int, refused: int, exhausted: int, overhead_bytes: int) -> None:
-        """Note what was said: requests, beside whose codes go some numbers, and what of them was refused."""
-        self.told_down += NUMBER * (codes + overhead_bytes * requests)
-        self.told_up += NUMBER * (refused + exhausted)
-        self.refused += refused
 
 
 def next_of(protocol: Generator[Move, Answer, None], answer: Answer | None) -> Move | None:

@@ -28,12 +28,12 @@ from fedstrata.core.server_parts import Driver, Schedule
 from fedstrata.core.steps import Ask, Select, Step, Steps, View
 from fedstrata.methods.combiners.size import SizeWeighted
 from fedstrata.methods.combiners.uniform import Uniform
+from fedstrata.methods.drivers.fused import FusedUpdates, Stock
 from fedstrata.methods.drivers.scheduled import (
-    FusedUpdates,
+    Account,
     Played,
     ScheduledDriver,
     Slice,
-    Stock,
     next_of,
     refusals,
     stratified,
@@ -178,8 +178,8 @@ class GlobalBatches(ScheduledDriver):
             client_updates, done = client_updates + len(asks), done + 1
         return client_updates, refused
 
-    def fused(self, view: View, now: Slice) -> Played:
-        """Fill all batches, then let one trainer train on them."""
+    def fused(self, view: View, now: Slice) -> tuple[Step, Account]:
+        """Fill all batches, and let one trainer train on them."""
         stock, steps = Stock.of(self.schedule, view, now.pools), ceil(now.entries / view.batch_size)
         filling = view.batch_size, self.least(view), bool(self.schedule.replacement)
         filled = fill(now.epoch, now.pools, stock.counts, now.until, *filling)
@@ -191,5 +191,4 @@ class GlobalBatches(ScheduledDriver):
             handed = client_updates, 0, 0
             stock.told_up += client_updates * self.up.nbytes(view.space.P)
         how: dict[str, Any] = {"kind": "gradient", "buffers": False, "part": (0, steps), "down": self.down}
-        outcome = yield fused_updates.step(stock, sizes, parts, handed, **how)
-        return None if outcome.missing else (client_updates, stock.refused)
+        return fused_updates.step(stock, sizes, parts, handed, **how), (client_updates, stock.refused)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedstrata.core.index import stable_order
 from fedstrata.methods.schedules.epoch import Epoch
 from fedstrata.methods.schedules.supply import Pools
 
@@ -75,7 +76,7 @@ def _served(pools: Pools, stock: Sequence[dict[int, int]], pairs: np.ndarray, wi
         left[pair] = stock[stratum].get(client, 0) - pools.supply.taken[stratum].get(client, 0)
     if (counts <= left).all():
         return len(pairs)
-    order = np.argsort(pairs.astype(np.uint16) if len(counts) < 2**16 else pairs, kind="stable")  # small ones are quick
+    order = stable_order(pairs)
     nth = np.empty_like(pairs)  # of each entry among those of its stratum and client
     nth[order] = np.arange(len(pairs)) - np.repeat(np.cumsum(counts) - counts, counts)
     return int(np.flatnonzero(nth >= left[pairs])[0])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedstrata.core.client_context import ClientContext, Done, Program
 from fedstrata.core.client_parts import Client, Order
+from fedstrata.core.index import stable_order
 from fedstrata.core.messages import REFUSED
 from fedstrata.core.sampler import Sampler
 
@@ -124,13 +125,13 @@ class Shelves:
 
     def _order(self, turn: int) -> np.ndarray:
         shuffled = self._rng("take", round=self._epoch, step=turn).permutation(len(self._labels))
-        by_stratum: np.ndarray = shuffled[np.argsort(self._labels[shuffled], kind="stable")]
+        by_stratum: np.ndarray = shuffled[stable_order(self._labels[shuffled])]
         return by_stratum
 
 
 def _nth(codes: np.ndarray) -> np.ndarray:
     """Say of each code how often it came before."""
-    by_code = np.argsort(codes, kind="stable")
+    by_code = stable_order(codes)
     in_order, nth = codes[by_code], np.empty_like(codes)
     nth[by_code] = np.arange(len(codes)) - np.searchsorted(in_order, in_order)
     return nth
@@ -138,7 +139,7 @@ def _nth(codes: np.ndarray) -> np.ndarray:
 
 def _overtaken(turns: np.ndarray, strata: np.ndarray) -> np.ndarray:
     """Say of each code whether a later pass over its stratum was asked for before."""
-    by_stratum = np.argsort(strata, kind="stable")
+    by_stratum = stable_order(strata)
     passes = (strata * (turns.max(initial=0) + 1) + turns)[by_stratum]
     overtaken = np.empty(len(turns), dtype=bool)
     overtaken[by_stratum] = passes < np.maximum.accumulate(passes)

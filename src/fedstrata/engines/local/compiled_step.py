@@ -1,0 +1,159 @@
+"""The local step compiled for a GPU: Inductor fuses norms, activations and the optimizer's arithmetic.
+
+The step is listened to once (`make_fx`), from the gather of its batch to the new weights, as one list of operations:
+whatever can be recorded can be compiled, hooks, parts and modules of one's own included. All workers share what comes
+out, and each of them records it. Compiled code lies in a folder, where the next process finds it.
+
+Compilers make mistakes: the first steps are taken both ways, and what differs is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstrata.client.pure_step import pure_step, step_tensors
+from fedstrata.client.trainer import Trainer
+from fedstrata.core.client_parts import ClientPlan
+from fedstrata.data import store
+
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+# How far two ways to compute a step may be apart: rounding is, in bf16, a tenth of a gradient; a blunder is all of it.
+NEAR = {"fp64": 1e-9, "fp32": 0.02, "tf32": 0.1, "bf16": 0.25}
+CHECKED = 2  # steps that are taken both ways
+Step = Callable[[int, bool], None]
+Run = Callable[[Sequence[Tensor]], Any]
+
+
+class Compiler:
+    """Compiles the steps of a pool's workers; `give_up` hears why one could not be."""
+
+    def __init__(self, local: ClientPlan, precision: str, give_up: Callable[[str], None]):
+        self._near, self._give_up, self.channels_last = NEAR[precision], give_up, precision == "bf16"
+        self._made: dict[tuple[object, ...], Run | None] = {}  # None: it is taken as it is
+        self.apart = 0.0  # how far the last one was from the plain step
+        self._folder = Path(os.environ.get(FOLDER) or store.folder() / ".compiled")
+        about = repr((local.build(), local.chain, local.inputs, local.batch_size, precision, torch.__version__))
+        self._mark = self._folder / f"{sha256(about.encode()).hexdigest()}.known"
+
+    @property
+    def knows(self) -> bool:
+        """Whether such a step was compiled before, by this process or another."""
+        return self._mark.exists()
+
+    def step_of(self, trainer: Trainer) -> Step:
+        """Return a trainer's step, which is compiled when a size is new."""
+        tensors, device = step_tensors(trainer), trainer.buf.w.device
+
+        def step(width: int, full: bool) -> None:
+            key = device, width, full
+            if key not in self._made:
+                self._made[key] = self._compiled(trainer, tensors, width, full)
+            if (run := self._made[key]) is None:
+                trainer.step(width, full)
+            else:
+                run(tensors)
+
+        return step
+
+    def _compiled(self, trainer: Trainer, tensors: list[Tensor], width: int, full: bool) -> Run | None:
+        os.environ[FOLDER] = str(self._folder)
+        trainer.network.prefer_channels_last(self.channels_last)
+        try:
+            run = compile_step(trainer, tensors, width, full)
+            self.apart = distance(trainer, tensors, run, width, full)
+            if self.apart <= self._near:
+                with suppress(OSError):  # only a later guess depends on it
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    self._mark.touch()
+                return run
+            why = f"compiled, the step differs from the plain one by {self.apart:.1e} of what it changes"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler may fail in any way
+            why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        trainer.network.prefer_channels_last(False)
+        self._give_up(f"local steps are not compiled: {why}")
+        return None
+
+
+def compile_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> Run:
+    """Compile a step as a function of the tensors that it reads and changes."""
+    from torch._inductor import compile as compile_graph  # noqa: PLC0415  takes seconds, and few runs need it
+
+    graph = trace_step(trainer, tensors, width, full)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it advises on precision, which is the user's choice
+        compiled: Any = compile_graph(graph, list(tensors))
+
+    def run(tensors: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            compiled(*tensors)
+
+    return run
+
+
+def trace_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> torch.fx.GraphModule:
+    """Take a step, and give all its operations; the trainer is left as it was."""
+    from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415
+    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+
+    def step(*tensors: Tensor) -> tuple[()]:
+        pure_step(trainer, tensors, width, full)
+        return ()
+
+    before = [t.clone() for t in trainer.state]
+    with enable_python_dispatcher():  # so that a GPU's batch norm is one that the compiler knows
+        graph = make_fx(step)(*tensors)
+    _put_back(trainer, before)
+    _check(graph, tensors)
+    return graph
+
+
+def _check(graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> None:
+    """Refuse a step that is no function of its tensors: it draws, or holds on to what belongs to one worker."""
+    for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise ValueError(f"it draws from torch's own generator ({node.target})")
+    known = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        held = getattr(graph, node.target)
+        if isinstance(held, Tensor) and held.numel() and held.untyped_storage().data_ptr() in known:
+            raise ValueError("it uses a tensor of the model under another name, such as tied weights")
+
+
+def distance(trainer: Trainer, tensors: Sequence[Tensor], run: Run, width: int, full: bool) -> float:
+    """Take steps both ways from where a trainer is; give how far what they change is apart, over how far it moved."""
+    buf, apart = trainer.buf, [0.0]
+    before = [t.clone() for t in trainer.state]
+    for _ in range(CHECKED):
+        if int(buf.t) >= len(buf.weight) or not buf.weight[int(buf.t)].any():  # no batch is left
+            break
+        start = [t.clone() for t in trainer.state]
+        trainer.step(width, full)
+        plain = [t.clone() for t in trainer.state]
+        _put_back(trainer, start)
+        run(tensors)
+        for now, old, other in zip(trainer.state, start, plain, strict=True):
+            if now.is_floating_point() and now.numel():
+                # What a step hardly moves is compared with what it is: rounding is all that is left of it.
+                moved = max(float((other - old).norm()), 1e-3 * float(other.norm()), 1e-30)
+                apart.append(float((now - other).norm()) / moved)
+            elif not torch.equal(now, other):
+                apart.append(inf)
+    _put_back(trainer, before)
+    return max(apart) if all(map(isfinite, apart)) else inf
+
+
+def _put_back(trainer: Trainer, before: Sequence[Tensor]) -> None:
+    for now, old in zip(trainer.state, before, strict=True):
+        now.copy_(old)

@@ -1,0 +1,190 @@
+"""A compiled step is the plain one: as a list of operations for every model and method, and as what Inductor makes.
+
+These run on a CPU; what a GPU makes of it is in test_cuda.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedstrata import Federation, Iid, train
+from fedstrata.client.local_step import Batches
+from fedstrata.client.pure_step import step_tensors
+from fedstrata.client.trainer import Trainer
+from fedstrata.core import registry
+from fedstrata.engines.local import compiled_step
+from fedstrata.engines.local.compiled_step import Compiler, compile_step, distance, trace_step
+from fedstrata.runs.session import build_session
+from fedstrata.runs.training import describe_experiment
+
+SIGNALS = {"ecg-cnn1d": (1, 64), "har-cnn1d": (3, 64), "har-mlp": (12,), "covtype-mlp": (54,), "mlp": (20,)}
+GREY = {"cnn-hics-fmnist", "lenet5", "cnn-mcmahan", "cnn-fedbss"}
+LARGE = {"resnet18", "resnet50", "densenet121"}
+MODELS = [name for name in registry.names("models") if name != "timm"]
+SIZE, BATCHES = 4, 3
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setenv(compiled_step.FOLDER, str(tmp_path))
+
+
+def trainer_of(model="mlp", shape=None, module=None, half=False, **asked):
+    """Return a trainer in the middle of a client update, with more batches to come."""
+    shape = shape or SIGNALS.get(model) or ((1, 28, 28) if model in GREY else (3, 32, 32))
+    rng, samples = np.random.default_rng(0), SIZE * BATCHES
+    x, y = rng.standard_normal((samples, *shape)), np.arange(samples) % 3
+    federation = Federation.from_arrays(x, y, 2, partition=Iid(), test=(x, y))
+    asked = {f"{key.replace('__', '.')}": value for key, value in asked.items()}
+    asked |= {"train.batch_size": SIZE, "engine.precision": "fp64"} | ({} if module else {"model.name": model})
+    work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
+    local = replace(work.plan.local, half=half)
+    trainer = Trainer(local, federation.train.x, federation.train.y, samples, pad=True)
+    trainer.load(work.initial_state().model.wire())
+    trainer._start()
+    rows = np.arange(samples)
+    trainer._fill_ring(Batches(rows, np.full(BATCHES, SIZE), np.full(BATCHES, 0.1), rows * 7_919))
+    trainer.step(SIZE, True)
+    return trainer
+
+
+def apart(trainer, full=True, make=None):
+    """Return how far the step of a trainer is from its operations, one by one or compiled."""
+    tensors, before = step_tensors(trainer), [t.clone() for t in trainer.state]
+    if make is None:
+        graph = trace_step(trainer, tensors, SIZE, full)
+        far = distance(trainer, tensors, lambda tensors: graph(*tensors), SIZE, full)
+    else:
+        far = distance(trainer, tensors, make(trainer, tensors, SIZE, full), SIZE, full)
+    assert all(map(torch.equal, before, trainer.state))  # what is tried is taken back
+    return far
+
+
+@pytest.mark.parametrize("model", [pytest.param(m, marks=[pytest.mark.extended] if m in LARGE else []) for m in MODELS])
+def test_every_model(model):
+    assert apart(trainer_of(model)) < 1e-9
+
+
+@pytest.mark.parametrize("model", ["resnet9", "cnn-stratify"])
+def test_group_norm(model):
+    assert apart(trainer_of(model, model__norm="gn")) < 1e-9
+
+
+def test_a_padded_batch_of_a_network_with_batch_norm():
+    assert apart(trainer_of("mlp", model__norm="batch"), full=False) < 1e-9
+
+
+def test_half_precision_and_augmentation():
+    augmented = {"train__augment__crop": 2, "train__augment__flip": True}
+    assert apart(trainer_of("cnn-stratify", half=True, **augmented)) == 0.0
+
+
+@pytest.mark.parametrize("method", registry.names("methods"))
+def test_every_method(method):
+    normed = {"model__norm": "batch"} if method in ("fedtan", "stratify-batch") else {}
+    assert apart(trainer_of("mlp", method__name=method, **normed)) < 1e-9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("compiled"))  # one for all: headers are compiled once
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("asked", [{"method__name": "scaffold"}, {"model__norm": "batch"}])
+def test_what_the_compiler_makes(asked, folder, monkeypatch):
+    monkeypatch.setenv(compiled_step.FOLDER, folder)
+    assert apart(trainer_of("mlp", **asked), make=compile_step) < 1e-9
+
+
+# ---- what is not compiled --------------------------------------------------------------------------------------------
+
+
+class Drawing(nn.Module):
+    """Draws numbers for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.head(nn.functional.dropout(x, 0.5, self.training))
+
+
+class Tied(nn.Module):
+    """Has one weight under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(20, 20)
+        self.second = nn.Linear(20, 20)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x).relu()).relu())
+
+
+@pytest.mark.parametrize(("module", "why"), [(Drawing(), "torch's own generator"), (Tied(), "under another name")])
+def test_a_step_that_is_no_function_of_its_tensors_is_refused(module, why):
+    trainer = trainer_of(module=module)
+    with pytest.raises(ValueError, match=why):
+        trace_step(trainer, step_tensors(trainer), SIZE, True)
+
+
+def refuse(*_):
+    raise RuntimeError("no such kernel\nand more")
+
+
+def forget_gradients(trainer, *_):
+    return lambda tensors: trainer.buf.t.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(refuse, "RuntimeError: no such kernel"), (forget_gradients, "differs from the plain one")]
+)
+def test_what_fails_or_differs_is_taken_as_it_is_and_said_once(make, why, monkeypatch):
+    one, other, said = trainer_of(), trainer_of(), []
+    monkeypatch.setattr(compiled_step, "compile_step", make)
+    compiler = Compiler(one.local, "fp64", said.append)
+    step = compiler.step_of(one)
+    for _ in range(2):
+        step(SIZE, True)
+        other.step(SIZE, True)
+    assert torch.equal(one.buf.w, other.buf.w)
+    assert len(said) == 1
+    assert said[0].startswith("local steps are not compiled: ")
+    assert why in said[0]
+    assert not compiler.knows
+
+
+def test_workers_share_what_is_compiled_and_it_is_remembered(monkeypatch):
+    one, other, plain, made = trainer_of(), trainer_of(), trainer_of(), []
+
+    def make(trainer, tensors, *size):
+        made.append(size)
+        graph = trace_step(trainer, tensors, *size)
+        return lambda tensors: graph(*tensors)
+
+    monkeypatch.setattr(compiled_step, "compile_step", make)
+    compiler = Compiler(one.local, "fp64", pytest.fail)
+    assert not compiler.knows
+    for trainer in (one, other):
+        compiler.step_of(trainer)(SIZE, True)
+    plain.step(SIZE, True)
+    assert made == [(SIZE, True)]
+    assert Compiler(other.local, "fp64", pytest.fail).knows
+    for trainer in (one, other):
+        assert torch.allclose(trainer.buf.w, plain.buf.w, rtol=0, atol=1e-12)
+        assert not torch.equal(trainer.buf.w, trainer.buf.w0)
+
+
+def test_on_a_cpu_nothing_is_compiled_and_that_is_said(tmp_path):
+    run = train(overrides={"engine.compile": True, "engine.device": "cpu", "train.rounds": 1}, out=tmp_path / "run")
+    said = [e["wall"].get("remark") for e in run.events() if e["event"] == "engine"]
+    assert any("for GPUs alone" in text for text in said if text)
