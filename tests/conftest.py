@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # tests run side by side: nobody may spin while others work
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # nor wait for a core that another worker has
 
 import hypothesis
 import pytest
@@ -56,6 +59,12 @@ def quick_processes(interpreters, monkeypatch):
     """Start processes of Python from one that is ready: the same processes, without two seconds of imports each."""
     monkeypatch.setattr(subprocess, "Popen", interpreters.popen)
     monkeypatch.setenv(ADDRESS, interpreters.address)
+
+
+def pytest_collection_finish():
+    """Look no more at what is there for good, torch and thousands of tests, when garbage is collected."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,10 +1,10 @@
 """Processes of Python that start at once: torch is imported in one process, from which the others are forked.
 
 Importing torch takes two seconds of a core, and tests start a hundred processes. `Interpreters.popen` stands in for
-`subprocess.Popen` where the command is `python [-P] -m MODULE ...`: the child has the files, folder, environment and
-arguments that it would have, and Ctrl-C reaches it even where that is ignored around it, as in background jobs. Where
-`ADDRESS` is in its environment, its own children start that way too. Another hash seed and `preexec_fn` need a
-process of one's own.
+`subprocess.Popen` where the command is `python [-P] -m MODULE ...` or `python SCRIPT.py ...`: the child has the files,
+folder, environment and arguments that it would have, and Ctrl-C reaches it even where that is ignored around it, as in
+background jobs. Where `ADDRESS` is in its environment, its own children start that way too. Another hash seed and
+`preexec_fn` need a process of one's own.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import traceback
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 
 ADDRESS = "FEDSTRATA_INTERPRETERS"
 READY = (  # what takes long to import
@@ -32,6 +33,7 @@ READY = (  # what takes long to import
     "fedstrata.cli.run",
     "fedstrata.engines.local.engine",
     "fedstrata.runs.compare.pool",
+    "fedstrata.privacy.enclave.service",
     "sklearn.datasets",
     "torch._dynamo",  # when gradients are first mapped over clients
 )
@@ -103,7 +105,8 @@ class Interpreters:
         """Start a process: from the one that is ready if that can be, otherwise as always."""
         env = dict(os.environ if how.get("env") is None else how["env"])
         seeded = env.get("PYTHONHASHSEED") != os.environ.get("PYTHONHASHSEED")
-        if args[0] != sys.executable or "-m" not in args[1:3] or not set(how) <= KNOWN or seeded:
+        known = "-m" in args[1:3] or str(args[1]).endswith(".py")
+        if args[0] != sys.executable or not known or not set(how) <= KNOWN or seeded:
             return self._popen(args, **how)
         line, given, ours = socket.socket(socket.AF_UNIX), [], {}
         for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -196,18 +199,21 @@ def live(args: list[str], folder: str, env: dict[str, str], files: dict[int, int
     os.environ.update(env)
     if ADDRESS in env:
         subprocess.Popen = Interpreters(env[ADDRESS]).popen
-    first = [] if args[0] == "-P" else [folder]
+    script = args[0].endswith(".py")
+    first = [] if args[0] == "-P" else [str(Path(args[0]).absolute().parent) if script else folder]
     sys.path[:0] = first + [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    module, *rest = args[args.index("-m") + 1 :]
-    sys.argv = [module, *rest]
-    os._exit(run(module))  # putting a thousand modules away would take longer than most tests
+    sys.argv = list(args) if script else args[args.index("-m") + 1 :]
+    os._exit(run(sys.argv[0], script))  # putting a thousand modules away would take longer than most tests
 
 
-def run(module: str) -> int:
-    """Run a module as the interpreter does; give the exit code."""
+def run(name: str, script: bool) -> int:
+    """Run a module or a script as the interpreter does; give the exit code."""
     code = 1
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if script:
+            run_script(name)
+        else:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -219,6 +225,14 @@ def run(module: str) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return code
+
+
+def run_script(name: str) -> None:
+    """Run a file as `__main__`, where pickle and others look for what it defines."""
+    module = ModuleType("__main__")
+    module.__file__ = name
+    sys.modules["__main__"] = module
+    exec(compile(Path(name).read_text(), name, "exec"), vars(module))
 
 
 if __name__ == "__main__":

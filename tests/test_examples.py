@@ -19,8 +19,10 @@ from fedstrata.runs.compare.design import Design, read_same
 from fedstrata.testing import check_correction, check_selector
 
 ROOT = Path(__file__).parents[1]
+quick_processes = pytest.mark.usefixtures("quick_processes")
 
 
+@quick_processes
 @pytest.mark.parametrize(
     "name", ["own_selector", "own_correction", "own_data", "own_csv", "own_images", "hybrid", "noisy_samples"]
 )
@@ -51,12 +53,14 @@ def test_own_parts_conform(monkeypatch):
         check(getattr(importlib.import_module(name), part)())
 
 
+@quick_processes
 def test_the_combined_experiment_runs_and_reaches_its_target(tmp_path):
     command = [sys.executable, "-m", "fedstrata", "run", "-q", "--json", str(ROOT / "examples/combined.toml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["accuracy"] > 0.9
 
 
+@quick_processes
 def test_the_experiment_on_devices_runs_and_tells_the_time(tmp_path):
     command = [sys.executable, "-m", "fedstrata", "run", "-q", "--json", str(ROOT / "examples/devices.toml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -64,6 +68,7 @@ def test_the_experiment_on_devices_runs_and_tells_the_time(tmp_path):
     assert answer["time"] >= answer["time_to_target"] > 0
 
 
+@quick_processes
 @pytest.mark.parametrize(("name", "kind"), [("label_noise", "label-noise"), ("feature_noise", "feature-noise")])
 def test_the_noise_experiments_compare_methods_that_rank_samples(name, kind, tmp_path):
     command = [sys.executable, "-m", "fedstrata", "compare", "-q", "--json", str(ROOT / f"examples/{name}.toml")]

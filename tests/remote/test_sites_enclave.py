@@ -17,7 +17,10 @@ from fedstrata.remote import enclave
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.session import run_at_sites
 
-pytestmark = pytest.mark.filterwarnings("ignore::fedstrata.privacy.enclave.dev_insecure.InsecureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fedstrata.privacy.enclave.dev_insecure.InsecureWarning"),
+    pytest.mark.usefixtures("quick_processes"),
+]
 
 FOUR = (*SITES, "dresden")
 INSECURE = {"privacy.enclave.attestation": "dev-insecure", "privacy.enclave.allow_insecure": True}
