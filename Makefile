@@ -14,7 +14,7 @@ test: lint types browser
 
 test-all: test
 	$(BIN)/python -m pytest -n 2 --durations=10 -m extended
-	$(BIN)/python -m pytest --durations=10 -m sites # one after another: real processes have deadlines
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 -m sites # in order: the last kill
 
 docs: $(VENV)/.dev # the pages as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -45,6 +45,6 @@ def test_without_a_gpu_one_row_says_that_nothing_was_measured(tmp_path):
     assert row["value"] is None
 
 
-@pytest.mark.sites  # real processes have deadlines, so nothing else runs beside them
+@pytest.mark.sites
 def test_real_sites_are_measured_in_a_fresh_clone():
     rows("sites", ROOT, [SOURCE])  # its processes work in other folders, and only they can find our root by themselves

@@ -24,6 +24,7 @@ from fedstrata.runs.folder import Run
 
 SITES = ("a", "b", "c")
 FEDSTRATA = ("-m", "fedstrata")
+A, B, C = range(3)  # the sites, as clients
 WHILE = 600.0  # seconds that anything may take, also on a machine that has much else to do
 # Begins as a command in a terminal does: background jobs ignore Ctrl-C, and those of nohup that the terminal is closed.
 HEARING = """
@@ -33,6 +34,16 @@ for sign in (signal.SIGINT, signal.SIGHUP):
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 ENCLAVE = ("--set", "privacy.enclave.attestation=dev-insecure", "--set", "privacy.enclave.allow_insecure=true")
+SMALL = {
+    "data.clients": 3,
+    "model.hidden": (8,),
+    "train.epochs": 1,
+    "train.batch_size": 64,
+    "train.clients_per_round": "all",
+    "engine.precision": "fp64",
+    "trust.clip": "none",  # as in a simulation, so that both come to the same model
+    "trust.samples": "none",
+}
 ODD = (str(Path(__file__).with_name("odd.py")),)
 
 
@@ -280,3 +291,12 @@ def model(run: Run) -> torch.Tensor:
 
 def distance(one: Run, other: Run) -> float:
     return float((model(one) - model(other)).abs().max())
+
+
+def of(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [event for event in run.events() if event["event"] == kind]
+
+
+def taught(run: Run) -> dict[int, list[int]]:
+    """Return the clients whose training made the model of each round."""
+    return {e["round"]: [c for step in e["steps"] for c in step["clients"]] for e in of(run, "round")}

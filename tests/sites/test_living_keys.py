@@ -64,12 +64,3 @@ def test_a_full_disk_at_a_site_is_said_at_both_ends(changing):
     finally:
         resource.prlimit(site.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     site.says("there is room on its disk again")
-
-
-def test_a_site_that_was_killed_is_away_within_seconds_whatever_flower_believes(changing):
-    sites, _, _ = changing
-    wait_for(lambda: conditions(sites.there.folder)["c"].state == "ready")
-    sites.commands["c"].kill()
-    wait_for(lambda: conditions(sites.there.folder)["c"].state == "away")
-    rows = json.loads(sites.call("status", "--server", sites.address, "--json"))["sites"]
-    assert [(row["up"], row["about"]) for row in rows if row["site"] == "c"] == [(False, "it fell silent")]

@@ -1,0 +1,44 @@
+"""Sites that die as in a power cut, and a clean end. Last, because Flower lets no such site come back for a minute."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from staging import SMALL, A, B, C, of, taught, wait_for
+
+from fedstrata.deploy import processes
+from fedstrata.deploy.site_reports import conditions
+
+pytestmark = pytest.mark.sites
+
+
+def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(federation, tmp_path):
+    federation.mend()
+    federation.wish("c", 2, "hold")
+    with federation.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=30.0) as run:
+        run.holds("c", 2)
+        federation.commands["c"].kill()
+        done = run.ends()
+    assert of(done, "dropped")[0]["round"] == 2
+    assert taught(done) == {1: [A, B, C], 2: [A, B], 3: [A, B], 4: [A, B]}
+
+
+def test_a_site_that_was_killed_is_away_within_seconds_whatever_flower_believes(federation):
+    wait_for(lambda: conditions(federation.there.folder)["b"].state == "ready")
+    federation.commands["b"].kill()
+    wait_for(lambda: conditions(federation.there.folder)["b"].state == "away")
+    rows = json.loads(federation.call("status", "--server", federation.address, "--json"))["sites"]
+    assert [(row["up"], row["about"]) for row in rows if row["site"] == "b"] == [(False, "it fell silent")]
+
+
+def test_a_clean_end_leaves_no_processes(federation):
+    commands = {"a": signal.SIGINT, "server": signal.SIGHUP}  # and SIGTERM in test_faults
+    members = set().union(*(federation.commands[name].family() for name in commands))
+    assert len(members) >= 2 + 2 * 2, "each command, and what it started of Flower"
+    for name, sign in commands.items():
+        federation.commands[name].process.send_signal(sign)
+        federation.commands[name].ends(0)
+        assert "has ended" in federation.commands[name].said
+    assert processes.alive(members) == set()
