@@ -19,6 +19,7 @@ from fedstrata.deploy import health
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_new_experiment_runs_as_it_is_and_its_part_passes_the_suite(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = cli("new", "my-experiment")

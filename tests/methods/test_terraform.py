@@ -379,6 +379,7 @@ def loss_of(work, model, clients):
         return float(cross_entropy(module(train.x[rows].double()), train.y[rows]))
 
 
+@pytest.mark.extended
 def test_clients_called_hard_have_the_higher_loss():
     harder = 0
     for seed in range(10):

@@ -359,6 +359,7 @@ def round_lengths(selector, seed):
     return np.diff(run.curve("time"))
 
 
+@pytest.mark.extended
 def test_rounds_are_shorter_than_random_ones():
     pairs = [(round_lengths(Tifl(), seed), round_lengths("random", seed)) for seed in (1, 2, 3)]
     for tiered, random in pairs:

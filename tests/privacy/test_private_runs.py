@@ -272,6 +272,7 @@ def test_masked_labels_and_masked_sums_together_change_nothing_but_the_order(tmp
 # ---- clusters --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_an_enclave_selects_and_scores_as_the_open_run_does(tmp_path):
     plain = train(overrides=SMALL | FLIPS_YOGI, out=tmp_path / "open")
     run = train(overrides=SMALL | FLIPS_YOGI | INSECURE, out=tmp_path / "enclave")

@@ -16,7 +16,8 @@ from fedstrata.report.gather import gather
 from fedstrata.report.page import page
 from fedstrata.runs.health import Health
 
-QUICK = ("fedavg", "fedsgd", "fedyogi", "sfl", "terraform", "stratify-batch")  # fedsgd learns slowest of all
+MARKS = {"fedavg": (), "fedsgd": (), "stratify-batch": ()}  # fedsgd learns slowest of all
+MARKS |= dict.fromkeys(("fedyogi", "sfl", "terraform"), pytest.mark.extended)
 GUESS = math.log(10)
 
 
@@ -168,7 +169,7 @@ def test_a_model_that_ends_in_softmax_is_told(last, expected, tmp_path):
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(registry.names("methods"))],
+    [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in sorted(registry.names("methods"))],
 )
 def test_healthy_runs_of_all_recipes_are_left_alone(method, tmp_path):
     norm = {"model.norm": "batch"} if method == "fedtan" else {}  # whose norms are what it is about

@@ -107,7 +107,14 @@ def test_a_state_dict_is_the_network_s_own(trained, tmp_path):
     assert all(torch.equal(weights[name], tensor) for name, tensor in trained.model().items())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "state-dict"])
+@pytest.mark.parametrize(
+    "kind",
+    [  # of torch-export, the five lines of the document are played by default
+        pytest.param(kind, marks=pytest.mark.extended if kind == "torch-export" else ())
+        for kind in KINDS
+        if kind != "state-dict"
+    ],
+)
 def test_an_exported_model_gives_the_same_logits_without_fedstrata(trained, pictures, tmp_path, kind):
     if kind == "onnx":
         pytest.importorskip("onnx")

@@ -41,7 +41,12 @@ CHECKS = {
 
 
 @pytest.mark.parametrize(
-    ("stage", "name"), [(stage, name) for stage in CHECKS for name in sorted(registry.names(stage))]
+    ("stage", "name"),
+    [
+        pytest.param(stage, name, marks=pytest.mark.extended if name == "densenet121" else ())  # seconds to build
+        for stage in CHECKS
+        for name in sorted(registry.names(stage))
+    ],
 )
 def test_registered_part(stage, name):
     if name == "timm" and not load_timm():
