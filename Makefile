@@ -13,7 +13,7 @@ test: lint types browser
 	$(BIN)/python -m pytest -n 2 --durations=10
 
 test-all: test
-	$(BIN)/python -m pytest -n 2 --durations=10 -m extended
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --durations=10 -m extended # one cluster and one build, for all who use it
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 -m sites # in order: the last kill
 
 docs: $(VENV)/.dev # the pages as a site, in site/

@@ -20,7 +20,7 @@ import fedstrata
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedstrata"
 
-pytestmark = pytest.mark.extended
+pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("packages")]
 
 
 def run(*command, cwd):
