@@ -65,7 +65,7 @@ def _running(text: str, folder: Path, around: Mapping[str, str]) -> Iterator[Non
     finally:
         with suppress(ProcessLookupError):  # the page has killed it
             os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+        process.wait(PATIENCE)
 
 
 def _environment(folder: Path) -> dict[str, str]:

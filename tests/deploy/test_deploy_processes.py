@@ -21,8 +21,8 @@ def wait_for(true, seconds: float = 300.0) -> None:
         time.sleep(0.05)
 
 
-SLEEP = "import time; time.sleep(60)"
-NESTED = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); time.sleep(60)"
+SLEEP = "import time; time.sleep(600)"
+NESTED = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); time.sleep(600)"
 
 
 def test_processes_end_with_all_that_they_started(tmp_path):

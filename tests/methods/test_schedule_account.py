@@ -12,9 +12,20 @@ METHODS = pytest.mark.parametrize("method", ["stratify-batch", "stratify-single"
 COUNTS = np.array([[40, 0, 5], [10, 30, 5], [10, 10, 5], [0, 0, 45]])
 
 
-def made(path, method, **overrides):
-    asked = {"data.clients": 8, "data.partition": {"kind": "dirichlet-class", "alpha": 0.5}, "train.rounds": 2}
-    return fedstrata.train(method=method, overrides=asked | overrides, out=path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Train, or give the run that was trained so before: nobody changes one."""
+    known = {}
+
+    def train(method, **overrides):
+        key = method, *sorted(overrides.items())
+        if key not in known:
+            asked = {"data.clients": 8, "data.partition": {"kind": "dirichlet-class", "alpha": 0.5}, "train.rounds": 2}
+            out = tmp_path_factory.mktemp("made") / "run"
+            known[key] = fedstrata.train(method=method, overrides=asked | overrides, out=out)
+        return known[key]
+
+    return train
 
 
 def rounds(run):
@@ -25,8 +36,8 @@ def rounds(run):
 
 
 @METHODS
-def test_figures_by_client_are_the_same_fused_and_by_messages(method, tmp_path):
-    fused, told = (made(tmp_path / way, method, **{"engine.execution": way}) for way in ("fused", "messages"))
+def test_figures_by_client_are_the_same_fused_and_by_messages(method, made):
+    fused, told = (made(method, **{"engine.execution": way}) for way in ("fused", "messages"))
     assert RunData.read(fused.path).participation().tolist() == RunData.read(told.path).participation().tolist()
     assert RunData.read(fused.path).participation().sum() == fused.summary["client_updates"] > 2 * 8
     assert fused.summary["transfers"] == told.summary["transfers"]
@@ -36,8 +47,8 @@ def test_figures_by_client_are_the_same_fused_and_by_messages(method, tmp_path):
         assert one["update_norm"] is other["update_norm"] is None
 
 
-def test_a_round_played_as_one_tells_no_length_of_single_updates(tmp_path):
-    run = made(tmp_path / "run", "stratify-batch", **{"engine.execution": "fused", "train.batch_size": 5_000})
+def test_a_round_played_as_one_tells_no_length_of_single_updates(made):
+    run = made("stratify-batch", **{"engine.execution": "fused", "train.batch_size": 5_000})
     assert [sorted(step) for step in rounds(run)[0]["steps"]] == [["client_updates", "clients", "kind", "times"]]
     assert rounds(run)[0]["update_norm"] is None  # one batch a round: it would be the whole round's for everybody
     assert fedstrata.client_updates(run) == []
@@ -78,28 +89,28 @@ def test_expected_transfers_of_batches_by_hand():
     assert expected_transfers(Stratified(), counts, None).tolist() == [20, 20]
 
 
-def test_counted_transfers_are_those_expected(tmp_path):
+def test_counted_transfers_are_those_expected(made):
     """With chunks of one only neighbours that are the same client are spared, about one entry in eight."""
-    single = made(tmp_path / "single", "stratify-single", **{"method.schedule.chunk": 1}).summary["transfers"]
-    batch = made(tmp_path / "batch", "stratify-batch", **{"train.batch_size": 16}).summary["transfers"]
+    single = made("stratify-single", **{"method.schedule.chunk": 1}).summary["transfers"]
+    batch = made("stratify-batch", **{"train.batch_size": 16}).summary["transfers"]
     expected, counted = (np.array(single[key]["clients"]) for key in ("expected", "counted"))
     share = expected / expected.sum()
     assert counted == pytest.approx(expected * (1 - share), rel=0.12)
     assert batch["counted"]["mean"] == pytest.approx(batch["expected"]["mean"], rel=0.1)
-    larger = made(tmp_path / "larger", "stratify-single", **{"method.schedule.chunk": 50}).summary["transfers"]
+    larger = made("stratify-single", **{"method.schedule.chunk": 50}).summary["transfers"]
     assert larger["counted"]["mean"] < 0.9 * single["counted"]["mean"] < single["expected"]["mean"]
 
 
-def test_the_best_epoch_counts_epochs_not_rounds_and_other_methods_have_none(tmp_path):
-    run = made(tmp_path / "run", "stratify-batch", **{"method.schedule.rounds_per_epoch": 4, "train.rounds": 6})
+def test_the_best_epoch_counts_epochs_not_rounds_and_other_methods_have_none(made):
+    run = made("stratify-batch", **{"method.schedule.rounds_per_epoch": 4, "train.rounds": 6})
     curve = run.curve("accuracy")
     assert run.summary["best_epoch"] == int(np.argmax(curve)) // 4 + 1
     assert run.summary["transfers"]["epochs"] == 1.5
-    assert {"best_epoch", "transfers"}.isdisjoint(made(tmp_path / "other", "fedavg").summary)
+    assert {"best_epoch", "transfers"}.isdisjoint(made("fedavg").summary)
 
 
-def test_where_data_are_hidden_no_client_is_told_apart(tmp_path):
-    run = made(tmp_path / "run", "stratify-batch", **{"privacy.labels": "prf", "train.rounds": 1})
+def test_where_data_are_hidden_no_client_is_told_apart(made):
+    run = made("stratify-batch", **{"privacy.labels": "prf", "train.rounds": 1})
     assert [sorted(run.summary["transfers"][key]) for key in ("counted", "expected")] == [["mean"]] * 2
 
 
@@ -108,9 +119,9 @@ def test_where_data_are_hidden_no_client_is_told_apart(tmp_path):
 
 @pytest.mark.parametrize("execution", ["fused", "messages"])
 @pytest.mark.parametrize(("parts", "times"), [(1, 2), (2, 1)])
-def test_when_an_epoch_is_over_everybody_gets_the_model(execution, parts, times, tmp_path):
-    asked = {"engine.execution": execution, "method.schedule.rounds_per_epoch": parts}
-    run = made(tmp_path / "run", "stratify-single", **asked)
+def test_when_an_epoch_is_over_everybody_gets_the_model(execution, parts, times, made):
+    asked = {"engine.execution": execution} | ({"method.schedule.rounds_per_epoch": parts} if parts > 1 else {})
+    run = made("stratify-single", **asked)
     steps = [step for event in rounds(run) for step in event["steps"]]
     delivered = [step for step in steps if step["kind"] == "deliver"]
     assert [len(step["clients"]) for step in delivered] == [8] * times
@@ -118,9 +129,9 @@ def test_when_an_epoch_is_over_everybody_gets_the_model(execution, parts, times,
     first = [e for e in run.events() if e["event"] == "schedule"]
     numbers = run.summary["bytes_down"] - times * 8 * model - len(first) * model  # labels and addresses
     assert 0 < numbers < model * len(first) + 8 * 40 * run.summary["client_updates"]
-    assert "deliver" not in {s["kind"] for e in rounds(made(tmp_path / "b", "stratify-batch")) for s in e["steps"]}
+    assert "deliver" not in {s["kind"] for e in rounds(made("stratify-batch")) for s in e["steps"]}
 
 
-def test_who_draws_for_itself_is_asked_in_every_batch_and_no_formula_is_told(tmp_path):
-    run = made(tmp_path / "drawn", "stratify-batch", **{"method.schedule.clients": "binomial", "train.rounds": 1})
+def test_who_draws_for_itself_is_asked_in_every_batch_and_no_formula_is_told(made):
+    run = made("stratify-batch", **{"method.schedule.clients": "binomial", "train.rounds": 1})
     assert run.summary["transfers"].keys() == {"epochs", "counted"}

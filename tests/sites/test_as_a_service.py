@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
-from staging import Started, wait_for
+from staging import WHILE, Started, wait_for
 
 from fedstrata.deploy.client import free_port
 
@@ -92,4 +92,4 @@ def test_packages_run_and_the_model_comes_home_with_the_names_of_its_classes(tmp
         for command in reversed(commands):
             command.process.terminate()
         for command in commands:
-            command.process.wait(60)
+            command.process.wait(WHILE)

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from staging import SITES, wait_for
+from staging import SITES, WHILE, wait_for
 
 from fedstrata.deploy import submit
 from fedstrata.remote.policy.approvals import Approvals
@@ -43,7 +43,7 @@ def ruled(federation):
 def restart(federation, *changes):
     a = federation.commands["a"]
     a.process.send_signal(signal.SIGTERM)
-    a.process.wait(60)
+    a.process.wait(WHILE)
     federation.start_site("a", *changes)
 
 
