@@ -117,7 +117,7 @@ def test_a_site_that_comes_back_with_other_data_is_asked_what_they_are(sites, tm
     assert taught(done) == {1: [A, B, C], 2: [A, B], 3: [A, B], 4: [A, B, C]}
     c = sites.commands["c"]
     members = c.family()
-    assert len(members) >= 2, "the command, and what it started of Flower"
+    assert len(members) >= 3, "the command, what it started of Flower, and the site"
     c.process.terminate()
     c.ends(0)
     assert "has ended" in c.said

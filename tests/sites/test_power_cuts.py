@@ -36,7 +36,7 @@ def test_a_site_that_was_killed_is_away_within_seconds_whatever_flower_believes(
 def test_a_clean_end_leaves_no_processes(federation):
     commands = {"a": signal.SIGINT, "server": signal.SIGHUP}  # and SIGTERM in test_faults
     members = set().union(*(federation.commands[name].family() for name in commands))
-    assert len(members) >= 2 + 2 * 2, "each command, and what it started of Flower"
+    assert len(members) >= 2 + 3, "each command, what it started of Flower, and the site"
     for name, sign in commands.items():
         federation.commands[name].process.send_signal(sign)
         federation.commands[name].ends(0)
