@@ -7,6 +7,7 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.core
 
 from fedstrata import __version__
 from fedstrata.cli import (
@@ -80,6 +81,7 @@ def version(
 def main() -> None:
     """Run the command line; errors become a message and an exit code."""
     find_own_parts_in(os.getcwd())
+    typer.core.HAS_RICH = False  # help is plain; typer 0.20, which Flower wants, would print \[required] for rich
     try:
         with answering_bash(os.environ):
             app()

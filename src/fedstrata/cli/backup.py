@@ -18,7 +18,7 @@ def backup(
     runs: Annotated[bool, typer.Option("--runs/--no-runs", help="The folders of its runs too.")] = True,
     server: There = HERE,
 ) -> None:
-    """Keep the state of a server: who may connect, what Flower knows, its runs. It may be up meanwhile."""
+    """Keep the state of a server in a file. Who may connect, what Flower knows, its runs; it may be up meanwhile."""
     from fedstrata.deploy import state
     from fedstrata.deploy.backup import backup as keep
 
@@ -37,7 +37,7 @@ def restore(
         Path | None, typer.Option(metavar="DIR", help="New folder for the server's keys, where the file has them.")
     ] = None,
 ) -> None:
-    """Bring the state of a server back, on a machine where there is none on this port."""
+    """Bring the state of a server back from such a file. There must be none on this port."""
     from fedstrata.deploy.backup import restore as bring
 
     told = bring(file, port, runs, keys)

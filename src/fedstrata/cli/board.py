@@ -12,15 +12,19 @@ from fedstrata.core.errors import RequestError
 
 def board(
     runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="The folder that holds the runs.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any that is free.")] = 8765,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes any that is free.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Address to listen at. Other than this machine's own, a token is needed to look.")
+        str,
+        typer.Option(
+            metavar="HOST", help="Address to listen at. At another than this machine's own, looking needs a token."
+        ),
     ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help="What others must know; made up and printed if it is needed and not given.")
+        str | None,
+        typer.Option(metavar="WORD", help="What others must know; made up and printed if it is needed and not given."),
     ] = None,
 ) -> None:
-    """Serve a live page of runs: it lists them, draws them while they go on, and lays several over each other."""
+    """Watch runs in a browser while they go on. Several can be laid over each other."""
     try:
         from fedstrata.board.serve import serve
     except ModuleNotFoundError as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedstrata.remote.orders import Action
 
 app = typer.Typer(
-    help="Watch sites, runs and queue; an operator stops, pauses and approves runs, here or by subcommand.",
+    help="Watch sites, runs and queue, and steer runs. An operator stops and approves them, here or by subcommand.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -84,7 +84,7 @@ def go_on(run: Number, server: There = HERE, operator: Operator = None) -> None:
 
 @app.command()
 def approve(run: Number, server: There = HERE, operator: Operator = None) -> None:
-    """Let a run begin, where the server was started with --approve-runs."""
+    """Let a run begin. The server was started with --approve-runs."""
     _ordered("approve", run, server, operator)
 
 

@@ -124,7 +124,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store your own data in the data folder; load it with data.name = "own" and data.path = "NAME"."""
+    """Store your own data in the data folder. data.name = "own" and data.path = "NAME" load it."""
     from fedstrata.core import registry
     from fedstrata.data import catalog
     from fedstrata.data.preprocessing import is_number

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedstrata.deploy.client import CheckedClient
 
 app = typer.Typer(
-    help="Run experiments across real sites: one server, one client a site. docs/deploy.md walks through it.",
+    help="Train across real sites: one server, one client a site. docs/deploy.md walks through it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -73,7 +73,7 @@ def server(
     ] = False,
     insecure: Insecure = False,
 ) -> None:
-    """Start the server of a federation, and keep it until Ctrl-C."""
+    """Start the server of a federation, until Ctrl-C."""
     from fedstrata.deploy import flower, metrics, state
     from fedstrata.deploy.keys import of_server
     from fedstrata.deploy.server import FederationServer, public_name, serve
@@ -139,7 +139,7 @@ def client(
     metrics_host: MetricsHost = "127.0.0.1",
     insecure: Insecure = False,
 ) -> None:
-    """Start a site that serves its data to runs, and keep it until Ctrl-C."""
+    """Start a site that trains on its own data, until Ctrl-C."""
     from fedstrata.deploy import flower, state
     from fedstrata.deploy.client import CheckedClient, FederationClient, described, part
     from fedstrata.deploy.keys import of_site
@@ -208,7 +208,7 @@ def run(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model over the sites of a server that runs on this machine."""
+    """Train a model over the sites of a server on this machine."""
     from fedstrata.deploy.server import announce
 
     announce(server)  # while torch is imported here, it is there as well
@@ -267,7 +267,7 @@ def status(
     server: There = HERE,
     as_json: AsJson = False,
 ) -> None:
-    """Say which sites are up, when they were last heard of, and what they contributed to a run."""
+    """Say which sites are up, and what each gave to a run."""
     from fedstrata.deploy import flower
     from fedstrata.deploy.keys import expiring
     from fedstrata.deploy.overview import run_state, waits_for

@@ -19,7 +19,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at this machine: Python, torch, GPU, cores, memory, disk, extras, data folder, ports. Exit code 1 if bad."""
+    """Say what this machine lacks, and what to do. Exit code 1 if something is bad."""
     from fedstrata.deploy.health import examine
 
     found = examine(tuple(extra or ()))

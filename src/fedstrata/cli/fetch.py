@@ -31,7 +31,7 @@ def fetch(
     shows: Annotated[bool, typer.Option("--list", help="Only say what there is.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Get the model of a finished run to this site; `fedstrata predict` uses it."""
+    """Get the model of a finished run, for `fedstrata predict`."""
     from fedstrata.deploy import state
     from fedstrata.deploy.fetch import chosen, shelf_of
     from fedstrata.deploy.keys import of_site

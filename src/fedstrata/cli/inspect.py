@@ -25,7 +25,7 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at data before training: how skewed it is, and which methods fit."""
+    """Say how skewed data is before training, and what fits it."""
     from fedstrata.inspection import inspect as look
 
     if counts is not None and experiment is not None:

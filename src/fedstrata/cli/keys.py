@@ -43,7 +43,7 @@ def new(
     sites: Annotated[str, typer.Option(metavar="A,B,C", help="Names of the sites.")],
     host: Hosts = None,
 ) -> None:
-    """Make the keys of a federation: certificates for the server, a key for every site."""
+    """Make the keys of a federation. Certificates for the server, a key for every site."""
     from fedstrata.deploy.keys import ends, make
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
@@ -75,7 +75,7 @@ def renew(
     name: Annotated[str, typer.Argument(metavar="NAME", help='A site, or "server" for its certificate.')],
     host: Hosts = None,
 ) -> None:
-    """Give a site new keys, or the server a new certificate, for the same names or for those of --host."""
+    """Give a site new keys, or the server a new certificate. It is for the same names, or for those of --host."""
     from fedstrata.deploy.authority import Authority
     from fedstrata.deploy.keys import SERVER, ends
 
@@ -102,7 +102,7 @@ def revoke(folder: Made, name: Annotated[str, typer.Argument(metavar="NAME", hel
 
 @app.command()
 def operator(folder: Made, name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the operator.")]) -> None:
-    """Make a key with which somebody may stop, pause and approve runs (`fedstrata deploy console`)."""
+    """Make a key for somebody who may stop and approve runs. `fedstrata deploy console` takes it."""
     from fedstrata.deploy.authority import Authority
 
     roll = Authority.open(folder).add_operator(name)

@@ -28,7 +28,7 @@ def approve(
     show: Annotated[bool, typer.Option("--show", help="Only show what the run does, as an experiment file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether this site takes part in a run, where its policy has approval = "ask"."""
+    """Say whether this site takes part in a run. Its policy has approval = "ask"."""
     from fedstrata.remote.policy.approvals import Approvals
     from fedstrata.remote.policy.gate import RUNS
 
@@ -63,7 +63,7 @@ def audit(
     lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Show the last N replies one by one.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Show what has left this site, and check that nobody changed the log of it (exit code 1 if somebody did)."""
+    """Show what has left this site, and check the log of it. Exit code 1 if somebody changed it."""
     from fedstrata.remote.policy.audit import verify
     from fedstrata.remote.policy.gate import AUDIT
 

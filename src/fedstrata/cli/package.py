@@ -29,7 +29,7 @@ def package(
         int | None, typer.Option(metavar="PORT", min=1, max=65535, help="Figures for Prometheus, on loopback.")
     ] = None,
 ) -> None:
-    """Write one archive a site: keys, configuration, start script, systemd unit, Dockerfile, compose and Kubernetes."""
+    """Write one archive a site, with all that it needs. Keys, configuration, start script, systemd unit, containers."""
     from fedstrata.config.experiment import Experiment
     from fedstrata.deploy import state
     from fedstrata.deploy.client import described

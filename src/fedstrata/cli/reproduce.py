@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedstrata.reproduce.table import Wanted
 
 app = typer.Typer(
-    help="Play the tables of the five papers again: what they printed, ours beside it, and a verdict by rule.",
+    help="Play the tables of the five papers again. Ours stand beside what they printed, with a verdict by rule.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -42,7 +42,7 @@ KEPT = Path("reproduce/results")
 
 @app.command("list")
 def listing(results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
-    """List every table: what it is, how long it takes on a CPU and on a GPU, how far it is, the verdict so far."""
+    """List every table, how long it takes, and the verdict so far."""
     from fedstrata.reproduce.overview import judge_all
 
     judged = judge_all(results)
@@ -81,7 +81,7 @@ def run(
     results: ResultsFolder = KEPT,
     quiet: Quiet = False,
 ) -> None:
-    """Play what is missing of a table, the primary contrast first; every run that ends is kept at once."""
+    """Play what is missing of a table. What decides comes first, and every run that ends is kept at once."""
     import torch
 
     from fedstrata.reproduce.minutes import Timing, in_words
@@ -115,7 +115,7 @@ def run(
 
 @app.command()
 def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
-    """Show a table: the paper's figures, ours with intervals, the verdict; settings, what is open, how to play it."""
+    """Show a table: the paper's figures, ours, and the verdict. Then settings, what is open, how to play it."""
     from fedstrata.reproduce.figures import figures_of
     from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.show import describe, text_of
@@ -150,7 +150,7 @@ def merge(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of another machine.")],
     results: ResultsFolder = KEPT,
 ) -> None:
-    """Take over what was played on another machine: runs that are missing here; what is here stays as it is."""
+    """Take over what was played on another machine. What is here already stays as it is."""
     from fedstrata.reproduce.results import merge_results
 
     taken = merge_results(folder, results)
@@ -167,7 +167,7 @@ def page(
         Path, typer.Option(metavar="FILE", help="A document with marks between which the headlines go.")
     ] = Path("README.md"),
 ) -> None:
-    """Write the whole as Markdown, a file a paper, and as one HTML page; and the headlines into the README."""
+    """Write all tables as pages. A Markdown file a paper, one HTML page, and the headlines in the README."""
     from fedstrata.core.files import write_atomically
     from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.pages import BEGIN, html_page, with_headlines, write_markdown
