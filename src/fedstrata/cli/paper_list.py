@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedstrata.reproduce.minutes import DEVICES, in_words
 from fedstrata.reproduce.overview import Judged, of_paper
@@ -15,53 +15,58 @@ from fedstrata.reproduce.show import fetch_commands
 from fedstrata.reproduce.table import PAPERS
 from fedstrata.reproduce.work import speeds
 
-NARROW = 110  # columns below which what a table shows is cut off rather than folded: one line each
-UNKNOWN_WIDTH = 120  # where nobody looks, such as in a pipe
-MISSING = "o"
+UNKNOWN_WIDTH = 160  # where nobody looks, such as in a pipe: nothing is cut off
+SHORT = {"years": "y", "days": "d"}  # units, so that eighty columns leave room for what a table is about
+STYLES = {"holds": "green", "does not hold": "yellow", "not played": "dim"}
 
 
 def print_list(judged: Mapping[str, Judged]) -> None:
-    """Print the tables, paper by paper."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNKNOWN_WIDTH
-    console = Console(width=width, highlight=False)
+    """Print the tables, paper by paper, under headings that say what stands below them."""
+    console = Console(width=None if sys.stdout.isatty() else UNKNOWN_WIDTH, highlight=False)
     shown = Table(box=None, header_style="bold", pad_edge=False)
     lines = {PAPERS[paper]: [_cells(own) for own in of_paper(paper, judged)] for paper in PAPERS}
-    lines = {paper: own for paper, own in lines.items() if own}
-    room = width
-    for at, title in enumerate(("  id", "runs", *map(str.upper, DEVICES), "verdict")):
-        longest = max(len(title), *(len(cells[at]) for own in lines.values() for cells in own))
-        longest = max(longest, *map(len, lines)) if at == 0 else longest
-        shown.add_column(title, width=longest, justify="left" if at in (0, 4) else "right")
-        room -= longest + 2
-    shown.add_column("what", width=max(room, 1))
+    room = console.width
+    for at, title in enumerate(("id", "data", *map(str.upper, DEVICES), "verdict")):
+        width = max(len(title), *(len(cells[at]) for own in lines.values() for cells in own))
+        shown.add_column(title, justify="right" if title.lower() in DEVICES else "left", width=width)
+        room -= width + 2
+    shown.add_column("what", width=max(room, 12), no_wrap=True, overflow="ellipsis")  # alone gives way
     for paper, own in lines.items():
-        shown.add_row(f"[bold]{paper}[/bold]")
-        for *cells, what in own:
-            cut = width < NARROW and len(what) > room
-            shown.add_row(*cells, f"{what[: room - 3]}..." if cut else what)
+        shown.add_row(Text(paper, style="bold"))
+        for cells in own:
+            shown.add_row(*cells)
     console.print(shown)
     for line in _legend(judged):
         console.print(line, markup=False, style="dim")
 
 
-def _cells(own: Judged) -> list[str]:
-    table = own.results.table
-    times = [f"{'' if t.measured else '~'}{in_words(t.minutes(table.wanted()))}" for t in own.times.values()]
-    there = " " if not fetch_commands(table) else MISSING
-    runs = f"{len(own.results.runs)}/{len(table.wanted())}"
-    return [f"{there} {table.id}", runs, *times, own.verdict.word, table.what]
+def _cells(own: Judged) -> list[str | Text]:
+    table, played = own.results.table, len(own.results.runs)
+    times = [f"{'' if t.measured else '~'}{_short(t.minutes(table.wanted()))}" for t in own.times.values()]
+    word = own.verdict.word
+    if word == "open":
+        word = f"{played} of {len(table.wanted())} runs" if played else "not played"
+    name, _, reading = table.id.partition(" as ")
+    about = f"read as {reading}" if reading else table.what
+    missing = bool(fetch_commands(table))
+    return [name, "fetch" if missing else "here", *times, Text(word, style=STYLES.get(word, "")), about]
+
+
+def _short(minutes: float) -> str:
+    number, unit = in_words(minutes).split()
+    return f"{number} {SHORT.get(unit, unit)}"
 
 
 def _legend(judged: Mapping[str, Judged]) -> list[str]:
     costs = speeds()
     lines = [
-        f"CPU and GPU: all runs of a table, on {costs['cpu']['hardware']} and on one {costs['gpu']['hardware']}; "
-        "~ by the work it is, as nothing was played on such a device yet."
+        f"CPU and GPU: how long all runs of a table take on {costs['cpu']['hardware']}, and on one "
+        f"{costs['gpu']['hardware']}; ~ is reckoned by the work, as nothing was played on such a device yet."
     ]
     commands = dict.fromkeys(command for own in judged.values() for command in fetch_commands(own.results.table))
     if commands:
         named = ", ".join(command.removeprefix("fedstrata data fetch ") for command in commands)
-        lines.append(f"{MISSING} needs data that are not here: fedstrata data fetch NAME, of {named}.")
+        lines.append(f"fetch: data that are not here yet; fedstrata data fetch NAME gets {named}.")
     return [
         *lines,
         "fedstrata reproduce show ID: the paper's figures, ours, settings. fedstrata reproduce run ID: play.",
