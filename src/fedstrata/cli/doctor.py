@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import AsJson
+from fedstrata.cli.wrapping import beside
 
 SIGNS = {"good": "ok", "note": "--", "bad": "!!"}
 
@@ -28,9 +29,9 @@ def doctor(
         print(json.dumps({"healthy": not bad, "findings": [finding._asdict() for finding in found]}))
     else:
         for finding in found:
-            print(f"{SIGNS[finding.state]} {finding.what:14} {finding.said}")
+            print(beside(f"{SIGNS[finding.state]} {finding.what:14} ", finding.said))
             if finding.advice:
-                print(f"   {'':14} -> {finding.advice}")
+                print(beside(f"   {'':14} -> ", finding.advice))
         print("all is well" if not bad else f"to mend: {', '.join(finding.what for finding in bad)}")
     if bad:
         raise typer.Exit(1)

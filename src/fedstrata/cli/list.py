@@ -9,6 +9,7 @@ import typer
 
 from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson
+from fedstrata.cli.wrapping import beside
 
 KINDS = (
     "methods, selectors, samplers, corrections, combiners, partitions, datasets, models, engines, "
@@ -38,9 +39,9 @@ def listing(
         return
     for part in parts:
         paper = f" ({part['paper']})" if part["paper"] else ""
-        print(f"{part['name']:18} {part['summary']}{paper}")
+        print(beside(f"{part['name']:18} ", f"{part['summary']}{paper}"))
         for option, about in part["options"].items():
-            print(f"{'':18}   {option} = {_said(about)}")
+            print(beside(f"{'':18}   {option} = ", _said(about)))
 
 
 def _said(about: Any) -> str:

@@ -142,7 +142,7 @@ def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> 
         print(json.dumps({**told[0], "readings": told[1:]}))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
-    print("\n\n".join(text_of(own.results, own.verdict, width) for own in shown))
+    print("\n\n".join(text_of(own.results, own.verdict, width, brief=own is not shown[0]) for own in shown))
 
 
 @app.command()

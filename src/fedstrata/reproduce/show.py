@@ -99,13 +99,16 @@ def from_printed(results: Results) -> str:
     return f"away from the paper's figures, in the mean: {results.table.method} {own}, its strongest baselines {others}"
 
 
-def text_of(results: Results, verdict: Verdict, width: int = WIDTH) -> str:
-    """Write all that is known of a table."""
+def text_of(results: Results, verdict: Verdict, width: int = WIDTH, brief: bool = False) -> str:
+    """Write all that is known of a table; briefly, only how it came out, as of a further reading of the same file."""
     table = results.table
-    lines = [f"{table.id}: {PAPERS[table.paper]}, {table.what}", *_wrapped(f"claim: {table.claim}", width)]
+    lines = _wrapped(f"{table.id}: {PAPERS[table.paper]}, {table.what}", width)
+    lines += [] if brief else _wrapped(f"claim: {table.claim}", width)
     lines += [line for said in describe(results, verdict) for line in _wrapped(said, width)] + [""]
     for name in table.metrics:
         lines += [f"{title_of(results, name)}:", *in_blocks(grid_of(results, name), width), ""]
+    if brief:
+        return "\n".join([*lines, f"play it: {run_command(table)}"])
     set_by_file = {k: v for k, v in table.settings("").items() if k.startswith(SHOWN)}
     lines += _wrapped(f"settings: {', '.join(f'{key} = {value}' for key, value in set_by_file.items())}", width)
     for head, items in (
