@@ -123,6 +123,27 @@ def test_settings_that_differ_are_columns_and_two_runs_are_laid_side_by_side(win
     expect(page.get_by_label("Log of half")).to_contain_text("round 30  round  accuracy=")
 
 
+def test_a_method_that_is_hidden_is_hidden_everywhere(window, board):
+    page = window(board[0] + "?run=done&run=half", width=1440)
+    drawn(page)
+    shown = "() => document.querySelector('[data-figure=accuracy]').data.find((l) => l.name === 'half').visible"
+    chip = page.locator(".chip", has_text="half")
+    own = page.locator("figure[data-methods='[\"half\"]']").first
+    table = page.get_by_role("region", name="At the last evaluation.")
+    expect(own).to_be_visible()
+    expect(table).to_contain_text("half")
+    chip.click()
+    expect(chip).to_have_attribute("aria-pressed", "false")
+    page.wait_for_function(f"() => ({shown})() === 'legendonly'")
+    expect(own).to_be_hidden()
+    expect(table).not_to_contain_text("half")
+    chip.click()
+    expect(own).to_be_visible()
+    expect(table).to_contain_text("half")
+    line(page, "done").get_by_role("checkbox").uncheck()  # what is left needs no filter
+    expect(page.locator(".chip")).to_have_count(0)
+
+
 def test_notes_and_tags_are_kept_and_found(window, board):
     address, runs = board
     page = window(address + "?run=half")

@@ -52,6 +52,14 @@ def test_runs_with_other_settings_are_not_ranked_and_the_settings_are_named(tmp_
     assert "they differ in train.rounds, not only in the method" in said
 
 
+def test_a_run_that_goes_on_is_not_ranked_against_one_that_is_further(tmp_path):
+    one, other = finished(tmp_path / "a"), begun(tmp_path / "b", method="scaffold", rounds=3)
+    play(other, 1, 2)
+    assert outcome(gather([one, other.path])) == "2 runs, which are not ranked: scaffold has come to round 2 only."
+    play(other, 3, 3)
+    assert "is the most accurate" in outcome(gather([one, other.path]))
+
+
 def test_before_a_comparison_ends_methods_are_ranked_by_their_means_never_by_a_seed(tmp_path):
     skills = {"fedavg": (0.5, 0.9), "scaffold": (0.8, 0.8)}  # the best seed is fedavg's
     for method, own in skills.items():

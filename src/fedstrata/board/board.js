@@ -33,7 +33,7 @@ function figure_of(name) {
   return make("figure", { id: `figure-${name}` }, ...parts);
 }
 
-function take_figures({ title, outcome, warnings, order: names, changed }) {
+function take_figures({ title, outcome, methods, warnings, order: names, changed }) {
   document.title = title ? `${title} - fedstrata` : "Board - fedstrata";
   document.getElementById("title").textContent = title;
   document.getElementById("title").hidden = !title;
@@ -41,15 +41,17 @@ function take_figures({ title, outcome, warnings, order: names, changed }) {
   document
     .getElementById("warnings")
     .replaceChildren(...warnings.map((said) => make("p", { className: "warning" }, said)));
+  take_methods(methods);
   for (const [name, figure] of Object.entries(changed)) {
     held.figures[name] = figure;
     stale.add(name);
   }
   for (const name of Object.keys(held.figures).filter((name) => !names.includes(name))) drop(name);
   for (const name of names) {
-    const { section, title, said, layout } = held.figures[name];
+    const { section, title, said, layout, methods: own } = held.figures[name];
     const figure = figure_of(name);
     const [head, caption, plot, save] = figure.children;
+    if (own.length) figure.dataset.methods = JSON.stringify(own);
     head.textContent = title;
     caption.textContent = said;
     plot.ariaLabel = `${title}. ${said}`;
@@ -65,6 +67,17 @@ function take_figures({ title, outcome, warnings, order: names, changed }) {
     if (!section.lastChild.children.length) section.remove();
   }
   for (const jump of document.querySelectorAll("nav a")) jump.hidden = !document.querySelector(jump.hash);
+  hideParts();
+}
+
+let told_methods = "";
+
+function take_methods(buttons) { // the server wrote them, and every name in them is escaped
+  if (buttons === told_methods) return;
+  told_methods = buttons;
+  document.getElementById("methods").innerHTML = buttons;
+  const there = [...chips].map((chip) => chip.dataset.method);
+  for (const name of [...off].filter((name) => !there.includes(name))) off.delete(name);
 }
 
 function drop(name) {
@@ -90,7 +103,7 @@ function follow() {
   mark();
   const outcome = "Open a run to watch it; tick several to lay them over each other.";
   if (!runs.length) {
-    take_figures({ title: "", outcome, warnings: [], order: [], changed: {} });
+    take_figures({ title: "", outcome, methods: "", warnings: [], order: [], changed: {} });
     take_details([]);
   }
   if (runs.length && !Object.keys(held.figures).length) document.getElementById("outcome").textContent = "Reading ...";

@@ -19,14 +19,14 @@ let all_settings = false;
 const number = (key, value) =>
   value === undefined ? "-" : SHARES.includes(key) ? `${(100 * value).toFixed(1)} %` : value.toLocaleString("en", { maximumSignificantDigits: 4 });
 
-function table(titles, lines, caption) {
+function table(titles, lines, caption, className = "") {
   const cells = (tag, row) => row.map((cell, at) => make(tag, { className: at ? "" : "text" }, cell));
   const inside = [
     make("caption", {}, caption),
     make("thead", {}, make("tr", {}, ...cells("th", titles))),
     make("tbody", {}, ...lines.map((row) => make("tr", {}, ...cells("td", row)))),
   ];
-  return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: caption }, make("table", {}, ...inside));
+  return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: caption }, make("table", { className }, ...inside));
 }
 
 function side_by_side(runs) {
@@ -51,7 +51,7 @@ function settings_of(runs) {
   const whole = all_settings || runs.length === 1;
   const lines = (whole ? keys : differ).map((key) => [key, ...runs.map((run) => value(run, key))]);
   const said = runs.length === 1 ? "All settings." : `Settings: ${differ.length} of ${keys.length} differ.`;
-  const shown = table(["key", ...runs.map((run) => run.path)], lines, said);
+  const shown = table(["key", ...runs.map((run) => run.path)], lines, said, "words");
   const more = make("button", { type: "button" }, all_settings ? "Only what differs" : "All settings");
   more.addEventListener("click", () => {
     all_settings = !all_settings;
@@ -83,6 +83,8 @@ function notes_of(run) {
   return form;
 }
 
+const method_of = (path) => path.replace(/\/seed-[^/]*$/, ""); // seeds of a method are shown and hidden together
+
 function fold(title, open, ...inside) {
   return make("details", { open }, make("summary", {}, title), ...inside);
 }
@@ -91,7 +93,7 @@ function show_details() {
   const open = new Map([...details_of.querySelectorAll("details")].map((one) => [one.firstChild.textContent, one.open]));
   const typing = details_of.querySelector("form")?.contains(document.activeElement);
   const form = details_of.querySelector("form"); // what somebody is writing stays
-  const runs = told_details;
+  const runs = told_details.filter((run) => !off.has(method_of(run.path)));
   const parts = [];
   if (runs.length && runs.length <= SIDE_BY_SIDE) {
     parts.push(fold("Figures", open.get("Figures") ?? runs.length > 1, side_by_side(runs)));
@@ -105,6 +107,8 @@ function show_details() {
   details_of.replaceChildren(...parts);
   for (const log of details_of.querySelectorAll("pre")) log.scrollTop = log.scrollHeight;
 }
+
+addEventListener("methods", show_details);
 
 function take_details(runs) {
   told_details = runs;

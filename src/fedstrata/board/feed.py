@@ -87,6 +87,6 @@ class Feed:
             return []
         seen = dict(before.figures) if before else {}
         changed = ",".join(f"{json.dumps(name)}:{text}" for name, text in now.figures if seen.get(name) != text)
-        about = {"title": now.title, "outcome": now.outcome, "warnings": now.warnings}
+        about = {"title": now.title, "outcome": now.outcome, "methods": now.methods, "warnings": now.warnings}
         order = [name for name, _ in now.figures]
         return [("figures", f'{json.dumps({**about, "order": order})[:-1]}, "changed": {{{changed}}}}}')]

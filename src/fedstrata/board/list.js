@@ -34,7 +34,8 @@ function left(row) { // how long a run will take yet, at its pace of late
 }
 
 const percent = (share) => (share === null ? "-" : `${(100 * share).toFixed(1)} %`);
-const shown_value = (value) => (value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value));
+const shown_value = (value) => // with room after commas and colons, where a line may end
+  value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value, null, 1).replace(/\n\s*/g, " ");
 
 // ---- what stands in the list ----------------------------------------------------------------------------------------
 

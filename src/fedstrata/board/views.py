@@ -16,7 +16,7 @@ from fedstrata.report.document import figure_of
 from fedstrata.report.figures.colours import SLOTS
 from fedstrata.report.gather import GatheredRuns, unlike
 from fedstrata.report.outcome import outcome
-from fedstrata.report.page import draw, leave_out_damaged, make_title
+from fedstrata.report.page import draw, leave_out_damaged, make_title, method_filter
 from fedstrata.report.run_data import RunData
 
 MOST = SLOTS  # runs that are drawn together: more lines cannot be told apart
@@ -54,10 +54,14 @@ class RunReader:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a page shows of the chosen runs; figures by name, in the order of the page, as JSON."""
+    """What a page shows of the chosen runs; figures by name, in the order of the page, as JSON.
+
+    `methods` are the buttons that hide a method, as HTML.
+    """
 
     title: str = ""
     outcome: str = ""
+    methods: str = ""
     warnings: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()
 
@@ -65,10 +69,10 @@ class Drawing:
 def _drawn(gathered: GatheredRuns) -> Drawing:
     figures = []
     for shown in draw(gathered):
-        about = {"section": shown.section, "title": shown.title, "said": shown.said}
+        about = {"section": shown.section, "title": shown.title, "said": shown.said, "methods": shown.methods}
         figure = {**about, **figure_of(shown)}
         figures.append((shown.name, json.dumps(figure, separators=(",", ":"), allow_nan=False)))
-    return Drawing(make_title(gathered), outcome(gathered), (), tuple(figures))
+    return Drawing(make_title(gathered), outcome(gathered), method_filter(gathered), (), tuple(figures))
 
 
 class BoardView:

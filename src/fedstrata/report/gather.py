@@ -53,6 +53,9 @@ class GatheredRuns:
         if not said and alone and (keys := unlike_settings(self.runs_data)):
             more = " and others" if len(keys) > 3 else ""
             said = f"they differ in {', '.join(keys[:3])}{more}, not only in the method"
+        behind = [own for own in self.runs_data if not own.summary and len(own) < max(map(len, self.runs_data))]
+        if not said and alone and behind:
+            said = f"{behind[0].name} has come to round {len(behind[0])} only"
         return said
 
 

@@ -124,12 +124,17 @@ function drawToPrint() { // a sheet of paper is narrower than most windows
 
 const chips = document.getElementsByClassName("chip");
 
-function showMethods() {
+function hideParts() {
   for (const chip of chips) chip.setAttribute("aria-pressed", !off.has(chip.dataset.method));
   for (const part of document.querySelectorAll("[data-methods]")) {
     part.hidden = JSON.parse(part.dataset.methods).every((name) => off.has(name));
   }
+}
+
+function showMethods() {
+  hideParts();
   redraw();
+  dispatchEvent(new Event("methods")); // the board hides them in its tables too
 }
 
 function toggle(name) {

@@ -75,7 +75,9 @@ def _page(gathered: GatheredRuns) -> str:
     axes = "".join(f'<option value="{key}">{escape(name)}</option>' for key, name in AXES.items())
     against = f'<label>Curves against <select id="against">{axes}</select></label>'
     body = [
-        *heading(title, outcome(gathered), [("outcome", "Outcome"), *sections, *rest], against, _filter(gathered)),
+        *heading(
+            title, outcome(gathered), [("outcome", "Outcome"), *sections, *rest], against, method_filter(gathered)
+        ),
         '<main id="main" tabindex="-1">',
         *(f'<p class="warning" role="alert">{escape(said)}</p>' for said in gathered.warnings),
         '<h2 id="outcome">Outcome</h2>',
@@ -97,7 +99,7 @@ def _page(gathered: GatheredRuns) -> str:
     return document(title, body, shown, [replay.SCRIPT] if replayed else [])
 
 
-def _filter(gathered: GatheredRuns) -> str:
+def method_filter(gathered: GatheredRuns) -> str:
     """Return the buttons that hide a method everywhere, where there are several."""
     styles = line_styles((run_data.row, run_data.line_name) for run_data in gathered.runs_data)
     return chips(styles) if len(styles) > 1 else ""
