@@ -71,13 +71,11 @@ def _page(gathered: GatheredRuns) -> str:
     full, shown, title = gathered.featured(IN_FULL), draw(gathered), make_title(gathered)
     conditions = {run_data.condition for run_data in gathered.runs_data}
     sections = [(key, name) for key, name in SECTIONS.items() if _has(key, shown, gathered)]
-    rest = [("privacy", "Privacy"), ("reproduce", "Configuration")]
+    links = [("outcome", "Outcome"), *sections, ("privacy", "Privacy"), ("reproduce", "Configuration")]
     axes = "".join(f'<option value="{key}">{escape(name)}</option>' for key, name in AXES.items())
     against = f'<label>Curves against <select id="against">{axes}</select></label>'
     body = [
-        *heading(
-            title, outcome(gathered), [("outcome", "Outcome"), *sections, *rest], against, method_filter(gathered)
-        ),
+        *heading(title, outcome(gathered), links, against, method_filter(gathered)),
         '<main id="main" tabindex="-1">',
         *(f'<p class="warning" role="alert">{escape(said)}</p>' for said in gathered.warnings),
         '<h2 id="outcome">Outcome</h2>',
