@@ -120,7 +120,7 @@ def conclude(done: Run, as_json: bool) -> None:
     for choice in shown.pop("choices", None) or ():
         print(f"chosen: {choice}")
     shown["stopped"] = done.summary["stopped"]
-    lines = {key: _said(value) for key, value in shown.items() if value != {}}
+    lines = {key: _said(key, value) for key, value in shown.items() if value != {}}
     for key in ("best_accuracy", "best_balanced_accuracy"):
         lines[key] += f" (round {done.summary[f'{key}_round']})"
     print("\n".join(f"{key:22} {said}" for key, said in lines.items()))
@@ -156,7 +156,16 @@ def stop_cleanly() -> None:
         signal.signal(signal.SIGINT, stop)
 
 
-def _said(value: Any) -> str:
+def _said(key: str, value: Any) -> str:
+    """Write a figure for people: shares in percent, bytes in their unit; `--json` has it in full."""
+    from fedstrata.runs.compare.grid import write_bytes, write_seconds
+
     if isinstance(value, dict):  # by target
-        return ", ".join(f"{target}: {'never' if spent is None else _said(spent)}" for target, spent in value.items())
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+        spent = {target: "never" if one is None else _said(key, one) for target, one in value.items()}
+        return ", ".join(f"{target}: {said}" for target, said in spent.items())
+    if key.startswith("bytes") and isinstance(value, int | float):
+        return write_bytes(value)
+    if isinstance(value, float) and key.startswith(("seconds", "time")):
+        return write_seconds(value)
+    shares = ("accuracy", "balanced", "best", "worst10", "personal")
+    return f"{100 * value:.1f} %" if isinstance(value, float) and key.startswith(shares) else str(value)
