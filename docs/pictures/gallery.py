@@ -62,8 +62,10 @@ def main() -> None:
         )
         try:
             _wait_for(port)
-            photograph(page, f"http://127.0.0.1:{port}/", "board")
-            photograph(page, f"http://127.0.0.1:{port}/", "board-narrow", size=NARROW)
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.get_by_role("link", name="one-label").click()
+            photograph(page, page.url, "board")
+            photograph(page, page.url, "board-narrow", size=NARROW)
         finally:
             board.terminate()
             board.wait()

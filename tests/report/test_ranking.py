@@ -140,6 +140,21 @@ def test_parts_of_the_page_say_whose_they_are(tmp_path):
     assert "data-method=" not in page(gather([one])).partition("<script")[0]
 
 
+def test_the_same_figure_of_several_runs_stands_in_a_row_and_is_explained_once(tmp_path):
+    one, other = finished(tmp_path / "a"), finished(tmp_path / "b", "scaffold")
+    events = (other / "events.jsonl").read_text()
+    for ones in re.findall(r'"client_accuracy": \[[^]]*\]', events):  # of the other run, clients fare differently
+        events = events.replace(
+            ones, json.dumps({"client_accuracy": json.loads(f"{{{ones}}}")["client_accuracy"][::-1]})[1:-1]
+        )
+    (other / "events.jsonl").write_text(events)
+    text = page(gather([one, other]))
+    assert text.count("<h3>Accuracy of each client by round</h3>") == 1
+    panels = re.findall(r'<figure id="figure-client-accuracy[^>]*><h4>([^<]*)</h4>', text)
+    assert panels == ["fedavg", "scaffold"]
+    assert "<h4>" not in page(gather([one]))
+
+
 @pytest.mark.parametrize(("most", "bar"), [(1, False), (2, True)])
 def test_a_matrix_of_yes_and_no_has_no_colour_scale(tmp_path, most, bar):
     run = begun(tmp_path / "run")

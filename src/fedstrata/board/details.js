@@ -83,7 +83,10 @@ function notes_of(run) {
   return form;
 }
 
-const method_of = (path) => path.replace(/\/seed-[^/]*$/, ""); // seeds of a method are shown and hidden together
+function hidden_run(path) { // seeds of a method are hidden together; the folder that all have in common goes unsaid
+  const method = path.replace(/\/seed-[^/]*$/, "");
+  return [...off].some((name) => method === name || method.endsWith(`/${name}`));
+}
 
 function fold(title, open, ...inside) {
   return make("details", { open }, make("summary", {}, title), ...inside);
@@ -93,7 +96,7 @@ function show_details() {
   const open = new Map([...details_of.querySelectorAll("details")].map((one) => [one.firstChild.textContent, one.open]));
   const typing = details_of.querySelector("form")?.contains(document.activeElement);
   const form = details_of.querySelector("form"); // what somebody is writing stays
-  const runs = told_details.filter((run) => !off.has(method_of(run.path)));
+  const runs = told_details.filter((run) => !hidden_run(run.path));
   const parts = [];
   if (runs.length && runs.length <= SIDE_BY_SIDE) {
     parts.push(fold("Figures", open.get("Figures") ?? runs.length > 1, side_by_side(runs)));

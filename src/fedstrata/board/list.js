@@ -7,7 +7,7 @@ const all = document.getElementById("all");
 const rows = new Map(); // path -> what the server last said of a run
 const lines = new Map(); // key of an entry -> its line in the table
 const unfolded = new Set(); // comparisons whose methods are shown
-const MOST_COLUMNS = 4; // of settings that differ
+const MOST_COLUMNS = () => Math.max(1, Math.min(6, Math.floor((innerWidth - 860) / 150))); // of settings that differ
 let groups = []; // comparisons
 let columns = []; // keys of settings that differ among the runs that are listed
 let order = { key: "changed", down: true };
@@ -178,16 +178,21 @@ function fill(line, entry) {
   while (line.cells.length > 8) line.lastChild.remove();
   for (const key of columns) {
     const usual = !(key in entry.settings); // faint, as most are
-    const value = entry.kind === "group" || entry.kind === "method" ? "" : shown_value(setting_of(entry, key));
+    const value = ["group", "method"].includes(entry.kind) ? common(entry.runs, key) : shown_value(setting_of(entry, key));
     line.append(make("td", { className: `text setting ${usual ? "usual" : ""}` }, value));
   }
+}
+
+function common(runs, key) { // what all runs of a comparison have in common
+  const values = new Set(runs.map((path) => rows.get(path)).filter(Boolean).map((row) => shown_value(setting_of(row, key))));
+  return values.size === 1 ? [...values][0] : "several";
 }
 
 function find_columns(listed) { // settings in which the listed runs differ; runs inside a comparison count too
   const runs = listed.flatMap((entry) => entry.runs).map((path) => rows.get(path)).filter(Boolean);
   const keys = [...new Set(runs.flatMap((row) => Object.keys(row.settings)))].sort();
   const several = (key) => new Set(runs.map((row) => shown_value(row.settings[key]))).size > 1;
-  return keys.filter(several).slice(0, MOST_COLUMNS);
+  return keys.filter(several).slice(0, MOST_COLUMNS());
 }
 
 function show() {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os.path
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +68,18 @@ class Drawing:
     figures: tuple[tuple[str, str], ...] = ()
 
 
+def _shortened(runs_data: list[RunData]) -> list[RunData]:
+    """Leave out the folder that all methods lie in, as those of one comparison do: it tells nothing apart."""
+    groups = {run_data.group for run_data in runs_data}
+    shared = os.path.commonpath([os.path.dirname(group) for group in groups]) if len(groups) > 1 else ""
+    if not shared:
+        return runs_data
+    short = [copy(run_data) for run_data in runs_data]
+    for own in short:
+        own.name, own.group = (path.removeprefix(f"{shared}/") for path in (own.name, own.group))
+    return short
+
+
 def _drawn(gathered: GatheredRuns) -> Drawing:
     figures = []
     for shown in draw(gathered):
@@ -111,7 +125,7 @@ class BoardView:
 
     def _draw(self) -> Drawing:
         runs_data = [self._own[name].run_data for name in self._names if name in self._own]
-        gathered = GatheredRuns([run_data for run_data in runs_data if run_data is not None])
+        gathered = GatheredRuns(_shortened([run_data for run_data in runs_data if run_data is not None]))
         warnings = list(self._warnings(gathered.runs_data))
         if not gathered.runs_data:
             return Drawing(warnings=tuple(warnings))

@@ -88,11 +88,26 @@ def of_methods(names: Sequence[str]) -> str:
     return f' data-methods="{escape(json.dumps(list(names)))}"' if names else ""
 
 
-def frame(shown: Shown) -> Iterator[str]:
+def frames(family: str, shown: Sequence[Shown]) -> Iterator[str]:
+    """Return the frames of figures; of several of one family, in a row, under one heading that says how to read them."""
+    if not family or len(shown) == 1:
+        for own in shown:
+            yield from frame(own)
+        return
+    methods = [name for own in shown for name in own.methods]
+    yield f'<div class="family"{of_methods(methods)}><h3>{escape(family)}</h3>'
+    yield f'<p class="quiet">{escape(shown[0].said)}</p><div class="figures">'
+    for own in shown:
+        yield from frame(own, small=True)
+    yield "</div></div>"
+
+
+def frame(shown: Shown, small: bool = False) -> Iterator[str]:
     """Return the frame of a figure: its heading, how to read it, where it is drawn, buttons that save it."""
     name, title = escape(shown.name), escape(shown.title)
-    yield f'<figure id="figure-{name}"{of_methods(shown.methods)}><h3>{title}</h3>'
-    yield f"<figcaption>{escape(shown.said)}</figcaption>"
+    head = f"<h4>{escape(shown.of)}</h4>" if small else f"<h3>{title}</h3>"
+    yield f'<figure id="figure-{name}"{of_methods(shown.methods)}>{head}'
+    yield "" if small else f"<figcaption>{escape(shown.said)}</figcaption>"
     height = int(shown.figure.layout.height or 340)
     label = escape(f"{shown.title}. {shown.said}")
     yield f'<div class="plot" role="img" aria-label="{label}" style="min-height:{height}px" data-figure="{name}"></div>'

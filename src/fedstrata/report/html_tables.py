@@ -18,7 +18,13 @@ NOTES = 4  # most that stand open below a table
 ROWS = 40  # most rows of a table in the page; CSV files hold all
 ACCURACIES = ("accuracy", "balanced_accuracy", "worst10")
 PERCENT = {*ACCURACIES, *FINAL, "share", "last_recall", "best_recall", "last_accuracy"}
-TITLES = {"worst10": "worst tenth of clients", "time": "virtual seconds"}
+TITLES = {
+    "worst10": "worst tenth of clients",
+    "time": "virtual seconds",
+    "accuracy_last10": "mean of the last ten",
+    "accuracy_last10_std": "spread of the last ten",
+    "bytes_p2p": "bytes between clients",
+}
 
 
 def html(
@@ -56,6 +62,14 @@ def html(
     note = f"<caption>{escape(caption)}</caption>" if caption else ""
     region = f'class="scroll" tabindex="0" role="region" aria-label="{escape(caption or table.name)}"'
     return f"<div {region}><table>{note}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def tiles(table: Table) -> str:
+    """Write the only row of a table as figures with their names: nothing to compare, and nothing to scroll to."""
+    told = zip(table.columns, table.rows[0], strict=True)
+    names = {name: TITLES.get(name, name.replace("_", " ")) for name in table.columns}
+    made = (f"<div><dt>{escape(names[n])}</dt><dd>{escape(said(n, v))}</dd></div>" for n, v in told if v is not None)
+    return f'<dl class="tiles">{"".join(made)}</dl>'
 
 
 def _beside(badge: str | None, cells: int) -> list[str]:

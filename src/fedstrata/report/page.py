@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
+from itertools import groupby
 from typing import Any, TypeVar
 
 from fedstrata import __version__
@@ -13,12 +14,12 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.plain_text import plain_text
 from fedstrata.report import figures, replay, tables
 from fedstrata.report.condition_table import by_condition
-from fedstrata.report.document import chips, document, figure_of, frame, heading
+from fedstrata.report.document import chips, document, figure_of, frames, heading
 from fedstrata.report.figures import CONDITIONS, SECTIONS, Shown
 from fedstrata.report.figures.colours import line_styles
 from fedstrata.report.figures.curves import AXES, grouped
 from fedstrata.report.gather import GatheredRuns
-from fedstrata.report.html_tables import compared, cut, folded, html, settings
+from fedstrata.report.html_tables import compared, cut, folded, html, settings, tiles
 from fedstrata.report.outcome import outcome
 from fedstrata.report.run_data import RunData
 from fedstrata.runs.compare.grid import conditions_of
@@ -147,9 +148,9 @@ def _of_runs(own: Sequence[tuple[RunData, Shown]]) -> Iterator[Shown]:
     for together in alike.values():
         runs_data, (first, *_) = zip(*together, strict=True)
         slug = "".join(c if c.isalnum() else "-" for c in runs_data[0].name)
-        title = f"{first.title}: {_listed(runs_data)}"
-        methods = tuple(dict.fromkeys(run_data.row for run_data in runs_data))
-        yield first._replace(name=f"{first.name}-{slug}", title=title, methods=methods)
+        of, methods = _listed(runs_data), tuple(dict.fromkeys(run_data.row for run_data in runs_data))
+        named = {"name": f"{first.name}-{slug}", "title": f"{first.title}: {of}", "family": first.title, "of": of}
+        yield first._replace(**named, methods=methods)
 
 
 def _listed(runs_data: Sequence[RunData]) -> str:
@@ -182,14 +183,16 @@ def _outcome_tables(gathered: GatheredRuns) -> Iterator[str]:
         yield from by_condition(gathered) if several else compared(gathered.rows, gathered.remarks, ranked)
         yield from settings(gathered.rows)
         yield folded("Every run", of_runs)
+    elif len(gathered.runs_data) == 1:
+        yield tiles(tables.runs(gathered.runs_data))
     else:
         yield of_runs
 
 
 def _section(key: str, name: str, shown: Sequence[Shown], tabled: Sequence[RunData], more: str = "") -> Iterator[str]:
     yield f'<section aria-labelledby="{key}"><h2 id="{key}">{escape(name)}</h2><div class="figures">'
-    for own in shown:
-        yield from frame(own)
+    for family, own in groupby(shown, key=lambda one: one.family):
+        yield from frames(family, list(own))
     yield f"</div>{more}"
     making = {"curves": tables.rounds, "labels": tables.labels, "clients": tables.clients, "faults": tables.faults}
     about = {"clients": "Those served worst come first.", "curves": "Some of the rounds."}.get(key, "")

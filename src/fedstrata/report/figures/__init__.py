@@ -34,6 +34,8 @@ class Shown(NamedTuple):
     said: str  # how to read it
     figure: go.Figure
     methods: tuple[str, ...] = ()  # whose it is; empty: of all
+    family: str = ""  # what it has in common with the same figure of other runs; its own name is then `of`
+    of: str = ""
 
 
 OWN: Sequence[tuple[str, str, str, str, Callable[[RunData], go.Figure | None]]] = (

@@ -90,14 +90,17 @@ def _turned(difference: Mapping[str, Any]) -> dict[str, Any]:
 def remarks_of(
     entries: Sequence[Entry], seeds: Sequence[int], done: Summaries, metrics: Sequence[Metric] = (ACCURACY,)
 ) -> list[str]:
-    """Return what the runs themselves remarked, once a method, and what so few seeds cannot show."""
-    said: dict[str, list[str]] = {}
+    """Return what the runs themselves remarked, once for all that it is said of, and what so few seeds cannot show."""
+    said: dict[tuple[str, str], list[str]] = {}  # seeds by remark and method
     for (method, seed), summary in done.items():
         for remark in summary["remarks"]:
-            said.setdefault(f"{method}: {remark}", []).append(str(seed))
+            said.setdefault((f": {remark}", method), []).append(str(seed))
         for metric in metrics:
             if summary.get(metric.name) == math.inf:
-                never = f"never reached {metric.target:g}; it ranks last there, and is in no mean of {metric.name}"
-                said.setdefault(f"{method} {never}", []).append(str(seed))
-    over = [f"{remark} (seed {', '.join(at)})" for remark, at in said.items()]
+                never = f" never reached {metric.target:g}; it ranks last there, and is in no mean of {metric.name}"
+                said.setdefault((never, method), []).append(str(seed))
+    alike: dict[tuple[str, str], list[str]] = {}
+    for (remark, method), at in said.items():
+        alike.setdefault((remark, ", ".join(at)), []).append(method)
+    over = [f"{', '.join(methods)}{remark} (seed {at})" for (remark, at), methods in alike.items()]
     return over + (caution(len(seeds)) if len(entries) > 1 and done else [])
