@@ -39,7 +39,8 @@ CONTRAST = """() => {
   };
   const colour = (text) => text.match(/[\\d.]+/g).map(Number);
   const paper = light(colour(getComputedStyle(document.body).backgroundColor));
-  const texts = document.querySelectorAll("p, h1, h2, h3, h4, a, td, th, button, select, figcaption, label, .plot text");
+  const named = "p, h1, h2, h3, h4, a, td, th, button, select, figcaption, label, .plot text";
+  const texts = document.querySelectorAll(named);
   return Math.min(...[...texts].filter((text) => text.checkVisibility()).map((text) => {
     const style = getComputedStyle(text), inside = text instanceof SVGElement ? style.fill : style.color;
     const own = light(colour(inside));

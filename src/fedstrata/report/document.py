@@ -89,7 +89,7 @@ def of_methods(names: Sequence[str]) -> str:
 
 
 def frames(family: str, shown: Sequence[Shown]) -> Iterator[str]:
-    """Return the frames of figures; of several of one family, in a row, under one heading that says how to read them."""
+    """Return the frames of figures; those of one family in a row, under one heading that says how to read them."""
     if not family or len(shown) == 1:
         for own in shown:
             yield from frame(own)
