@@ -122,6 +122,7 @@ def compared(rows: Sequence[dict[str, Any]], remarks: Sequence[str] = (), ranked
         title = _changed(first, name) if name == change else _titled(name)
         columns[title] = [_ranged(over if name == change else name, row.get(name) or {}) for row in rows]
         if name == change:
+            columns[title][0] = "-"  # nothing over itself
             columns |= {"p": [(row.get(name) or {}).get("p") for row in rows]}
             columns |= {"p by Holm": [(row.get(name) or {}).get("p_holm") for row in rows]} if len(rows) > 2 else {}
     seeded = f"Means over {seeds} {'seed' if seeds == 1 else 'seeds'}"
