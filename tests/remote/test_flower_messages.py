@@ -128,6 +128,21 @@ def test_with_keys_a_node_has_no_name_but_that_of_its_key(tmp_path):
         registered(tmp_path / "nodes.json")
 
 
+def test_a_node_whose_key_was_renewed_is_nobody_though_flower_still_has_it(monkeypatch):
+    monkeypatch.setattr(messages, "AGAIN", 0.0)
+    keys, grid = {1: "bonn"}, Nodes({1: node("bonn")})
+    transport = Messages(grid, registered=lambda: dict(keys))
+    transport.names()
+    assert (transport.names(), transport.registrations()) == (["bonn"], {"bonn": 1})
+    keys.clear()
+    keys[2] = "bonn"
+    grid.nodes[2] = node("bonn", lambda _: b"new")
+    transport.names()
+    assert (transport.names(), transport.registrations()) == (["bonn"], {"bonn": 2})
+    assert transport.exchange({"bonn": b"?"}, PATIENCE) == {"bonn": b"new"}
+    assert Messages(grid).registrations() is None
+
+
 def test_the_first_of_two_nodes_with_one_name_keeps_it_until_it_leaves(monkeypatch):
     monkeypatch.setattr(messages, "AGAIN", 0.0)
     grid = Nodes({1: node("bonn", lambda _: b"first")})

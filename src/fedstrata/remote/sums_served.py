@@ -18,6 +18,7 @@ from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.privacy.labels.served import Served
 
 FILE = "summed.json"
+ANEW = f" (its owner allows it anew by removing {FILE} and starting the client again)"
 Name = Callable[[bytes], bytes]  # a site's public key -> its name
 
 
@@ -31,7 +32,8 @@ class SumsServed:
     def of(self, kind: str) -> Served:
         """Return the memory of one kind of sum, which writes itself down before anything leaves."""
         known = self._known.get(kind, {})
-        return Served(first=known.get("first"), last=known.get("last"), name=self._name, keep=self._keeper(kind))
+        sets = {"first": known.get("first"), "last": known.get("last")}
+        return Served(**sets, name=self._name, keep=self._keeper(kind), anew=ANEW)
 
     def _keeper(self, kind: str) -> Callable[[Served], None]:
         def keep(served: Served) -> None:

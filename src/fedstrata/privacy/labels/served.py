@@ -40,6 +40,7 @@ class Served:
     last: frozenset[bytes] | None = None  # ... and last
     name: Callable[[bytes], bytes] = lambda key: key
     keep: Callable[[Served], None] = lambda _: None  # is told of a new set, before counts are sent
+    anew: str = ""  # how the client's owner can allow what is refused
 
     def new_job(self, job: bytes) -> None:
         """Take note of a job."""
@@ -58,7 +59,7 @@ class Served:
             raise RefusedError(
                 f"it took part in a sum over {len(self.last)} clients before, and one over these {len(now)} could be "
                 f"subtracted from it, which may tell a single client's: it takes part with the same ones only, or with "
-                f"{FEWEST} fewer and still half of the first ones"
+                f"{FEWEST} fewer and still half of the first ones{self.anew}"
             )
 
     def sent(self, members: Collection[bytes]) -> None:

@@ -45,7 +45,6 @@ class Messages:
         self._grid, self.longest, self._say, self._met = grid, longest, say, met
         self._registered = registered
         self._sites: dict[int, str] = {}  # node -> its site
-        self._ever: set[str] = set()  # sites that ever said who they are
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
         self._sent, self._awaited = 0, list[str]()
         self._lock = threading.RLock()  # around every use of the Grid
@@ -62,11 +61,9 @@ class Messages:
     def invite(self, sites: Collection[str]) -> None:
         """Do nothing: who is reachable is there."""
 
-    def revoked(self) -> set[str]:
-        """Return sites that were there in this run, and whose keys the server does not know any more."""
-        if self._registered is None:
-            return set()
-        return set(self._ever) - set(self._registered().values())
+    def registrations(self) -> Mapping[str, int] | None:
+        """Return the node that each site's key is registered as now; None: there are no keys."""
+        return None if self._registered is None else {site: node for node, site in self._registered().items()}
 
     def exchange(
         self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
@@ -147,6 +144,9 @@ class Messages:
     def _look_around(self) -> None:
         """Forget nodes that left, read the names that came, and ask new nodes for theirs."""
         there, now = set(self._grid.get_node_ids()), monotonic()
+        if self._registered is not None:  # a key that was revoked, or renewed, is nobody's
+            known = self._registered()
+            there = {node for node in there if node not in self._sites or known.get(node) == self._sites[node]}
         for node in set(self._sites) - there:
             self._say(f"site {self._sites.pop(node)} has left")
         self._questions = {node: question for node, question in self._questions.items() if node in there}
@@ -172,7 +172,6 @@ class Messages:
         if name in self._sites.values():
             return self._say(f"node {node} says that it is site {name}, and another one is that already")
         self._sites[node] = name
-        self._ever.add(name)
         self._met(node, name)
         del self._questions[node]
         return self._say(f"site {name} is there")
