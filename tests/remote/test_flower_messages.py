@@ -143,6 +143,29 @@ def test_a_node_whose_key_was_renewed_is_nobody_though_flower_still_has_it(monke
     assert Messages(grid).registrations() is None
 
 
+def test_replies_that_are_expected_late_are_looked_for_rarely_until_there_is_a_hurry(monkeypatch):
+    looks, pauses = [], []
+    grid = Nodes({1: node("bonn", lambda _: (float("inf"), b"never"))})
+    transport = known(grid, 1)
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: looks.append(ids) or ())
+
+    class Hurry(threading.Event):
+        def wait(self, timeout):  # no time passes here
+            pauses.append(timeout)
+            if len(pauses) == 5:
+                self.set()
+
+    def closing(timeout):
+        pauses.append(timeout)
+        transport.close()
+
+    monkeypatch.setattr(transport._closed, "wait", closing)
+    assert transport.exchange({"bonn": b"?"}, hurry=Hurry()) == {}
+    assert pauses[:5] == [1.0] * 5
+    assert pauses[5] <= 1.0
+    assert len(looks) == 6
+
+
 def test_the_first_of_two_nodes_with_one_name_keeps_it_until_it_leaves(monkeypatch):
     monkeypatch.setattr(messages, "AGAIN", 0.0)
     grid = Nodes({1: node("bonn", lambda _: b"first")})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
 from pathlib import Path
 
 from fedstrata.deploy.state import address
@@ -17,7 +17,7 @@ class KeptConnection:
         self._server, self._authority, self._seconds = server, authority, seconds
         self._open: HTTPConnection | None = None
 
-    def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str]]:
+    def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, HTTPMessage]:
         """Ask for a path; give status and headers, or OSError where there is no answer."""
         if self._open is not None:
             try:
@@ -48,7 +48,7 @@ class KeptConnection:
         return HTTPSConnection(host, port, timeout=self._seconds, context=trust)
 
     @staticmethod
-    def _asked(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str]]:
+    def _asked(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> tuple[int, HTTPMessage]:
         connection.request("GET", path, headers=dict(headers))
         answer = connection.getresponse()
         answer.read()

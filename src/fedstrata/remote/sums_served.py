@@ -32,8 +32,8 @@ class SumsServed:
     def of(self, kind: str) -> Served:
         """Return the memory of one kind of sum, which writes itself down before anything leaves."""
         known = self._known.get(kind, {})
-        sets = {"first": known.get("first"), "last": known.get("last")}
-        return Served(**sets, name=self._name, keep=self._keeper(kind), anew=ANEW)
+        first, last = known.get("first"), known.get("last")
+        return Served(first=first, last=last, name=self._name, keep=self._keeper(kind), anew=ANEW)
 
     def _keeper(self, kind: str) -> Callable[[Served], None]:
         def keep(served: Served) -> None:

@@ -25,6 +25,7 @@ from fedstrata.remote.flower.records import unwrap, wrap
 from fedstrata.remote.transport import SMALL, Failure
 
 SOONEST, LATEST = 0.1, 1.0  # seconds between two looks for replies
+RARELY = 3.0  # the same, where a reply is not expected before the run is over: a look costs the server milliseconds
 NAMING = 120.0  # seconds in which a node can say its name, before it is asked again
 AGAIN = 10.0  # seconds until a node that could not say its name is asked again
 SLACK = 5.0  # seconds that a message outlives its deadline: what is late on its way is not what is late
@@ -66,9 +67,16 @@ class Messages:
         return None if self._registered is None else {site: node for node, site in self._registered().items()}
 
     def exchange(
-        self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
+        self,
+        requests: Mapping[str, bytes],
+        deadline: float | None = None,
+        enough: int | None = None,
+        hurry: threading.Event | None = None,
     ) -> dict[str, bytes | Failure]:
-        """Send each named site its request; a site that is not there is not waited for."""
+        """Send each named site its request; a site that is not there is not waited for.
+
+        With `hurry`, replies are expected late, and looked for now and then until it is set.
+        """
         began, wanted = monotonic(), len(requests) if enough is None else enough
         waiting, replies = self._send(requests, deadline), dict[str, bytes | Failure]()
         while waiting and not self._closed.is_set():
@@ -83,7 +91,10 @@ class Messages:
             if left <= 0 or sum(isinstance(reply, bytes) for reply in replies.values()) >= wanted or not waiting:
                 break
             pause = max(SOONEST, min((now - began) / 10, LATEST), now - looked)  # a wait grows by a tenth at most
-            self._closed.wait(min(pause, left))
+            if hurry is None or hurry.is_set():
+                self._closed.wait(min(pause, left))
+            else:
+                hurry.wait(min(max(LATEST, min((now - began) / 10, RARELY)), left))
         self._awaited = []
         return replies
 

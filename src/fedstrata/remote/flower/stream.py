@@ -29,6 +29,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.remote.flower.certificate import make_certificate
 from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import FORMS, Invitation
+from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.transport import SMALL, Failure, Transport
 
 MOST = 2048  # connections at once; each has a thread
@@ -317,13 +318,19 @@ class StreamServer:
     def _send_long(self, site: str, line: Line) -> None:
         words = Invitation(self.address, self._authority.decode(), line.token, site, self._run, self._grace)
         try:
-            reply = self._messages.exchange({site: words.written()}).get(site, Failure("no answer"))
+            reply = self._long({site: words.written()}).get(site, Failure("no answer"))
         except Exception as error:  # the carrier of messages is gone; the stream may well go on
             reply = Failure(f"{type(error).__name__}: {error}")
         line.answered = reply.reason if isinstance(reply, Failure) else "it left"
         if not self._over.is_set():
             self._say(f"site {site} is off the stream: {line.answered}")
         self._inbox.put((0, "", b""))
+
+    def _long(self, requests: Mapping[str, bytes]) -> Mapping[str, bytes | Failure]:
+        """Send messages that are answered when the stream ends; only Flower's carrier looks for replies by itself."""
+        if isinstance(self._messages, Messages):
+            return self._messages.exchange(requests, hurry=self._over)
+        return self._messages.exchange(requests)
 
     def _keep_inviting(self) -> None:
         """Bring sites back that come to life again."""
