@@ -38,8 +38,10 @@ def there(tmp_path, monkeypatch):
     state.private(server.folder)
     (server.folder / "server.json").write_text(json.dumps(asdict(server)))
     book = ReportBook(server.folder / site_reports.FILE)
-    book.take(SiteReport("berlin", "busy", 0.0, "run 1"))
-    book.take(SiteReport("lyon", "disk full", 0.0, "/data cannot be written"))
+    with monkeypatch.context() as later:  # who falls silent is away, and a browser may take its time
+        later.setattr(site_reports.time, "time", lambda: 4e9)
+        book.take(SiteReport("berlin", "busy", 0.0, "run 1"))
+        book.take(SiteReport("lyon", "disk full", 0.0, "/data cannot be written"))
     run = Run.create(tmp_path / "runs/first", Experiment.of({"train": {"rounds": 9}}).to_toml())
     run.log("start", clients=2)
     run.log("sites", wall={"sites": ["berlin", "lyon"]})
