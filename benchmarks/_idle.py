@@ -28,6 +28,7 @@ from fedstrata.deploy.processes import everybody, family
 from fedstrata.deploy.server import tail
 
 UP = 180.0  # seconds in which a command must be ready
+REST = "30"  # seconds without a request after which a site's process ends: long enough to meet one that has not
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -43,7 +44,7 @@ class Command:
                 cwd=folder,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, "FEDSTRATA_STATE": str(folder / "state")},
+                env={**_installed(), "FEDSTRATA_STATE": str(folder / "state")},
             )
 
     def says(self, text: str) -> None:
@@ -71,6 +72,11 @@ class Command:
         """End it as Ctrl-C does."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
+
+
+def _installed() -> dict[str, str]:
+    """Return the environment as an installed package has it: its byte code is kept, as pip writes it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def measure_idle(sites: tuple[str, ...], seconds: float) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def _federation(sites: tuple[str, ...]) -> Iterator[tuple[Path, Command, list[Co
             server.says("the server is up")
             for i, site in enumerate(sites):
                 who = ("--site", site, "--keys", f"keys/sites/{site}", "--server", f"127.0.0.1:{port}")
-                data = ("--data", "digits", "--partition", f"{i}/{len(sites)}", "--rest", "10")
+                data = ("--data", "digits", "--partition", f"{i}/{len(sites)}", "--rest", REST)
                 started.append(Command(folder, site, "client", *who, *data))
             for site, client in zip(sites, started[1:], strict=True):
                 client.says(f"site {site}: connected")

@@ -15,6 +15,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import overview, run_queue, server, site_reports, state
 from fedstrata.deploy.authority import Authority
+from fedstrata.deploy.board_console import BoardConsole
 from fedstrata.deploy.run_queue import tickets, turn
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
 from fedstrata.deploy.submit import Submission
@@ -169,6 +170,49 @@ def test_keys_of_the_console_choose_and_order(there, tmp_path):
             shown.print(console.draw(overview.look(there), 0, "done"))
         assert "> " in text.get()
         assert "s stop" in text.get()
+
+
+def test_only_what_a_run_would_heed_is_said_to_it(there, tmp_path, cli):
+    ann = ("--operator", str(tmp_path / "keys/operators/ann"))
+    with turn(asked(there, tmp_path / "one"), print):
+        for word, can in (("refuse", "pause, stop"), ("approve", "pause, stop"), ("continue", "pause, stop")):
+            code, _, err = cli("deploy", "console", word, "1", *ann)
+            assert (code, f"cannot be told to {word}; what it can be told: {can}" in err) == (2, True), err
+        assert cli("deploy", "console", "pause", "1", *ann)[0] == 0
+        assert overview.look(there).runs[0].actions == ("continue", "stop")
+        assert cli("deploy", "console", "stop", "1", *ann)[0] == 0
+        assert "what it can be told: nothing" in cli("deploy", "console", "stop", "1", *ann)[2]
+
+
+def test_the_board_shows_the_same_and_speaks_with_the_operators_key(there, tmp_path):
+    run, ann = played(tmp_path / "one", 2), tmp_path / "keys/operators/ann"
+    run.log("site_refused", round=2, step=0, site="a", client=0, why="no")
+    there.begun(run.path)
+    ReportBook(there.folder / site_reports.FILE).take(SiteReport("a", "busy", 0.0, "run 7"))
+    page = BoardConsole(there, ann)
+    with turn(asked(there, run.path), print), run.locked():
+        seen = page.look()
+        assert (seen["operator"], seen["may"]) == ("ann", True)
+        sites = [(row["site"], row["state"], row["rounds"], row["last_round"]) for row in seen["sites"]]
+        assert sites == [("a", "busy", "1", "1"), ("b", "never heard of", "2", "2")]
+        assert seen["runs"][0]["actions"] == ["pause", "stop"]
+        assert seen["faults"] == ["round 2: site left out: a: no"]
+        assert seen["warnings"] == ["the server on port 8000 does not run"]
+        assert page.order("pause", "1").startswith("ann said pause to run 1 ")
+        assert page.look()["runs"][0]["state"] == "paused by ann; 2 rounds done"
+        for action, number, why in (("delete", "1", '"delete" cannot be said'), ("stop", "../1", "there is no run")):
+            with pytest.raises(RequestError, match=why):
+                page.order(action, number)
+        looking = BoardConsole(there, None)
+        assert looking.look()["may"] is False
+        with pytest.raises(RequestError, match="--operator is required"):
+            looking.order("stop", "1")
+
+
+def test_a_board_is_not_served_for_who_is_no_operator(there, tmp_path, cli):
+    Authority.open(tmp_path / "keys").revoke("ann")
+    code, _, err = cli("deploy", "console", "--board", "--operator", str(tmp_path / "keys/operators/ann"))
+    assert (code, "ann is no operator on the server's roll" in err) == (2, True), err
 
 
 def test_whom_a_run_waits_for_and_since_when(there, tmp_path, monkeypatch):

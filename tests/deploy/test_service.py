@@ -27,6 +27,7 @@ from test_model_shelf import WHO
 from fedstrata.core import json_log
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import metrics, one_port, run_book, state
+from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.backup import backup, restore
 from fedstrata.deploy.run_book import BookedRun
 
@@ -67,6 +68,18 @@ def test_every_site_gets_one_archive_with_its_own_keys_and_nobody_elses(packed, 
         told = tomllib.loads((root / "data.toml").read_text())["data"]
         assert told == {"name": "own", "path": "/data/patients.csv", "label": "kind of it"}
     assert "a" in json.loads((packed / "fedstrata-server/keys/roll.json").read_text())["nodes"]
+
+
+def test_who_was_revoked_gets_no_archive(made, tmp_path, cli):
+    own = shutil.copytree(made, tmp_path / "keys")
+    Authority.open(own).revoke("b")
+    words = ("deploy", "package", str(tmp_path / "out"), "--keys", str(own), "--server", "fl.example.org:8443")
+    assert cli(*words)[0] == 0
+    assert sorted(path.name for path in (tmp_path / "out").glob("*")) == [
+        f"fedstrata-{name}.tar.gz" for name in ("a", "c", "server")
+    ]
+    code, _, err = cli(*words, "--sites", "b")
+    assert (code, '--sites names "b"' in err) == (2, True), err
 
 
 def test_the_start_script_says_what_to_start(packed, tmp_path):

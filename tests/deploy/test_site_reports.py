@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from fedstrata import __version__
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import flower, server, site_reporter, site_reports, state, status
 from fedstrata.deploy.auth_proxy import Gate
+from fedstrata.deploy.kept_connection import KeptConnection
 from fedstrata.deploy.node_signature import KnownKeys, sign_time
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.site_reporter import RevokedError, SiteReporter, unwritable
@@ -84,43 +88,39 @@ def test_the_gate_takes_reports_of_sites_of_themselves_alone(made, tmp_path):
     assert says("a") == 404, "it was revoked"
 
 
-class Answer:
+def answer(version=__version__, protocol="1", status=204):
     """What a server answers to a report."""
-
-    def __init__(self, version=__version__, protocol="1"):
-        self.headers = {site_reports.VERSION: version, site_reports.PROTOCOL: protocol}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+    return status, {site_reports.VERSION: version, site_reports.PROTOCOL: protocol}
 
 
 def reporter(tmp_path, monkeypatch, answers, said=None):
     """A reporter whose server answers in turn; an exception is raised."""
     sent = []
 
-    class Opener:
-        def open(self, request, timeout):
-            sent.append(SiteReport.read(request.headers[site_reports.HEADER.capitalize()]))
-            answer = answers.pop(0)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+    class Line:
+        def get(self, path, headers):
+            assert path == site_reports.PATH
+            sent.append(SiteReport.read(headers[site_reports.HEADER]))
+            told = answers.pop(0)
+            if isinstance(told, Exception):
+                raise told
+            return told
 
-    monkeypatch.setattr(site_reporter.urllib.request, "build_opener", lambda *_: Opener())
+        def close(self):
+            pass
+
+    monkeypatch.setattr(site_reporter, "KeptConnection", lambda *_: Line())
     say = [] if said is None else said
     return SiteReporter("a", "h:8000", None, tmp_path, tmp_path / "nobody", say.append), sent
 
 
 def refusal(code):
-    return site_reporter.urllib.error.HTTPError("http://h", code, "no", {}, None)
+    return answer(status=code)
 
 
 def test_a_full_disk_is_said_here_and_to_the_server(tmp_path, monkeypatch):
     said = []
-    here, sent = reporter(tmp_path, monkeypatch, [Answer(), Answer(), Answer()], said)
+    here, sent = reporter(tmp_path, monkeypatch, [answer(), answer(), answer()], said)
     here.report()
     with monkeypatch.context() as full:
         full.setattr(site_reporter, "unwritable", lambda _: "No space left on device")
@@ -145,7 +145,7 @@ def test_a_disk_is_known_to_be_full_by_writing_to_it(tmp_path):
 
 
 def test_a_site_that_was_revoked_ends_with_one_line(tmp_path, monkeypatch):
-    here, _ = reporter(tmp_path, monkeypatch, [refusal(404), Answer(), OSError("away"), refusal(404)])
+    here, _ = reporter(tmp_path, monkeypatch, [refusal(404), answer(), OSError("away"), refusal(404)])
     here.report()  # not yet registered: whoever connects finds out
     here.report()
     here.report()  # a server that is away revokes nobody
@@ -156,7 +156,7 @@ def test_a_site_that_was_revoked_ends_with_one_line(tmp_path, monkeypatch):
 
 def test_another_version_is_refused_or_said_to_fit(tmp_path, monkeypatch):
     said = []
-    here, _ = reporter(tmp_path, monkeypatch, [Answer("0.0.9"), Answer("0.0.9"), Answer("9.0", "2")], said)
+    here, _ = reporter(tmp_path, monkeypatch, [answer("0.0.9"), answer("0.0.9"), answer("9.0", "2")], said)
     here.report()
     here.report()
     assert said == [f"the server has fedstrata 0.0.9, this site {__version__}: the same protocol, so they fit"]
@@ -220,3 +220,47 @@ def test_a_server_that_is_starting_is_waited_for(home, monkeypatch):
     with pytest.raises(RequestError, match="no server of yours runs"):
         server.found("127.0.0.1:8000")
     assert Path(there.folder / "server.json").exists()
+
+
+def test_reports_go_over_one_connection_and_a_new_one_where_it_was_closed():
+    callers = []
+
+    class Server(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            callers.append(self.client_address)
+            self.send_response(204)
+            self.end_headers()
+            self.close_connection = len(callers) == 2  # without a word, as a server does that waited long enough
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as there:
+        threading.Thread(target=there.serve_forever, daemon=True).start()
+        line = KeptConnection(f"127.0.0.1:{there.server_port}", None)
+        assert [line.get("/", {})[0] for _ in range(3)] == [204] * 3
+        line.close()
+        there.shutdown()
+    assert callers[0] == callers[1] != callers[2]
+    with pytest.raises(OSError, match="refused"):
+        line.get("/", {})
+
+
+def test_the_gate_keeps_the_connection_of_a_site_that_reports_and_of_nobody_else(tmp_path):
+    gate = Gate(None, None, reports=ReportBook(tmp_path / site_reports.FILE))
+
+    def told(header):
+        heard = []
+
+        async def send(message):
+            heard.append(message)
+
+        headers = [(site_reports.HEADER.encode(), header.encode())]
+        scope = {"type": "http", "path": site_reports.PATH, "headers": headers, "client": ("10.0.0.2", 1)}
+        asyncio.run(gate(scope, None, send))
+        return heard[0]["status"], (b"connection", b"close") in heard[0]["headers"]
+
+    assert told(SiteReport("a", "ready", 0.0).header()) == (204, False)
+    assert told("odd") == (404, True)

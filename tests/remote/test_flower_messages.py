@@ -128,6 +128,44 @@ def test_with_keys_a_node_has_no_name_but_that_of_its_key(tmp_path):
         registered(tmp_path / "nodes.json")
 
 
+def test_a_node_whose_key_was_renewed_is_nobody_though_flower_still_has_it(monkeypatch):
+    monkeypatch.setattr(messages, "AGAIN", 0.0)
+    keys, grid = {1: "bonn"}, Nodes({1: node("bonn")})
+    transport = Messages(grid, registered=lambda: dict(keys))
+    transport.names()
+    assert (transport.names(), transport.registrations()) == (["bonn"], {"bonn": 1})
+    keys.clear()
+    keys[2] = "bonn"
+    grid.nodes[2] = node("bonn", lambda _: b"new")
+    transport.names()
+    assert (transport.names(), transport.registrations()) == (["bonn"], {"bonn": 2})
+    assert transport.exchange({"bonn": b"?"}, PATIENCE) == {"bonn": b"new"}
+    assert Messages(grid).registrations() is None
+
+
+def test_replies_that_are_expected_late_are_looked_for_rarely_until_there_is_a_hurry(monkeypatch):
+    looks, pauses = [], []
+    grid = Nodes({1: node("bonn", lambda _: (float("inf"), b"never"))})
+    transport = known(grid, 1)
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: looks.append(ids) or ())
+
+    class Hurry(threading.Event):
+        def wait(self, timeout):  # no time passes here
+            pauses.append(timeout)
+            if len(pauses) == 5:
+                self.set()
+
+    def closing(timeout):
+        pauses.append(timeout)
+        transport.close()
+
+    monkeypatch.setattr(transport._closed, "wait", closing)
+    assert transport.exchange({"bonn": b"?"}, hurry=Hurry()) == {}
+    assert pauses[:5] == [1.0] * 5
+    assert pauses[5] <= 1.0
+    assert len(looks) == 6
+
+
 def test_the_first_of_two_nodes_with_one_name_keeps_it_until_it_leaves(monkeypatch):
     monkeypatch.setattr(messages, "AGAIN", 0.0)
     grid = Nodes({1: node("bonn", lambda _: b"first")})

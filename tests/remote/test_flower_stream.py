@@ -109,6 +109,24 @@ def test_a_message_that_is_too_long_puts_its_site_out_and_nobody_else():
         assert opened.names() == ["aachen", "cologne"]
 
 
+def test_a_site_whose_key_is_renewed_leaves_and_comes_back_with_the_new_one(monkeypatch):
+    """A connection that was opened with the old key is ended, however soon the new one is registered."""
+    monkeypatch.setattr(stream, "LOOK", 0.05)
+    nodes = {name: at for at, name in enumerate(ECHO)}
+    monkeypatch.setattr(Loopback, "registrations", lambda _: dict(nodes), raising=False)
+    with streaming(ECHO, grace=1.0) as (opened, carrier):
+        first = carrier.invitations["bonn"]
+        nodes["bonn"] = 7
+        wait_until(lambda: carrier.invitations["bonn"] != first and "bonn" in opened.names())
+        assert opened.exchange(everybody(b"1"), PATIENCE) == everybody(b"1")
+        assert refused(first) != ""
+        second = carrier.invitations["bonn"]
+        del nodes["bonn"]
+        wait_until(lambda: opened.names() == ["aachen", "cologne"])
+        assert opened.exchange(everybody(b"2"), PATIENCE) == {"aachen": b"2", "cologne": b"2"}
+        assert carrier.invitations["bonn"] == second, "who was revoked is not invited"
+
+
 def test_what_a_site_cannot_do_it_says():
     def fails(request):
         raise RequestError("train.lr = 0 is not valid")

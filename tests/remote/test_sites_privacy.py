@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from in_process_sites import SITES, SMALL, at_sites, hosts, introduce, model, with_keys
+from in_process_sites import SITES, SMALL, Here, Restartable, at_sites, hosts, introduce, model, with_keys
 
 from fedstrata import RequestError, train
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.wire import unpack, unpack_report
+from fedstrata.deploy.authority import Authority
 from fedstrata.deploy.keys import make
 from fedstrata.methods.schedules.lots import Lots
 from fedstrata.privacy.labels.kept import OwnMap
@@ -233,8 +234,51 @@ def test_sites_do_not_serve_sums_that_can_be_subtracted_in_two_runs(tmp_path, ke
     transport = with_keys(keys, SMALL | wish, sites=FOUR)
     away(keys, transport, wish, tmp_path / "four")
     transport.hosts.pop("dresden")
-    with pytest.raises(Exception, match="label masking cannot go on"):
+    with pytest.raises(RequestError, match=r"label masking cannot go on.*; sites aachen, bonn, cologne: it took part "):
         away(keys, transport, wish, tmp_path / "three")
+
+
+@pytest.mark.parametrize("kind", [PRF, PRF | MASKED], ids=["labels", "sums too"])
+def test_a_newcomer_is_told_why_and_by_whom_though_sites_were_started_again(tmp_path, keys, kind):
+    """Counts over four sites, less those over the first three, would be the newcomer's."""
+    wish = kind | {"train.rounds": 1, "data.clients": 4}
+    transport = with_keys(keys, SMALL | wish, sites=FOUR)
+    hosts = {name: kept_in(tmp_path / name, host) for name, host in transport.hosts.items()}
+    transport.hosts = {name: hosts[name] for name in SITES}
+    away(keys, transport, wish, tmp_path / "three")
+    why = "sites aachen, bonn, cologne: it took part in a sum over 3 clients before, and one over these 4 could be subt"
+    transport.hosts = {name: host.restarted() for name, host in hosts.items()}
+    with pytest.raises(RequestError, match=why):
+        away(keys, transport, wish, tmp_path / "four", sites=4)
+    transport.hosts = {name: hosts[name].restarted() for name in SITES}
+    assert away(keys, transport, wish, tmp_path / "three again").summary["rounds"] == 1
+    for name in SITES:
+        (tmp_path / name / "summed.json").unlink()  # their owners allow it anew
+    transport.hosts = {name: host.restarted() for name, host in hosts.items()}
+    assert away(keys, transport, wish, tmp_path / "four again", sites=4).summary["rounds"] == 1
+
+
+def kept_in(folder, host):
+    """Return a host that remembers in a folder."""
+    return Restartable(host.name, host.load, host.credentials, folder)
+
+
+def test_renewed_keys_are_of_the_same_site(tmp_path):
+    make(tmp_path / "keys", SITES)
+    wish = PRF | {"train.rounds": 1}
+    before = {name: kept_in(tmp_path / name, host) for name, host in with_keys(tmp_path / "keys", SMALL).hosts.items()}
+    away(tmp_path / "keys", Here(before), wish, tmp_path / "before")
+    authority = Authority.open(tmp_path / "keys")
+    authority.renew("bonn")
+    after = {name: kept_in(tmp_path / name, host) for name, host in with_keys(tmp_path / "keys", SMALL).hosts.items()}
+    assert after["bonn"].credentials.sites["bonn"] != before["bonn"].credentials.sites["bonn"]
+    assert away(tmp_path / "keys", Here(after), wish, tmp_path / "after").summary["rounds"] == 1
+
+
+def test_a_damaged_memory_of_sums_is_not_an_empty_one(tmp_path, keys):
+    (tmp_path / "summed.json").write_text('{"labels": {"first": [3]}}')
+    with pytest.raises(RequestError, match=r"summed.json cannot be read"):
+        kept_in(tmp_path, with_keys(keys, SMALL).hosts["bonn"])
 
 
 # ---- differential privacy --------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def changing(federation):
     return federation, authority, bring
 
 
-def test_a_site_is_added_to_a_run_that_goes_on_and_revoked_again(changing, tmp_path):
+def test_in_a_run_that_goes_on_a_site_is_added_one_revoked_and_one_gets_new_keys(changing, tmp_path):
     sites, authority, bring = changing
     with sites.playing(tmp_path / "run", SMALL | {"train.evaluate.every": 1000}, stream=True) as run:
         run.reaches("round", round=1)
@@ -45,6 +45,10 @@ def test_a_site_is_added_to_a_run_that_goes_on_and_revoked_again(changing, tmp_p
         assert "does not take its key any more" in f.said
         assert "Traceback" not in f.said
         run.reaches("site_away", site="f")
+        bring(Authority.open(authority).renew("a").serial)
+        sites.commands["a"].ends(2)
+        sites.start_site("a")
+        run.reaches("site_back", site="a")
     del sites.commands["f"]
 
 

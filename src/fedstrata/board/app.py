@@ -17,10 +17,11 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedstrata.board.auth import Auth
+from fedstrata.board.console import SharedLook
 from fedstrata.board.feed import Board, Feed
 from fedstrata.board.notes import Notes, write_notes
 from fedstrata.board.settings import defaults
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.report.document import embedded, look
 from fedstrata.report.figures import SECTIONS
 
@@ -32,22 +33,27 @@ FILES = {
     "board.css": "board/board.css",
     "list.js": "board/list.js",
     "details.js": "board/details.js",
+    "federation.js": "board/federation.js",
     "board.js": "board/board.js",
     "plotly.js": "",  # lies in plotly's package
 }
 
 
 def pages(
-    board: Board, token: str | None = None, only_this_machine: bool = True, ending: Callable[[], bool] = lambda: False
+    board: Board,
+    token: str | None = None,
+    only_this_machine: bool = True,
+    ending: Callable[[], bool] = lambda: False,
+    console: SharedLook | None = None,
 ) -> Starlette:
-    """Return the application. `ending` tells streams that the server is about to stop."""
+    """Return the application. `ending` tells streams that the server is about to stop; a console takes orders."""
 
     async def events(request: Request) -> StreamingResponse:
-        feed = board.watch(request.query_params.getlist("run"))
+        feed = board.watch(request.query_params.getlist("run"), console)
         return StreamingResponse(_stream(feed, board.pause, ending), media_type="text/event-stream")
 
     async def note(request: Request) -> Response:
-        """Take a note and tags of a run: all that the board ever writes."""
+        """Take a note and tags of a run: all that the board itself ever writes."""
         try:
             folder = board.index.folder(request.query_params.get("run", ""))
             notes = Notes.of(json.loads(await _body(request)))
@@ -60,9 +66,21 @@ def pages(
             return PlainTextResponse(f"not kept: {error.strerror}", 507)
         return Response(status_code=204)
 
+    async def order(request: Request) -> Response:
+        """Hand an operator's word on to the federation that the board was started for."""
+        try:
+            if console is None:
+                return PlainTextResponse("this board takes no orders", 404)
+            return PlainTextResponse(await run_in_threadpool(console.order, await _body(request)))
+        except (FedstrataError, ValueError, RecursionError) as error:
+            return PlainTextResponse(f"not done: {error}", 400)
+        except OSError as error:
+            return PlainTextResponse(f"not done: {error.strerror}", 507)
+
     routes = [
         Route("/", _page),
         Route("/notes", note, methods=["POST"]),
+        Route("/orders", order, methods=["POST"]),
         *(Route(f"/{name}", _file) for name in FILES),
         Route("/events", events),
     ]
@@ -75,7 +93,7 @@ async def _stream(feed: Feed, pause: float, ending: Callable[[], bool]) -> Async
     silent = 0
     while not ending():
         silent += 1
-        for news in (feed.rows, feed.details, feed.figures):  # the list need not wait for figures
+        for news in (feed.rows, feed.federation, feed.details, feed.figures):  # the list need not wait for figures
             for kind, data in await run_in_threadpool(news):
                 yield f"event: {kind}\ndata: {data}\n\n"
                 silent = 0

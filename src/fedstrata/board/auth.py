@@ -1,4 +1,4 @@
-"""Who may look: this machine without further ado, others with a token; only the board's own page may keep notes."""
+"""Who may look: this machine without further ado, others with a token; only the board's own page may write."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ def _from_here(request: Request) -> bool:
     return json_body and origin != "" and origin == request.headers.get("host")
 
 
+WRITES = ("/notes", "/orders")
+
+
 class Auth:
     """Stands before the pages.
 
@@ -72,10 +75,10 @@ class Auth:
 
     def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)
-        if request.method != "GET" and (request.method, request.url.path) != ("POST", "/notes"):
-            return PlainTextResponse("the board only reads, but for notes", 405, {"Allow": "GET"})
+        if request.method != "GET" and (request.method != "POST" or request.url.path not in WRITES):
+            return PlainTextResponse("the board only reads, but for notes and orders", 405, {"Allow": "GET"})
         if request.method == "POST" and not _from_here(request):
-            return PlainTextResponse("notes are taken from the board's own page", 403)
+            return PlainTextResponse("notes and orders are taken from the board's own page", 403)
         if self.only_this_machine and not loopback(_name(request.headers.get("host", ""))):
             return PlainTextResponse("the board answers to localhost only", 403)
         if self.token is None:

@@ -113,6 +113,9 @@ function follow() {
     take_runs(JSON.parse(event.data));
     open_what_runs();
   });
+  stream.addEventListener("federation", (event) => {
+    if (stream === source) take_federation(JSON.parse(event.data));
+  });
   stream.addEventListener("details", (event) => {
     if (stream === source && runs.length) take_details(JSON.parse(event.data));
   });

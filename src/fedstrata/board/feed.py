@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
 
+from fedstrata.board.console import SharedLook
 from fedstrata.board.details import RunDetails
 from fedstrata.board.groups import group_rows
 from fedstrata.board.index import Row, RunIndex
@@ -29,12 +30,12 @@ class Board:
         self._readings: WeakValueDictionary[str, RunReader] = WeakValueDictionary()  # gone with the last that watches
         self._views: WeakValueDictionary[tuple[str, ...], BoardView] = WeakValueDictionary()
 
-    def watch(self, names: Sequence[str]) -> Feed:
-        """Begin to watch the list of runs, and the figures of some."""
+    def watch(self, names: Sequence[str], console: SharedLook | None = None) -> Feed:
+        """Begin to watch the list of runs, the figures of some, and a federation."""
         chosen = tuple(dict.fromkeys(names))
         with self._drawing:
             view = self._views.setdefault(chosen, BoardView(self.index, self._readings, chosen))
-        return Feed(self, view)
+        return Feed(self, view, console)
 
     def look(self) -> dict[str, Row]:
         """Return the list of runs, looked up unless that has just been done."""
@@ -56,8 +57,9 @@ class Board:
 class Feed:
     """The news for one browser: events, with their data in JSON."""
 
-    def __init__(self, board: Board, view: BoardView):
-        self._board, self._view = board, view
+    def __init__(self, board: Board, view: BoardView, console: SharedLook | None = None):
+        self._board, self._view, self._console = board, view, console
+        self._federation = ""
         self._rows: dict[str, Row] | None = None
         self._details: list[RunDetails] | None = None
         self._picture: Drawing | None = None
@@ -72,6 +74,11 @@ class Feed:
             return []
         groups = [asdict(group) for group in group_rows(self._board.index.root, now)]
         return [("runs", json.dumps({"changed": changed, "gone": gone, "all": anew, "groups": groups}))]
+
+    def federation(self) -> list[tuple[str, str]]:
+        """Return an event with sites, runs and queue of the federation, if any of it has changed."""
+        before, self._federation = self._federation, "" if self._console is None else self._console.look()
+        return [] if self._federation == before else [("federation", self._federation)]
 
     def details(self) -> list[tuple[str, str]]:
         """Return an event with settings, costs, log and notes of the chosen runs, if any of it has changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -25,10 +26,20 @@ def board(
     ] = None,
 ) -> None:
     """Watch runs in a browser while they go on. Several can be laid over each other."""
+    needed()(runs, host, port, token, say)
+
+
+def needed() -> Callable[..., None]:
+    """Return what serves the board; say what is missing for it."""
     try:
         from fedstrata.board.serve import serve
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise RequestError(f"the board needs {error.name}; get it with: pip install 'fedstrata[board]'") from None
-    serve(runs, host, port, token, lambda said: print(f"{said}\nCtrl-C ends it.", flush=True))
+    return serve
+
+
+def say(where: str) -> None:
+    """Say where the board is."""
+    print(f"{where}\nCtrl-C ends it.", flush=True)

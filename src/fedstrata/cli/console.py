@@ -15,7 +15,7 @@ import typer
 
 from fedstrata.cli.deploy import HERE, There
 from fedstrata.cli.options import AsJson
-from fedstrata.core.errors import FedstrataError, RequestError
+from fedstrata.core.errors import FedstrataError
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -44,6 +44,13 @@ def console(
     context: typer.Context,
     server: There = HERE,
     operator: Operator = None,
+    board: Annotated[
+        bool, typer.Option("--board", help="Show it in a browser, beside the runs; on this machine only.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of --board; 0 takes any that is free.")] = 8765,
+    runs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Runs that --board lists; without it, where the last run lies.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +63,9 @@ def console(
     from fedstrata.deploy.server import found
 
     there = found(server)
-    if as_json:
+    if board:
+        on_board(there, operator, port, runs)
+    elif as_json:
         print(json.dumps(asdict(look(there)), default=str))
     elif once or not sys.stdin.isatty() or not sys.stdout.isatty():
         Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(draw(look(there)))
@@ -95,33 +104,20 @@ def refuse(run: Number, server: There = HERE, operator: Operator = None) -> None
 
 
 def _ordered(action: Action, run: str, server: str, operator: Path | None) -> None:
+    from fedstrata.deploy.run_orders import order
     from fedstrata.deploy.server import found
 
     print(order(found(server), action, run, operator))
 
 
-def order(there: FederationServer, action: Action, run: str, operator: Path | None) -> str:
-    """Sign an operator's word to a run and write it down; say what comes of it."""
-    import getpass
+def on_board(there: FederationServer, operator: Path | None, port: int, runs: Path | None) -> None:
+    """Serve the board with the federation on it, until Ctrl-C."""
+    from fedstrata.cli.board import needed, say
+    from fedstrata.deploy.board_console import BoardConsole
 
-    from fedstrata.deploy.keys import refuse_readable
-    from fedstrata.deploy.run_queue import find, roll_of
-    from fedstrata.remote.orders import FILE, OperatorOrder, give_order, operator_key
-
-    ticket, roll = find(there.folder, run), roll_of(there)
-    if roll is not None and operator is None:
-        raise RequestError("--operator is required: a folder that `fedstrata deploy keys operator DIR NAME` made")
-    if operator is not None and roll is not None:
-        name, identity = operator_key(operator)
-        refuse_readable(operator / "identity.json")
-        said = OperatorOrder.of(action, ticket.id, name, identity)
-    else:
-        said = OperatorOrder.of(action, ticket.id, getpass.getuser(), None)
-    if not said.counts(roll):
-        known = ", ".join(sorted(roll.operators)) if roll is not None else ""
-        raise RequestError(f"{said.operator} is no operator on the server's roll; operators: {known or 'none'}")
-    give_order(there.folder / FILE, said)
-    return f"{said.operator} said {action} to {ticket.words}"
+    latest = there.latest()
+    root = runs or (latest.parent if latest is not None else Path("runs"))
+    needed()(root, "127.0.0.1", port, None, say, BoardConsole(there, operator))
 
 
 # ---- the view
@@ -149,6 +145,8 @@ def react(
     there: FederationServer, seen: Overview, key: str, chosen: int, operator: Path | None
 ) -> tuple[int, str] | None:
     """Do what a key says; give the chosen run and what to say, or None where the key means nothing."""
+    from fedstrata.deploy.run_orders import order
+
     if key in ("j", "k"):
         return max(min(chosen + (1 if key == "j" else -1), len(seen.runs) - 1), 0), ""
     if key not in KEYS or not seen.runs:

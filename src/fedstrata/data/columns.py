@@ -20,9 +20,9 @@ KINDS = {True: "numbers", False: "text"}
 
 def common_columns(owners: Mapping[str, Sequence[Column]]) -> tuple[Column, ...]:
     """Return columns in the order of the first owner, with the values of all; refuse, by owner, what does not match."""
+    _refuse_names({name: [column.name for column in columns] for name, columns in owners.items()})
     (first, order), *others = owners.items()
     for name, columns in others:
-        _refuse_names(name, [c.name for c in columns], first, [c.name for c in order])
         own = {column.name: column for column in columns}
         for column in order:
             _refuse_kind(name, own[column.name], first, column)
@@ -60,15 +60,25 @@ def lacking(own: Sequence[Column], wanted: Sequence[Column]) -> str | None:
     return None
 
 
-def _refuse_names(name: str, own: Sequence[str], first: str, order: Sequence[str]) -> None:
-    without, more = [n for n in order if n not in own], [n for n in own if n not in order]
-    if without or more:
-        said = [f"lacks {some(without)}"] if without else []
-        said += [f"has also {some(more)}"] if more else []
+def _refuse_names(owners: Mapping[str, Sequence[str]]) -> None:
+    """Refuse owners whose columns are others than most have; of as many, those of the first count."""
+    alike: dict[frozenset[str], list[str]] = {}
+    for name, own in owners.items():
+        alike.setdefault(frozenset(own), []).append(name)
+    most = max(alike.values(), key=len)
+    order = owners[most[0]]
+    wrong = [f"site {name} {_differs(own, order)}" for name, own in owners.items() if {*own} != {*order}]
+    if wrong:
         raise RequestError(
-            f"site {name} {' and '.join(said)}, compared with site {first}; all sites need the same columns by name "
+            f"{'; '.join(wrong)}, compared with {some(most, 'site')}; all sites need the same columns by name "
             "(data.drop leaves some out)"
         )
+
+
+def _differs(own: Sequence[str], order: Sequence[str]) -> str:
+    without, more = [n for n in order if n not in own], [n for n in own if n not in order]
+    said = [f"lacks {some(without)}"] if without else []
+    return " and ".join(said + ([f"has also {some(more)}"] if more else []))
 
 
 def _refuse_kind(name: str, own: Column, first: str, other: Column) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.constants
+import logging
 import os
 import re
 import socket
@@ -44,6 +45,8 @@ BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours
 SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
 STREAM = "FEDSTRATA_STREAM_PORT"  # the port on loopback to which streams are passed on; without it they have their own
+TAKEN = 204  # what a report is answered with
+KEPT = 3 * round(site_reports.EVERY)  # seconds that a connection is kept for its next request; sites report on theirs
 FAREWELL = 2  # seconds in which requests under way are ended, when the server is
 
 VERSIONS = (
@@ -74,8 +77,11 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
         elif (status := self.refusal(scope)) is None:
             await self.app(scope, _awake(receive), send)
-        else:  # and what else the caller sends is not read
-            headers = [(b"connection", b"close"), *(VERSIONS if scope["path"] == site_reports.PATH else ())]
+        else:
+            report = scope["path"] == site_reports.PATH
+            headers = list(VERSIONS) if report else []
+            if not report or status != TAKEN:  # what else the caller sends is not read
+                headers.append((b"connection", b"close"))
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
 
@@ -107,7 +113,7 @@ class Gate:
         if self.keys is not None and self.keys.signer(headers) != report.site:
             return 404
         self.reports.take(report)
-        return 204
+        return TAKEN
 
     def _named(self, headers: Mapping[str, str]) -> bool:
         """Say whether the caller calls us by an address, which no other name can stand for, or by one of our names."""
@@ -192,6 +198,8 @@ def main() -> None:
     def guarded(app: Any, **options: Any) -> None:
         limits = {"http": impatient(auto.AutoHTTPProtocol), "limit_concurrency": CONNECTIONS}
         limits["timeout_graceful_shutdown"] = FAREWELL  # requests that are held
+        limits["timeout_keep_alive"] = KEPT
+        logging.getLogger("uvicorn.access").addFilter(lambda line: site_reports.PATH not in line.getMessage())
         runs = RunLauncher(app, _way_back(words))
         runs.watch(app.state.linkstate_factory.state)
         shelf = ModelShelf(LongPoll(runs), database.parent, signer)

@@ -21,6 +21,7 @@ LOOPBACK = "127.0.0.1"
 HELLO, ALPN = 0x16, 16  # a TLS record of a handshake; the extension that names protocols
 LONGEST = 5 + (1 << 14)  # bytes of a record
 PIECE = 1 << 20  # bytes that are passed on at once
+TICK = 0.5  # seconds between two looks whether the server should end
 AGAIN = 0.01  # seconds until a hello that is not whole is looked at again
 
 
@@ -167,6 +168,10 @@ def serve_on_one_port(uvicorn: Any, app: Any, stream: int, **options: Any) -> No
             self.servers = [OnePort(listener, protocol, self.config.ssl, stream)]
             self._log_started_message([listener])
             self.started = True
+
+        async def main_loop(self) -> None:  # uvicorn's looks ten times a second whether it should end
+            while not await self.on_tick(0):
+                await asyncio.sleep(TICK)
 
     Server(uvicorn.Config(app, **options)).run()
 

@@ -10,10 +10,13 @@ from typing import Any
 
 from fedstrata.core.events import FAULTS, describe_fault
 from fedstrata.deploy import keys
+from fedstrata.deploy.processes import running
+from fedstrata.deploy.run_orders import actions
 from fedstrata.deploy.run_queue import Ticket, control_of, tickets
 from fedstrata.deploy.server import FederationServer
 from fedstrata.deploy.site_reports import SiteCondition, clock, conditions
 from fedstrata.deploy.status import contributed
+from fedstrata.remote.orders import Action
 from fedstrata.remote.waiting_note import read_waiting
 from fedstrata.runs.folder import Run
 
@@ -35,6 +38,7 @@ class RunRow:
 
     ticket: Ticket
     state: str
+    actions: Sequence[Action]  # what an operator can say to it now
 
 
 @dataclass(frozen=True)
@@ -57,25 +61,30 @@ def look(server: FederationServer) -> Overview:
     faults = [describe_fault(event) for event in events if event["event"] in FAULTS][-FAULTS_SHOWN:]
     return Overview(
         [SiteRow(name, how.get(name), given.get(name)) for name in names],
-        [RunRow(ticket, run_state(server, ticket)) for ticket in tickets(server.folder)],
+        [RunRow(ticket, run_state(server, ticket), actions(server, ticket)) for ticket in tickets(server.folder)],
         [f"round {f.round or 0}: {FAULTS[f.kind]}: {f.why}" for f in faults],
-        [] if server.keys is None else keys.expiring(Path(server.keys)),
+        _warnings(server),
         latest,
     )
+
+
+def _warnings(server: FederationServer) -> list[str]:
+    ends = [] if server.keys is None else keys.expiring(Path(server.keys))
+    return ends if running(server.folder) else [f"the server on port {server.port} does not run", *ends]
 
 
 def run_state(server: FederationServer, ticket: Ticket) -> str:
     """Say how a run is doing: whose turn it is, in which round it is, whom it waits for and since when."""
     control = control_of(server, ticket)
-    if control.latest("stop") is not None:
-        return "stops before its next round"
+    if (word := control.latest("stop", "refuse")) is not None:
+        return "stops before its next round" if word.action == "stop" else f"refused by {word.operator}"
     if not ticket.submitted:
         asks = server.approval and control.latest("approve") is None
         return "waits for an operator's approval" if asks else "waits for its turn"
     word = control.latest("pause", "continue")
     run = Run(Path(ticket.path))
     done = sum(event["event"] == "round" for event in run.events()) if (run.path / "events.jsonl").exists() else None
-    state = "waits for sites to begin" if done is None else f"{done} rounds done"
+    state = "waits for sites to begin" if done is None else f"{done} round{'s' * (done != 1)} done"
     if word is not None and word.action == "pause":
         return f"paused by {word.operator}; {state}"
     waiting = waits_for(server.folder, run.path)

@@ -31,6 +31,7 @@ from fedstrata import __version__
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import state
 from fedstrata.deploy.keys import SERVER, of_site
+from fedstrata.remote.roll import FILE, Roll
 
 TEMPLATES = Path(__file__).with_name("templates")
 UID = 10001  # of the user in containers
@@ -156,8 +157,12 @@ def _keys(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def sites_of(keys: Path) -> list[str]:
-    """Return the sites whose keys lie in a folder that `deploy keys` made."""
+    """Return the sites whose keys lie in a folder that `deploy keys` made, without those that were revoked."""
     names = sorted(path.name for path in (keys / "sites").glob("*") if path.is_dir())
+    rolls = [path for path in (keys / "ca" / FILE, keys / SERVER / FILE) if path.is_file()]
+    if rolls:
+        named = Roll.read(rolls[0].read_bytes()).sites
+        names = [name for name in names if name in named]
     if not names:
         raise RequestError(f"--keys {keys} has no sites; it should be the folder that `fedstrata deploy keys` made")
     return [state.site_name(name) for name in names]

@@ -21,7 +21,7 @@ from fedstrata.deploy.long_poll import App, Receive, Scope, Send
 SOON = "/fedstrata-soon"  # somebody on this machine is about to submit a run
 SUBMITTED = "/v1/control/start-run"
 ACQUIRE = "/v1/runtime/acquire-task"
-LOOK = 5.0  # seconds between two looks for runs that nobody announced, such as those from before a restart
+FIRST, LOOK = 5.0, 60.0  # seconds until looks for runs that nobody announced: those from before a restart, and others
 PROCESS = [sys.executable, "-P", "-m", "fedstrata.deploy.run_process"]
 
 
@@ -61,9 +61,11 @@ class RunLauncher:
         asked = handlers.AcquireTaskRequest(supported_task_types=[handlers.TaskType.SERVER_APP])
 
         def look() -> None:
+            pause = FIRST
             while True:
-                self._called.wait(LOOK)
+                self._called.wait(pause)
                 self._called.clear()
+                pause = LOOK
                 while (given := handlers.acquire_task(asked, state())).token:
                     self.launch(given.token)
 

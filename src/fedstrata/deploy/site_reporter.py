@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,6 +13,7 @@ from typing import Any
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.deploy import node_signature
+from fedstrata.deploy.kept_connection import KeptConnection
 from fedstrata.deploy.site_reports import (
     BUSY,
     EVERY,
@@ -33,7 +31,7 @@ from fedstrata.remote.site_socket import ask
 from fedstrata.remote.site_state import STATE
 
 PROBE = bytes(1 << 16)  # what a site must be able to write
-NO_KEY = 404  # what the gate answers to whom it does not know
+TAKEN, NO_KEY = 204, 404  # what the gate answers to a report; to whom it does not know
 
 
 class RevokedError(RequestError):
@@ -55,6 +53,9 @@ class SiteReporter:
     _since: float = field(default_factory=time.time)
     _known: bool = False  # whether the server has ever taken a report
     _told: str = ""  # the server's version that was spoken of
+
+    def __post_init__(self) -> None:
+        self._line = KeptConnection(self.server, None if self.keys is None else self.keys / "ca.crt")
 
     def turn(self) -> None:
         """Report, if it is time to; a change of state is also said here."""
@@ -78,6 +79,7 @@ class SiteReporter:
         """Say that the site goes; whoever does not hear it finds out."""
         with suppress(RequestError):
             self._send(SiteReport(self.site, LEFT, time.time(), "", __version__))
+        self._line.close()
 
     def check_known(self) -> None:
         """Raise where the server knew this site's key, and does not any more."""
@@ -98,24 +100,18 @@ class SiteReporter:
             HEADER: report.header(),
             **({} if self.keys is None else node_signature.sign_time(self.keys / "node.key")),
         }
-        scheme, handlers = ("http" if self.keys is None else "https"), list[Any]([urllib.request.ProxyHandler({})])
-        if self.keys is not None:
-            trust = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
-            handlers.append(urllib.request.HTTPSHandler(context=trust))
-        request = urllib.request.Request(f"{scheme}://{self.server}{PATH}", headers=headers)
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=5.0) as answer:
-                self._compare(answer.headers)
-                self._known = True
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == NO_KEY and self._known:
-                    raise RevokedError(
-                        f"site {self.site}: the server at {self.server} does not take its key any more: it was "
-                        "revoked, or renewed; whoever made the keys knows more"
-                    ) from None
+            status, told = self._line.get(PATH, headers)
         except OSError:
             return  # the server is away: whoever waits for it says so
+        if status == NO_KEY and self._known:
+            raise RevokedError(
+                f"site {self.site}: the server at {self.server} does not take its key any more: it was "
+                "revoked, or renewed; whoever made the keys knows more"
+            )
+        if status == TAKEN:
+            self._compare(told)
+            self._known = True
 
     def _compare(self, told: Any) -> None:
         """Refuse a server that speaks another protocol; say so where only the version is another one."""

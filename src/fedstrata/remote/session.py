@@ -310,7 +310,11 @@ class SiteClients:
         credentials = self._keys(f'privacy.labels = "{privacy.labels}"')
         counts = tells_counts(privacy, plan)
         rng, run = plan.streams("placeholders"), self.site_registry.run
-        known = masked_labels_at(self._heard, credentials, self.site_registry.names, run, counts, rng, self._noted)
+        names = self.site_registry.names
+        try:
+            known = masked_labels_at(self._heard, credentials, names, run, counts, rng, self._noted)
+        except FedstrataError as error:
+            raise RequestError("; ".join([str(error), *_refusals(self.notes)])) from None
         if (init := self.experiment.model.init) is None:
             return known
         event, earlier = kept_beside(init), recorded(Path(init).parent)
@@ -448,8 +452,16 @@ def greeting(roll: Roll | None) -> dict[str, Any]:
 
 def _too_few(there: int, wanted: int, notes: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Say that too few sites are left, and why."""
-    why = [f"site {about['site']}: {about['why']}" for kind, about in notes if kind == "site_refused"]
-    return "; ".join([f"{wanted} sites are wanted, and {there} are left", *why])
+    return "; ".join([f"{wanted} sites are wanted, and {there} are left", *_refusals(notes)])
+
+
+def _refusals(notes: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Say why sites were left out before the run; those with the same reason together."""
+    reasons: dict[str, dict[str, None]] = {}  # sites in their order, each once
+    for kind, about in notes:
+        if kind == "site_refused":
+            reasons.setdefault(about["why"], {})[about["site"]] = None
+    return [f"site{'s' * (len(who) > 1)} {', '.join(who)}: {why}" for why, who in reasons.items()]
 
 
 def possible_at_sites(experiment: Experiment) -> None:

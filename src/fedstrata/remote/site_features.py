@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 class SiteFeatures:
     """Answers questions about a site's features; `load` gives its data, `guard` its place in meetings."""
 
-    def __init__(self, load: Callable[[], Federation], guard: SitePrivacy):
-        self._load, self._guard = load, guard
-        self._served = Served()  # for all runs: sums of different runs could be subtracted as well
+    def __init__(self, load: Callable[[], Federation], guard: SitePrivacy, served: Served):
+        self._load, self._guard, self._served = load, guard, served
         self._meeting: tuple[bytes, Participant] | None = None
         self._asked: tuple[str, Answers] | None = None
         self._questions: dict[str, FeatureQuestions] = {}  # by run

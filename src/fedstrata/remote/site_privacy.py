@@ -41,7 +41,6 @@ from fedstrata.privacy.labels.encoding import encode
 from fedstrata.privacy.labels.kept import NONCE, OwnMap
 from fedstrata.privacy.labels.names import seal_names
 from fedstrata.privacy.labels.prf import PrfClient
-from fedstrata.privacy.labels.served import Served
 from fedstrata.privacy.setup import held_labels
 from fedstrata.privacy.sums.all_reduce import Participant
 from fedstrata.remote.credentials import Credentials
@@ -51,6 +50,7 @@ from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.protocol import PolicyError, read_values, to_json
 from fedstrata.remote.roll import FILE, RollError
 from fedstrata.remote.site_features import SiteFeatures
+from fedstrata.remote.sums_served import SumsServed
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +65,15 @@ class SitePrivacy:
         credentials: Credentials | None,
         gate: PolicyGate | None = None,
         trusted: Setting | None = None,  # the enclave
+        folder: Path | None = None,  # where it remembers
     ):
         self.name, self._load, self._credentials = name, load, credentials
         self._gate, self._enclave = gate or PolicyGate(), EnclaveParty(trusted)
         self._looked: str | None = None  # the roll that lay beside the keys
         self._beside()
         # Memories for all runs: sums of different runs could be subtracted as well.
-        self._served, self._tested = Served(), Served()
+        sums = SumsServed(folder, self._named)
+        self._served, self._tested = sums.of("labels"), sums.of("tested")
         self._secret = os.urandom(32) if credentials is None else credentials.identity.private.private_bytes_raw()
         self._labels: PrfClient | None = None
         self._participant: Participant | None = None
@@ -83,7 +85,7 @@ class SitePrivacy:
             "cluster": self._cluster,
             "centres": self._centres,
             "enclave": self._tell_enclave,
-            "features": SiteFeatures(load, self).answer,
+            "features": SiteFeatures(load, self, sums.of("features")).answer,
         }
 
     @property
@@ -187,6 +189,13 @@ class SitePrivacy:
         participant, self._participant = self._participant, None
         participant.join(invitation)
         return participant
+
+    def _named(self, key: bytes) -> bytes:
+        """Return the name of the site that a public key is of."""
+        for name, known in self.credentials.sites.items():
+            if known == key:
+                return name.encode()
+        raise RefusedError("a site of this sum is not on the roll any more")
 
     # ---- requests
 

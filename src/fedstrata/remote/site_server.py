@@ -115,8 +115,8 @@ class Host:
     """Answers for one site.
 
     `load` gives its data, a federation of one client; `credentials` say who is who; in `folder` it remembers its state
-    (`memory/`), what it gave (`ledger.json`), what left it and what its owner approved; `policy` is what its owner
-    allows, and `trusted` the enclave that it may tell its labels.
+    (`memory/`), what it gave (`ledger.json`, `summed.json`), what left it and what its owner approved; `policy` is what
+    its owner allows, and `trusted` the enclave that it may tell its labels.
     """
 
     def __init__(
@@ -129,7 +129,8 @@ class Host:
         trusted: Setting | None = None,
     ):
         self.name, self._load, self._folder, self._gate = name, load, folder, PolicyGate(policy, folder)
-        self._guard, self._ledger = SitePrivacy(name, load, credentials, self._gate, trusted), Ledger(folder)
+        self._guard = SitePrivacy(name, load, credentials, self._gate, trusted, folder)
+        self._ledger = Ledger(folder)
         self._about: dict[str, Any] = {}  # the request, in words for the audit log
         self._session: SiteSession | None = None
         self._running: RunningTask | None = None  # under way: it waits for others

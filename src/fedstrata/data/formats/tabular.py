@@ -239,7 +239,7 @@ def _chosen(columns: Sequence[str], label: str, client: str | None, drop: Sequen
     return features
 
 
-def some(names: Sequence[str]) -> str:
-    """Name some columns."""
+def some(names: Sequence[str], what: str = "column") -> str:
+    """Name some columns, or other things."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"column{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"
+    return f"{what}{'s' if len(names) > 1 else ''} {', '.join(names[:5])}{more}"

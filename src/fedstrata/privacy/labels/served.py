@@ -22,7 +22,7 @@ of its set. A set in which all conspire but one protects nobody, whatever the ru
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from fedstrata.core.errors import FedstrataError
@@ -33,11 +33,14 @@ from fedstrata.privacy.frames import RefusedError
 
 @dataclass
 class Served:
-    """One client's memory; it must outlive the jobs. Clients are named by their public keys."""
+    """One client's memory; it must outlive the jobs. Clients go by their public keys, or what `name` makes of them."""
 
     jobs: set[bytes] = field(default_factory=set)  # seen, served or not
     first: frozenset[bytes] | None = None  # the set in which its counts were sent first
     last: frozenset[bytes] | None = None  # ... and last
+    name: Callable[[bytes], bytes] = lambda key: key
+    keep: Callable[[Served], None] = lambda _: None  # is told of a new set, before counts are sent
+    anew: str = ""  # how the client's owner can allow what is refused
 
     def new_job(self, job: bytes) -> None:
         """Take note of a job."""
@@ -47,22 +50,25 @@ class Served:
 
     def check(self, members: Collection[bytes]) -> None:
         """Refuse a set in which the counts must not be sent."""
-        now = frozenset(members)
+        now = frozenset(map(self.name, members))
         if len(now) < FEWEST:
             raise RefusedError(f"a sum over {len(now)} clients is asked for; at least {FEWEST} must take part")
         if self.first is None or self.last is None or now == self.last:
             return
         if not now < self.last or len(self.last - now) < FEWEST or 2 * len(now) < len(self.first):
             raise RefusedError(
-                f"counts were sent within {len(self.last)} clients, and a sum over {len(now)} could be subtracted from "
-                f"theirs: only the same clients are served, or {FEWEST} fewer and still half of the first ones"
+                f"it took part in a sum over {len(self.last)} clients before, and one over these {len(now)} could be "
+                f"subtracted from it, which may tell a single client's: it takes part with the same ones only, or with "
+                f"{FEWEST} fewer and still half of the first ones{self.anew}"
             )
 
     def sent(self, members: Collection[bytes]) -> None:
         """Take note that the counts are about to be sent within a set."""
         self.check(members)
-        self.last = frozenset(members)
-        self.first = self.first or self.last
+        now = frozenset(map(self.name, members))
+        if now != self.last:
+            self.first, self.last = self.first or now, now
+            self.keep(self)
 
 
 def remaining(

@@ -25,6 +25,7 @@ from fedstrata.remote.flower.records import unwrap, wrap
 from fedstrata.remote.transport import SMALL, Failure
 
 SOONEST, LATEST = 0.1, 1.0  # seconds between two looks for replies
+RARELY = 3.0  # the same, where a reply is not expected before the run is over: a look costs the server milliseconds
 NAMING = 120.0  # seconds in which a node can say its name, before it is asked again
 AGAIN = 10.0  # seconds until a node that could not say its name is asked again
 SLACK = 5.0  # seconds that a message outlives its deadline: what is late on its way is not what is late
@@ -45,7 +46,6 @@ class Messages:
         self._grid, self.longest, self._say, self._met = grid, longest, say, met
         self._registered = registered
         self._sites: dict[int, str] = {}  # node -> its site
-        self._ever: set[str] = set()  # sites that ever said who they are
         self._questions: dict[int, tuple[str, float]] = {}  # node -> the message that asked who it is, and until when
         self._sent, self._awaited = 0, list[str]()
         self._lock = threading.RLock()  # around every use of the Grid
@@ -62,16 +62,21 @@ class Messages:
     def invite(self, sites: Collection[str]) -> None:
         """Do nothing: who is reachable is there."""
 
-    def revoked(self) -> set[str]:
-        """Return sites that were there in this run, and whose keys the server does not know any more."""
-        if self._registered is None:
-            return set()
-        return set(self._ever) - set(self._registered().values())
+    def registrations(self) -> Mapping[str, int] | None:
+        """Return the node that each site's key is registered as now; None: there are no keys."""
+        return None if self._registered is None else {site: node for node, site in self._registered().items()}
 
     def exchange(
-        self, requests: Mapping[str, bytes], deadline: float | None = None, enough: int | None = None
+        self,
+        requests: Mapping[str, bytes],
+        deadline: float | None = None,
+        enough: int | None = None,
+        hurry: threading.Event | None = None,
     ) -> dict[str, bytes | Failure]:
-        """Send each named site its request; a site that is not there is not waited for."""
+        """Send each named site its request; a site that is not there is not waited for.
+
+        With `hurry`, replies are expected late, and looked for now and then until it is set.
+        """
         began, wanted = monotonic(), len(requests) if enough is None else enough
         waiting, replies = self._send(requests, deadline), dict[str, bytes | Failure]()
         while waiting and not self._closed.is_set():
@@ -86,7 +91,10 @@ class Messages:
             if left <= 0 or sum(isinstance(reply, bytes) for reply in replies.values()) >= wanted or not waiting:
                 break
             pause = max(SOONEST, min((now - began) / 10, LATEST), now - looked)  # a wait grows by a tenth at most
-            self._closed.wait(min(pause, left))
+            if hurry is None or hurry.is_set():
+                self._closed.wait(min(pause, left))
+            else:
+                hurry.wait(min(max(LATEST, min((now - began) / 10, RARELY)), left))
         self._awaited = []
         return replies
 
@@ -147,6 +155,9 @@ class Messages:
     def _look_around(self) -> None:
         """Forget nodes that left, read the names that came, and ask new nodes for theirs."""
         there, now = set(self._grid.get_node_ids()), monotonic()
+        if self._registered is not None:  # a key that was revoked, or renewed, is nobody's
+            known = self._registered()
+            there = {node for node in there if node not in self._sites or known.get(node) == self._sites[node]}
         for node in set(self._sites) - there:
             self._say(f"site {self._sites.pop(node)} has left")
         self._questions = {node: question for node, question in self._questions.items() if node in there}
@@ -172,7 +183,6 @@ class Messages:
         if name in self._sites.values():
             return self._say(f"node {node} says that it is site {name}, and another one is that already")
         self._sites[node] = name
-        self._ever.add(name)
         self._met(node, name)
         del self._questions[node]
         return self._say(f"site {name} is there")

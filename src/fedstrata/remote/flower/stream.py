@@ -29,6 +29,7 @@ from fedstrata.privacy.frames import RefusedError
 from fedstrata.remote.flower.certificate import make_certificate
 from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import FORMS, Invitation
+from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.transport import SMALL, Failure, Transport
 
 MOST = 2048  # connections at once; each has a thread
@@ -56,7 +57,8 @@ class Line:
     came: int = 0  # times
     call: Call | None = None
     lost: float = 0.0  # when the connection broke
-    shut: bool = False  # the site broke the rules
+    shut: bool = False  # the site broke the rules, or has this key no more
+    node: int | None = None  # as which its key was registered when it was invited; None: there are no keys
     answered: str | None = None  # what came of its long message
     long: threading.Thread | None = field(default=None, repr=False)
 
@@ -284,14 +286,16 @@ class StreamServer:
 
     def invite(self, sites: Collection[str]) -> None:
         """Send the long message to sites that are not on the stream; one that does not follow it is asked again."""
+        nodes = self._registrations() or {}
         for site in sites:
             with self._lock:
-                line, now = self._lines.get(site), monotonic()
-                if line is not None and (line.there(self._grace) or line.shut):
+                line, now, node = self._lines.get(site), monotonic(), nodes.get(site)
+                renewed = line is not None and line.shut and node not in (None, line.node)
+                if line is not None and not renewed and (line.there(self._grace) or line.shut):
                     continue
-                if line is not None and line.answered is None and now < line.invited + PATIENCE:
+                if line is not None and not renewed and line.answered is None and now < line.invited + PATIENCE:
                     continue
-                line = self._lines[site] = Line(secrets.token_hex(32), now)
+                line = self._lines[site] = Line(secrets.token_hex(32), now, node=node)
                 line.long = threading.Thread(target=self._send_long, args=(site, line), daemon=True)
                 line.long.start()
 
@@ -314,7 +318,7 @@ class StreamServer:
     def _send_long(self, site: str, line: Line) -> None:
         words = Invitation(self.address, self._authority.decode(), line.token, site, self._run, self._grace)
         try:
-            reply = self._messages.exchange({site: words.written()}).get(site, Failure("no answer"))
+            reply = self._long({site: words.written()}).get(site, Failure("no answer"))
         except Exception as error:  # the carrier of messages is gone; the stream may well go on
             reply = Failure(f"{type(error).__name__}: {error}")
         line.answered = reply.reason if isinstance(reply, Failure) else "it left"
@@ -322,26 +326,40 @@ class StreamServer:
             self._say(f"site {site} is off the stream: {line.answered}")
         self._inbox.put((0, "", b""))
 
+    def _long(self, requests: Mapping[str, bytes]) -> Mapping[str, bytes | Failure]:
+        """Send messages that are answered when the stream ends; only Flower's carrier looks for replies by itself."""
+        if isinstance(self._messages, Messages):
+            return self._messages.exchange(requests, hurry=self._over)
+        return self._messages.exchange(requests)
+
     def _keep_inviting(self) -> None:
         """Bring sites back that come to life again."""
         while not self._over.wait(LOOK):
             try:
                 self._around = self._messages.names()
+                self._shut_out(self._registrations())
                 self.invite([site for site in self._around if site in self._lines])
-                self._shut_out(getattr(self._messages, "revoked", set)())
             except Exception as error:
                 return self._say(f"sites that leave the stream are not invited again: {error}")
         return None
 
-    def _shut_out(self, sites: Collection[str]) -> None:
-        """End the connections of sites whose keys were revoked."""
-        for site in sites:
-            line = self._lines.get(site)
-            if line is not None and not line.shut:
+    def _registrations(self) -> Mapping[str, int] | None:
+        known: Mapping[str, int] | None = getattr(self._messages, "registrations", lambda: None)()
+        return known
+
+    def _shut_out(self, nodes: Mapping[str, int] | None) -> None:
+        """End the connections of sites whose keys were revoked, or renewed: who has the new ones is invited anew."""
+        if nodes is None:
+            return
+        with self._lock:
+            wrong = [(s, line) for s, line in self._lines.items() if not line.shut and nodes.get(s) != line.node]
+            for _, line in wrong:
                 line.shut = True
-                self._say(f"site {site} is off the stream: its key was revoked")
                 self._put(line, None)
-                self._inbox.put((self._number, site, Failure("its key was revoked")))
+        for site, _ in wrong:
+            why = f"its key was {'renewed' if site in nodes else 'revoked'}"
+            self._say(f"site {site} is off the stream: {why}")
+            self._inbox.put((self._number, site, Failure(why)))
 
 
 def open_stream(
