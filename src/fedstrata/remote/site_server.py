@@ -32,6 +32,7 @@ from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Tag, fast_replace
+from fedstrata.core.plain_text import plain_text
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
@@ -185,7 +186,7 @@ class Host:
             run, (kind, fields) = fields[0].decode(errors="replace"), read_request(fields[1])
         if kind not in self._do:
             raise RefusedError(f"there is no request {kind[:40]!r}")
-        self._about = {"kind": kind} | ({"run": run[:80]} if run else {})
+        self._about = {"kind": kind} | ({"run": plain_text(run, 80)} if run else {})
         self._gate.check_time()
         if kind not in OPENING:
             if kind not in self._guard.requests:
