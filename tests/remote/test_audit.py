@@ -103,8 +103,9 @@ def test_a_line_that_a_power_cut_left_unfinished_is_cut_off(log):
     assert (found.lines, found.wrong) == (6, None)
 
 
-def test_a_damaged_log_keeps_a_site_from_starting(log):
-    log.write_bytes(log.read_bytes() + b"garbage\n")
+@pytest.mark.parametrize("line", [b"garbage", b'{"at": "2026-01-31T12:00:00+00:00", "number": 6}', b"[" * 100_000])
+def test_a_damaged_log_keeps_a_site_from_starting(log, line):
+    log.write_bytes(log.read_bytes() + line + b"\n")
     with pytest.raises(RequestError, match="is damaged; `fedstrata deploy audit` says where"):
         AuditLog(log)
 

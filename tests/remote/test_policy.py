@@ -21,11 +21,12 @@ from fedstrata.privacy.accounting import Accountant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.invitation import STREAM
 from fedstrata.remote.flower.joining import with_stream
+from fedstrata.remote.policy.approvals import Approvals
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.hours import Hours
 from fedstrata.remote.policy.resources import environment, keep_to
 from fedstrata.remote.policy.rules import Resources, SitePolicy, read_policy
-from fedstrata.remote.protocol import PolicyError, build_request, read_reply, split, to_json, within
+from fedstrata.remote.protocol import PendingError, PolicyError, build_request, read_reply, split, to_json, within
 from fedstrata.remote.session import run_at_sites
 
 ONE = {"train.rounds": 1}
@@ -393,6 +394,22 @@ def test_an_owner_is_asked_once_where_the_method_chooses_its_parts_later(tmp_pat
     assert split(again.answer(build_request("begin", to_json(place), to_json(other))))[0] == b"pending"
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\xff", b"[" * 100_000, {"word": "yes"}, {"at": None}, {"id": 7}, {"experiment": 1}]
+)
+def test_a_word_that_cannot_be_read_is_none(tmp_path, damage):
+    approvals = Approvals(tmp_path)
+    with pytest.raises(PendingError):
+        approvals.check("r", {"train": {}})
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(
+        damage if isinstance(damage, bytes) else json.dumps(json.loads(file.read_bytes()) | damage).encode()
+    )
+    for asked in (lambda: approvals.check("r", {"train": {}}), approvals.all):
+        with pytest.raises(RequestError, match="is damaged; remove it, and the run is asked for again"):
+            asked()
+
+
 def test_a_server_cannot_fill_the_disk_with_proposals(tmp_path):
     host = ruled(policy('approval = "ask"', tmp_path), memory=tmp_path / "memory").hosts["bonn"]
     replies = [split(host.answer(introduce(run=f"r{i}"))) for i in range(40)]
@@ -461,6 +478,8 @@ except RuntimeError as error:
         ('parts = ["oort"]', "parts.0"),
         ('servers = ["http://x"]', "servers.0"),
         ('hours = ["mon-fry 10:00-12:00"]', "hours.0"),
+        ('hours = ["always"]', "hours.0"),
+        ('hours = ["9-17"]', "hours.0"),
         ('hours = ["25:00-26:00"]', "hours.0"),
         ('hours = ["10:00-10:00"]', "hours.0"),
         ('hours = ["10:61-12:00"]', "hours.0"),

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import make_folder, write_atomically
@@ -100,10 +100,15 @@ class Approvals:
         write_atomically(self._folder / f"{proposal.id}.json", json.dumps(asdict(proposal), indent=2).encode())
 
     def _read(self, file: Path) -> Proposal:
-        text = file.read_text()
+        data = file.read_bytes()
         try:
-            return Proposal(**json.loads(text))
-        except (ValueError, TypeError):
+            proposal = Proposal(**json.loads(data))
+            words = (proposal.id, proposal.run, proposal.at, proposal.chosen or "")
+            right = all(isinstance(word, str) for word in words) and isinstance(proposal.experiment, Mapping)
+            if not right or proposal.word not in get_args(Word):
+                raise ValueError("it holds something else")
+            return proposal
+        except (ValueError, TypeError, RecursionError):
             raise RequestError(f"{file} is damaged; remove it, and the run is asked for again") from None
 
 

@@ -93,6 +93,8 @@ class AuditLog:
         try:
             told = json.loads(line)
             datetime.fromisoformat(told["at"])
+            if type(told["number"]) is not int or not isinstance(told["hash"], str):
+                raise ValueError("it has no place in the chain")
             return dict(told)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise RequestError(f"{self._path} is damaged; `fedstrata deploy audit` says where") from None
