@@ -12,8 +12,9 @@ from in_process_sites import SITES, SMALL, Here, hosts, introduce, with_keys
 from vision import load_timm
 
 from fedstrata import RequestError
-from fedstrata.config.build import count_parameters
+from fedstrata.config.build import build_plan, count_parameters
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.needs import needs_of
 from fedstrata.config.travel import to_sites
 from fedstrata.core import registry
 from fedstrata.deploy.keys import make
@@ -26,10 +27,21 @@ from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.hours import Hours
 from fedstrata.remote.policy.resources import environment, keep_to
 from fedstrata.remote.policy.rules import Resources, SitePolicy, read_policy
-from fedstrata.remote.protocol import PendingError, PolicyError, build_request, read_reply, split, to_json, within
+from fedstrata.remote.protocol import (
+    PendingError,
+    PolicyError,
+    SiteError,
+    build_request,
+    read_reply,
+    split,
+    to_json,
+    within,
+)
 from fedstrata.remote.session import run_at_sites
+from fedstrata.testing import tiny_federation
 
 ONE = {"train.rounds": 1}
+FLIPS = {"method.name": "flips"}  # needs label counts
 
 
 def policy(text: str, tmp_path) -> SitePolicy:
@@ -147,6 +159,31 @@ def test_labels_and_counts_are_not_told_to_a_server_that_said_they_are_masked(tm
         asked(host, introduce(masked, needs=["counts"]))
 
 
+def test_labels_are_counted_for_methods_that_need_it_and_with_the_run_s_own_noise(tmp_path):
+    """Whatever rules a site has: the run that its owner knows of says which counts it takes, and how they are told."""
+    host = hosts(SMALL)["bonn"]
+    with pytest.raises(SiteError, match="does not need it"):
+        asked(host, introduce(needs=["counts"]))
+    assert json.loads(asked(host, introduce(SMALL | FLIPS, needs=["counts"]))[0])["counts"]
+    noised = {**FLIPS, "privacy.clustering": "masked", "privacy.histogram_epsilon": 0.5}
+    asked(host, introduce(SMALL | noised))
+    for kind, fields, why in [
+        ("cluster", (to_json({"epsilon": None}), b""), r"the noise of this run's privacy\.histogram_epsilon"),
+        ("cluster", (to_json({"epsilon": 50.0}), b""), r"the noise of this run's privacy\.histogram_epsilon"),
+        ("enclave", (b"hello", b"{}"), "not clustered that way"),
+        ("labels", (b"keys", b"{}", b""), "labels are not masked in this run"),
+    ]:
+        with pytest.raises(SiteError, match=why):
+            asked(host, within("r", build_request(kind, *fields)))
+
+
+@pytest.mark.parametrize("name", sorted(set(registry.names("methods")) - {"strata", "fedtan"}))
+def test_a_site_knows_what_a_method_needs_without_its_plan(name):
+    for labels in ("none", "prf"):
+        experiment = Experiment.of({"method": {"name": name}, "privacy": {"labels": labels}})
+        assert needs_of(experiment) == build_plan(experiment, tiny_federation()).needs
+
+
 def test_parts_that_show_updates_are_refused_under_masks_at_the_site_too(tmp_path):
     make(tmp_path / "keys", SITES)
     rules = policy('[privacy]\naggregate = "masked"', tmp_path)
@@ -185,6 +222,7 @@ def test_every_model_can_be_counted_without_being_made(name):
     if name == "timm" and not load_timm():
         pytest.skip("timm is not installed")
     choice = Experiment.of({"model": {"name": name}}).model
+    assert name != "timm" or load_timm() or pytest.skip("timm is not installed")
     for shape in ((3, 32, 32), (1, 28, 28), (8, 8), (64,), (128, 9)):
         try:
             network = registry.build("models", name, choice.model_extra or {}, "model").build(shape, 10)
@@ -289,9 +327,9 @@ def test_counts_are_noised_with_the_site_s_own_epsilon_whatever_a_server_asks_fo
     host = ruled(policy('[privacy]\ncounts = "noised"\ncounts_epsilon = 0.5', tmp_path)).hosts["bonn"]
 
     def counts(**privacy):
-        return json.loads(asked(host, introduce(SMALL | privacy, needs=["counts"]))[0])["counts"]
+        return json.loads(asked(host, introduce(SMALL | FLIPS | privacy, needs=["counts"]))[0])["counts"]
 
-    true = json.loads(asked(hosts(SMALL)["bonn"], introduce(needs=["counts"]))[0])["counts"]
+    true = json.loads(asked(hosts(SMALL)["bonn"], introduce(SMALL | FLIPS, needs=["counts"]))[0])["counts"]
     told = counts()
     assert told != true
     assert told == counts(**{"privacy.histogram_epsilon": 0.7}) == counts(**{"privacy.histogram_epsilon": 0.5})
