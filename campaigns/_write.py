@@ -16,11 +16,14 @@ MARKS = "<!-- python -m campaigns._write -->", "<!-- end of what it wrote -->"
 
 def table() -> str:
     """Return a row a campaign, and what was measured."""
-    lines, figures = ["| campaign | kinds | cases | tried | survived | lost |", "|---|---|---|---|---|---|"], []
+    lines, figures = [TITLES, "|---" * 7 + "|"], []
     for file in sorted(RESULTS.glob("*.json")):
         rows = json.loads(file.read_text())["rows"]
-        wanted, tried, survived = (sum(row[key] for row in rows) for key in ("wanted", "tried", "survived"))
-        lines.append(f"| {file.stem} | {len(rows)} | {wanted:,} | {tried:,} | {survived:,} | {tried - survived:,} |")
+        tried, survived = (sum(row[key] for row in rows) for key in ("tried", "survived"))
+        wanted = sum(row["wanted"] or row["tried"] for row in rows)
+        before = sum(row["commands"] == [NOT_KEPT] for row in rows)
+        numbers = (len(rows), before, wanted, tried, survived, tried - survived)
+        lines.append(f"| {file.stem} | " + " | ".join(f"{number:,}" for number in numbers) + " |")
         for row in rows:
             told = "; ".join(f"{name} {_short(value)}" for name, value in row["figures"].items())
             figures += textwrap.wrap(f"* {row['name']}: {told}", 120, subsequent_indent="  ") if told else []

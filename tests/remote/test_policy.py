@@ -432,6 +432,23 @@ def test_an_owner_is_asked_once_where_the_method_chooses_its_parts_later(tmp_pat
     assert split(again.answer(build_request("begin", to_json(place), to_json(other))))[0] == b"pending"
 
 
+ALIKE, BEGINNING = {"masked": 9386600, "open": 231289}, "986df5675858"  # found in 15 seconds of one core
+
+
+def test_two_runs_whose_ids_begin_alike_need_two_words(tmp_path):
+    """A server that writes both shows the owner the harmless one."""
+    masked, opened = ({"privacy": {"aggregate": how}, "train": {"seed": seed}} for how, seed in ALIKE.items())
+    approvals = Approvals(tmp_path)
+    with pytest.raises(PendingError, match=f"deploy approve {BEGINNING}"):
+        approvals.check("harmless", masked)
+    approvals.decide(BEGINNING, "approved")
+    approvals.check("harmless", masked)
+    with pytest.raises(PendingError, match=f"deploy approve {BEGINNING}"):
+        approvals.check("harmless", opened)
+    with pytest.raises(RequestError, match=f'there is more than one run "{BEGINNING}" here'):
+        approvals.decide(BEGINNING, "approved")
+
+
 @pytest.mark.parametrize(
     "damage", [b"\xff", b"[" * 100_000, {"word": "yes"}, {"at": None}, {"id": 7}, {"experiment": 1}]
 )

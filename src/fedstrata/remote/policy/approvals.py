@@ -78,7 +78,7 @@ class Approvals:
         """Return a proposal; the beginning of its id is enough."""
         fits = [proposal for proposal in self.all() if id and proposal.id.startswith(id)]
         if len(fits) != 1:
-            known = ", ".join(proposal.short for proposal in self.all()) or "none"
+            known = ", ".join([p.id for p in fits] or [p.short for p in self.all()]) or "none"
             raise RequestError(f'there is {"no" if not fits else "more than one"} run "{id}" here; known are: {known}')
         return fits[0]
 
