@@ -138,6 +138,11 @@ def test_a_run_that_is_damaged_says_what_is_wrong_and_hides_no_other(root):
     assert index.rows["begun"].state == index.rows["done"].state == "damaged"
     assert index.rows["begun"].why.startswith("experiment.toml is not valid TOML")
     assert index.rows["compare-1/fedavg/seed-0"].state == "stopped"
+    for odd in ("{}", '{"accuracy": 1, "rounds": []}', '{"accuracy": 1, "rounds": "x"}', "[" * 100_000):
+        (root / "done/summary.json").write_text(odd)
+        index.look()
+        assert index.rows["done"].state == "damaged", odd
+        assert index.rows["compare-1/fedavg/seed-0"].state == "stopped"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
