@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from campaigns._children import play
+from campaigns._clock import in_time
 from campaigns._command import command
 from campaigns._faults import Disk, How, seen_file, some_calls
 from campaigns._flower import crashed_over_flower
@@ -35,9 +36,10 @@ def main(arguments: Sequence[str]) -> int:
 def local(folder: Path, table: Table) -> None:
     """Fill a row a kind of run and of death."""
     chosen = {AGAIN: SUBJECTS[AGAIN]} if table.quick else SUBJECTS
-    for number, (name, overrides) in enumerate(chosen.items()):
+    for number, (name, overrides) in in_time(enumerate(chosen.items())):
         _killed(folder / str(number), name, overrides, table)
-    _killed_again(folder / "again", AGAIN, SUBJECTS[AGAIN], table)
+    for name in in_time([AGAIN]):
+        _killed_again(folder / "again", name, SUBJECTS[name], table)
 
 
 def _killed(folder: Path, name: str, overrides: Overrides, table: Table) -> None:
