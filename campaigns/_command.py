@@ -1,16 +1,19 @@
-"""The command of a campaign: `python -m campaigns NAME [--quick] [--part PART] [--minutes M] [--save]`."""
+"""The command of a campaign: `python -m campaigns NAME [--quick] [--part PART] [--minutes M] [--save] [--go-on]`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from campaigns import _table
 from campaigns._clock import end_after
-from campaigns._table import Row, show, store
+from campaigns._table import Row, Table, show
 
-Play = Callable[[Path, bool], Iterable[Row]]  # in a folder; whether only a small part is wanted
+Play = Callable[[Path, Table], None]  # in a folder; fills rows of the table
 
 
 def command(name: str, parts: Mapping[str, Play], arguments: Sequence[str], description: str | None) -> int:
@@ -19,23 +22,29 @@ def command(name: str, parts: Mapping[str, Play], arguments: Sequence[str], desc
     parser.add_argument("--quick", action="store_true", help="a small size, as `make test-all` plays it")
     parser.add_argument("--part", choices=parts, help="only this; the rest of the stored table stays")
     parser.add_argument("--save", action="store_true", help=f"keep the table in campaigns/results/{name}.json")
+    parser.add_argument("--go-on", action="store_true", help="try what the stored table lacks; else rows begin anew")
     parser.add_argument("--minutes", type=float, help="begin nothing more after that; the table says what was tried")
     asked = parser.parse_args(arguments)
+    if asked.quick and asked.save:
+        parser.error("--quick is no campaign to store")
     if asked.minutes is not None:
         end_after(asked.minutes)
-    rows = play_parts(parts if asked.part is None else {asked.part: parts[asked.part]}, asked.quick)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that it starts: a thousand sites have threads enough
+    file = _table.RESULTS / f"{name}.json" if asked.save else None
+    table = Table(asked.quick, file, typed(name, arguments), asked.go_on)
+    rows = play_parts(parts if asked.part is None else {asked.part: parts[asked.part]}, table)
     show(rows)
-    if asked.save:
-        store(name, f"python -m campaigns {name}{' --quick' * asked.quick} --save", rows, whole=asked.part is None)
     return int(any(row.lost for row in rows))
 
 
-def play_parts(parts: Mapping[str, Play], quick: bool) -> list[Row]:
+def typed(name: str, arguments: Sequence[str]) -> str:
+    """Return the command as somebody typed it."""
+    return shlex.join(["python", "-m", "campaigns", name, *arguments])
+
+
+def play_parts(parts: Mapping[str, Play], table: Table) -> list[Row]:
     """Play one part after another, each in a folder of its own."""
-    rows = []
     for name, play in parts.items():
         with TemporaryDirectory(prefix=f"{name}-", ignore_cleanup_errors=True) as folder:
-            for row in play(Path(folder), quick):
-                print(f"{row.name}: {row.tried} tried, {row.lost} lost", flush=True)
-                rows.append(row)
-    return rows
+            play(Path(folder), table)
+    return [row for row in table.rows.values() if row.tried]

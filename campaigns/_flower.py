@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from campaigns._clock import in_time
-from campaigns._table import Row
+from campaigns._table import Table
 from fedstrata.runs.folder import Run
 from fedstrata.runs.training import train
 
@@ -41,23 +40,22 @@ ASKED = {
 }
 
 
-def crashed_over_flower(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give a row for each of the three; a quick campaign leaves that to the tests of real sites."""
-    if quick or find_spec("flwr") is None:
+def crashed_over_flower(folder: Path, table: Table) -> None:
+    """Fill a row for each of the three; a quick campaign leaves that to the tests of real sites."""
+    if table.quick or find_spec("flwr") is None:
         return
     sys.path += [str(TESTS), str(TESTS / "sites")]
     from staging import Federation  # noqa: PLC0415 - a module of the tests
 
     os.environ |= {"FEDSTRATA_STATE": str(folder / "state"), "FEDSTRATA_WISHES": str(folder / "wishes")}
     whole = train(overrides=ASKED, out=folder / "whole", progress=False)
-    federation, rng = Federation(folder), Random("over Flower")
+    federation, rows = Federation(folder), {what: table.row(f"over Flower: {what}") for what in WAYS}
     try:
         federation.start()
-        rows = {what: Row(f"over Flower: {what}") for what in WAYS}
-        for number, what in in_time(product(range(KILLS), WAYS)):
+        for row, (number, what) in table.left((rows[what], (n, what)) for n, what in product(range(KILLS), WAYS)):
             federation.mend()
-            rows[what].note(_attempt(federation, folder / f"{what}-{number}", whole, WAYS[what], rng))
-        yield from rows.values()
+            moment = Random(f"over Flower, {what} {number}")  # its own, so that a later call goes on as one would have
+            row.note(_attempt(federation, folder / f"{what}-{number}", whole, WAYS[what], moment))
     finally:
         federation.close()
 

@@ -8,7 +8,6 @@ import logging
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,9 @@ import numpy as np
 from PIL import Image
 
 import fedstrata
-from campaigns._mutations import mutate_bytes, mutate_json
+from campaigns._mutations import mutate_json
+from campaigns._reader import Reader, of, written
+from campaigns._site_readers import site_readers
 from fedstrata.board.index import RunIndex
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
@@ -49,29 +50,11 @@ from fedstrata.runs.folder import Run
 from fedstrata.runs.session import build_session
 from fedstrata.testing import tiny_federation
 
-Draw = Callable[[Random], bytes]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Something that reads, what is drawn for it, and how many of all cases it gets."""
-
-    name: str
-    draw: Draw
-    read: Callable[[bytes], Any]
-    share: float = 1.0
-
 
 def readers(folder: Path) -> list[Reader]:
     """Return all of them; `folder` is for files."""
     logging.getLogger("fedstrata").setLevel(logging.CRITICAL)
-    return [*_messages(), *_run_folders(folder), *_data(folder)]
-
-
-def _of(*samples: bytes, tables: bool = False) -> Draw:
-    """Draw changes of sound examples."""
-    mutate = mutate_json if tables else mutate_bytes
-    return lambda rng: mutate(rng.choice(samples), rng)
+    return [*_messages(), *_run_folders(folder), *_data(folder), *site_readers(folder / "site")]
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------
@@ -100,20 +83,20 @@ def _messages() -> Iterator[Reader]:
         if not isinstance(site.answer(data), bytes):
             raise TypeError("a site answers every request")
 
-    yield Reader("requests at a site", _of(*requests), answer, 0.2)
+    yield Reader("requests at a site", of(*requests), answer, 0.2)
     report = pack_report(Report(0, 3, aggregated={"update": model.params}, metrics={"m": 1.0}))
-    yield Reader("reports at the server", _of(report), lambda d: check_report(d, task, plan, model.params))
-    yield Reader("replies at the server", _of(build_reply(b"report", report)), lambda d: read_reply(d, 2))
+    yield Reader("reports at the server", of(report), lambda d: check_report(d, task, plan, model.params))
+    yield Reader("replies at the server", of(build_reply(b"report", report)), lambda d: read_reply(d, 2))
     brought = pack_task(task)
-    yield Reader("what sites bring to meetings", _of(brought), lambda d: read_all_reduce({"a": d, "b": brought}, False))
+    yield Reader("what sites bring to meetings", of(brought), lambda d: read_all_reduce({"a": d, "b": brought}, False))
     facts = to_json(Introduction.of(own).dump())
-    yield Reader("introductions of sites", _of(facts, tables=True), lambda d: Introduction.read(read_values(d), "a"))
+    yield Reader("introductions of sites", of(facts, tables=True), lambda d: Introduction.read(read_values(d), "a"))
     identity = Identity.new(bytes)
     keys = KeyDirectory(Identity.new(lambda n: bytes([1] * n)).public, (identity.public,))
     signed = Frame("hello", bytes(16), 0, (b"one", b"two")).sign(identity)
-    yield Reader("signed frames", _of(signed), lambda d: (open_frame(d, keys, "hello", bytes(16), 0), split(d)))
+    yield Reader("signed frames", of(signed), lambda d: (open_frame(d, keys, "hello", bytes(16), 0), split(d)))
     terms = Terms(3, 2, 5).written()
-    yield Reader("terms of an enclave", _of(terms, tables=True), Terms.read)
+    yield Reader("terms of an enclave", of(terms, tables=True), Terms.read)
     if find_spec("flwr") is not None and find_spec("grpc") is not None:
         yield from _over_flower()
 
@@ -125,7 +108,7 @@ def _over_flower() -> Iterator[Reader]:
     told = {"address": "a:1", "authority": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}
     told |= {"token": "0" * 64, "site": "a", "run": "r", "grace": 1.0}
     yield Reader(
-        "invitations to a stream", _of(json.dumps(told).encode(), tables=True), lambda d: Invitation.read(STREAM + d)
+        "invitations to a stream", of(json.dumps(told).encode(), tables=True), lambda d: Invitation.read(STREAM + d)
     )
     stream = HEAD.pack(Kind.REPLY, 1, 5) + b"hello" + HEAD.pack(Kind.FAILURE, 2, 3) + b"why"
 
@@ -133,7 +116,7 @@ def _over_flower() -> Iterator[Reader]:
         size = HEAD.size + 5
         list(parcels([data[at : at + size] for at in range(0, len(data), size)], FROM_SITE, lambda _: 1 << 20))
 
-    yield Reader("frames of a stream", _of(stream), hear)
+    yield Reader("frames of a stream", of(stream), hear)
 
 
 # ---- run folders ---------------------------------------------------------------------------------------------------
@@ -144,7 +127,7 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
         {"model": {"hidden": [4]}}, method="flips", overrides={"train.rounds": 2}, out=folder / "runs" / "sound"
     )
     toml = (run.path / "experiment.toml").read_bytes()
-    yield Reader("experiments", _of(toml), _written(folder / "experiment.toml", Experiment.of), 0.6)
+    yield Reader("experiments", of(toml), written(folder / "experiment.toml", Experiment.of), 0.6)
     events = (run.path / "events.jsonl").read_bytes()
     lines = [line + b"\n" for line in events.splitlines()]
 
@@ -156,17 +139,17 @@ def _run_folders(folder: Path) -> Iterator[Reader]:
 
     yield Reader("events", some_lines, read_events)
     yield Reader("events as arrays", some_lines, _in_run(run, folder / "arrays", "events.jsonl", _as_arrays), 0.2)
-    yield Reader("experiments on the board", _of(toml), _in_run(run, folder / "board1", "experiment.toml", _row), 0.3)
+    yield Reader("experiments on the board", of(toml), _in_run(run, folder / "board1", "experiment.toml", _row), 0.3)
     summary = (run.path / "summary.json").read_bytes()
-    tables = _of(summary, tables=True)
+    tables = of(summary, tables=True)
     yield Reader("summaries on the board", tables, _in_run(run, folder / "board2", "summary.json", _row), 0.3)
     yield Reader("summaries in reports", tables, _in_run(run, folder / "report1", "summary.json", _page), 0.005)
     yield Reader("events in reports", some_lines, _in_run(run, folder / "report2", "events.jsonl", _page), 0.005)
-    yield Reader("models", _of((run.path / "model.safetensors").read_bytes()), _written(folder / "m", _read_model), 0.5)
+    yield Reader("models", of((run.path / "model.safetensors").read_bytes()), written(folder / "m", _read_model), 0.5)
     yield from _checkpoints(run, folder / "checkpoints")
     sites = json.dumps({"run": "r", "sites": {"a": Introduction.of(only(tiny_federation(), 1)).dump()}}).encode()
     yield Reader(
-        "sites of a run", _of(sites, tables=True), _written(folder / "s" / "sites.json", lambda p: recorded(p.parent))
+        "sites of a run", of(sites, tables=True), written(folder / "s" / "sites.json", lambda p: recorded(p.parent))
     )
 
 
@@ -205,9 +188,9 @@ def _checkpoints(run: Run, folder: Path) -> Iterator[Reader]:
         with session.plan.naming_states():
             copy.checkpoints.read(found, like)
 
-    yield Reader("checkpoints", _of(manifest.read_bytes(), tables=True), read, 0.3)
+    yield Reader("checkpoints", of(manifest.read_bytes(), tables=True), read, 0.3)
     tensors = copy.checkpoints.path / json.loads(manifest.read_text())["server"]["file"]
-    yield Reader("tensors of checkpoints", _of(tensors.read_bytes()), _written(folder / "t", _load), 0.5)
+    yield Reader("tensors of checkpoints", of(tensors.read_bytes()), written(folder / "t", _load), 0.5)
 
 
 def _load(path: Path) -> None:
@@ -222,30 +205,30 @@ def _data(folder: Path) -> Iterator[Reader]:
     x, y = rng.normal(size=(40, 3)).round(3), np.arange(40) % 4
     rows = ["a,b,c,label,client", *(f"{a},{b},{c},l{k},c{k % 3}" for (a, b, c), k in zip(x, y, strict=True))]
     own = folder / "own"
-    yield Reader("CSV", _of("\n".join(rows).encode()), _written(own / "x.csv", _own(client="client")), 0.3)
+    yield Reader("CSV", of("\n".join(rows).encode()), written(own / "x.csv", _own(client="client")), 0.3)
     arrays = io.BytesIO()
     np.savez_compressed(arrays, x=x, y=y)
-    yield Reader("npz", _of(arrays.getvalue()), _written(own / "x.npz", _own()), 0.5)
+    yield Reader("npz", of(arrays.getvalue()), written(own / "x.npz", _own()), 0.5)
     yield from _images(folder, rng)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x.csv", "\n".join(rows))
-    yield Reader("zip archives", _of(archive.getvalue()), _written(folder / "x.zip", _all_files))
+    yield Reader("zip archives", of(archive.getvalue()), written(folder / "x.zip", _all_files))
     idx = bytes([0, 0, 8, 3]) + np.array([2, 3, 4], ">i4").tobytes() + bytes(24)
-    yield Reader("idx", _of(idx), lambda d: read_idx(d, "x"))
+    yield Reader("idx", of(idx), lambda d: read_idx(d, "x"))
     header = b"100 2 360 10\n100.dat 212 200 11 1024 995 -22131 0 MLII\n100.dat 212 200 11 1024 1011 20052 0 V5\n"
-    yield Reader("headers of signals", _of(header), lambda d: read_header(d, "x"))
-    yield Reader("annotations of signals", _of(bytes(range(64)) + b"\0\0"), lambda d: read_annotations(d, "x"))
+    yield Reader("headers of signals", of(header), lambda d: read_header(d, "x"))
+    yield Reader("annotations of signals", of(bytes(range(64)) + b"\0\0"), lambda d: read_annotations(d, "x"))
     leaf = {"users": ["u", "v"], "num_samples": [2, 2], "user_data": {}}
     leaf["user_data"] = {user: {"x": [[0.1, 0.2]] * 4, "y": [0, 1, 0, 1]} for user in ("u", "v")}
-    leaves = _written(folder / "leaf" / "train" / "all.json", lambda p: _own()(p.parent.parent))
-    yield Reader("LEAF", _of(json.dumps(leaf).encode(), tables=True), leaves, 0.3)
+    leaves = written(folder / "leaf" / "train" / "all.json", lambda p: _own()(p.parent.parent))
+    yield Reader("LEAF", of(json.dumps(leaf).encode(), tables=True), leaves, 0.3)
     if find_spec("pyarrow") is not None:
         from pyarrow import parquet, table  # noqa: PLC0415 - an extra
 
-        written = io.BytesIO()
-        parquet.write_table(table({"a": x[:, 0], "b": x[:, 1], "label": y}), written)
-        yield Reader("Parquet", _of(written.getvalue()), _written(own / "x.parquet", _own()), 0.2)
+        columns = io.BytesIO()
+        parquet.write_table(table({"a": x[:, 0], "b": x[:, 1], "label": y}), columns)
+        yield Reader("Parquet", of(columns.getvalue()), written(own / "x.parquet", _own()), 0.2)
 
 
 def _images(folder: Path, rng: np.random.Generator) -> Iterator[Reader]:
@@ -253,7 +236,7 @@ def _images(folder: Path, rng: np.random.Generator) -> Iterator[Reader]:
     for kind in ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP"):
         data = io.BytesIO()
         pixels.save(data, kind)
-        yield Reader(f"images: {kind}", _of(data.getvalue()), lambda d: read_image(d, 8, 3), 0.7)
+        yield Reader(f"images: {kind}", of(data.getvalue()), lambda d: read_image(d, 8, 3), 0.7)
 
 
 def _own(**options: Any) -> Callable[[Path], Any]:
@@ -266,21 +249,7 @@ def _all_files(path: Path) -> None:
         files.read(name)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def _written(path: Path, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
-    """Return a reader of bytes where there is one of files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-
-    def from_file(data: bytes) -> Any:
-        path.write_bytes(data)
-        return read(path)
-
-    return from_file
-
-
 def _in_run(run: Run, folder: Path, name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
     """Return a reader of bytes that take the place of one file of a run."""
     copy = shutil.copytree(run.path, folder)
-    return _written(copy / name, lambda path: read(path.parent))
+    return written(copy / name, lambda path: read(path.parent))

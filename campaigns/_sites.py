@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 from campaigns._children import play
-from campaigns._clock import in_time
 from campaigns._faults import Disk, How, some_calls
 from campaigns._federation import Direct, make_hosts, play_at_sites
 from campaigns._subjects import Overrides
-from campaigns._table import Row
+from campaigns._table import Table
 from fedstrata.core.threads import one_thread
 from fedstrata.deploy.keys import make
 from fedstrata.remote.credentials import Credentials
@@ -38,23 +36,24 @@ def go_at_sites(folder: Path, overrides: Overrides, keys: Path) -> None:
         play_at_sites(transport, overrides, folder / "run", len(NAMES), Credentials.load(keys / "server"))
 
 
-def crashed_under_masks(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give the rows of masked sums."""
-    return _crashed(folder, MASKED, quick)
+def crashed_under_masks(folder: Path, table: Table) -> None:
+    """Fill the rows of masked sums."""
+    _crashed(folder, MASKED, table)
 
 
-def crashed_with_noise(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give the rows of noise that sites add."""
-    return _crashed(folder, NOISED, quick)
+def crashed_with_noise(folder: Path, table: Table) -> None:
+    """Fill the rows of noise that sites add."""
+    _crashed(folder, NOISED, table)
 
 
-def _crashed(folder: Path, name: str, quick: bool) -> Iterator[Row]:
-    """Give a row for power cuts and one for kills, in turns."""
+def _crashed(folder: Path, name: str, table: Table) -> None:
+    """Fill a row of power cuts and one of kills, in turns."""
     make(folder / "keys", NAMES)
-    (overrides, what), rows = WISHES[name], {death: Row(f"{name}: {death}") for death in DEATHS}
+    (overrides, what), rows = WISHES[name], {death: table.row(f"{name}: {death}") for death in DEATHS}
     disk, notes, given = folder / "disk", folder / "notes", folder / "given"
     calls = int(play(notes, go_at_sites, disk, overrides, folder / "keys", disk=Disk(disk, "count", 0)).said)
-    for at, death in in_time(product(some_calls(calls, quick, every=12), DEATHS)):
+    points = product(some_calls(calls, table.quick, every=12), DEATHS)
+    for row, (at, death) in table.left((rows[death], (at, death)) for at, death in points):
         shutil.rmtree(disk)
         given.unlink(missing_ok=True)
         dies = Disk(disk, death, at, disk / "run")
@@ -62,8 +61,7 @@ def _crashed(folder: Path, name: str, quick: bool) -> Iterator[Row]:
         again = play(notes, go_at_sites, disk, overrides, folder / "keys")
         wrong = [f"it ended otherwise ({killed.words})"] if killed.code and not killed.died else []
         wrong += [f"it does not go on ({again.words})"] if again.code else _wrong(disk / "run", given, what)
-        rows[death].note(f"{death} at call {at}: {wrong[0]}" if wrong else None)
-    yield from rows.values()
+        row.note(f"{death} at call {at}: {wrong[0]}" if wrong else None)
 
 
 def _wrong(run: Path, given: Path, what: str) -> list[str]:

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
-from campaigns._table import RESULTS
+from campaigns._table import NOT_KEPT, RESULTS
 
 PAGE = Path(__file__).parents[1] / "SECURITY.md"
+TITLES = "| campaign | kinds | of these before tables named commands | cases | tried | survived | lost |"
 MARKS = "<!-- python -m campaigns._write -->", "<!-- end of what it wrote -->"
 
 
 def table() -> str:
     """Return a row a campaign, and what was measured."""
-    lines, figures = ["| campaign | kinds | tried | survived | lost |", "|---|---|---|---|---|"], []
+    lines, figures = [TITLES, "|---" * 7 + "|"], []
     for file in sorted(RESULTS.glob("*.json")):
         rows = json.loads(file.read_text())["rows"]
         tried, survived = (sum(row[key] for row in rows) for key in ("tried", "survived"))
-        lines.append(f"| {file.stem} | {len(rows)} | {tried:,} | {survived:,} | {tried - survived:,} |")
+        wanted = sum(row["wanted"] or row["tried"] for row in rows)
+        before = sum(row["commands"] == [NOT_KEPT] for row in rows)
+        numbers = (len(rows), before, wanted, tried, survived, tried - survived)
+        lines.append(f"| {file.stem} | " + " | ".join(f"{number:,}" for number in numbers) + " |")
         for row in rows:
-            told = ", ".join(f"{name}: {value:,.3g}" for name, value in row.get("figures", {}).items())
-            figures += [f"* {row['name']}: {told}"] if told else []
+            told = "; ".join(f"{name} {_short(value)}" for name, value in row["figures"].items())
+            figures += textwrap.wrap(f"* {row['name']}: {told}", 120, subsequent_indent="  ") if told else []
     return "\n".join([*lines, *(["", *figures] if figures else [])])
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def written(page: str) -> str:

@@ -10,16 +10,17 @@ event.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from campaigns._children import play
+from campaigns._clock import in_time
 from campaigns._command import command
 from campaigns._faults import Disk, How, seen_file, some_calls
 from campaigns._flower import crashed_over_flower
 from campaigns._sites import crashed_under_masks, crashed_with_noise
 from campaigns._subjects import SUBJECTS, Overrides, go, outcome
-from campaigns._table import Row
+from campaigns._table import Table
 from fedstrata.runs.folder import Run
 
 DEATHS: Sequence[How] = ("kill", "torn", "power")
@@ -32,29 +33,30 @@ def main(arguments: Sequence[str]) -> int:
     return command("crash", PARTS, arguments, __doc__)
 
 
-def local(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give a row a kind of run and of death."""
-    chosen = {AGAIN: SUBJECTS[AGAIN]} if quick else SUBJECTS
-    for number, (name, overrides) in enumerate(chosen.items()):
-        yield from _killed(folder / str(number), name, overrides, quick)
-    yield from _killed_again(folder / "again", AGAIN, SUBJECTS[AGAIN], quick)
+def local(folder: Path, table: Table) -> None:
+    """Fill a row a kind of run and of death."""
+    chosen = {AGAIN: SUBJECTS[AGAIN]} if table.quick else SUBJECTS
+    for number, (name, overrides) in in_time(enumerate(chosen.items())):
+        _killed(folder / str(number), name, overrides, table)
+    for name in in_time([AGAIN]):
+        _killed_again(folder / "again", name, SUBJECTS[name], table)
 
 
-def _killed(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
+def _killed(folder: Path, name: str, overrides: Overrides, table: Table) -> None:
     """Kill a run from its beginning on."""
     folder.mkdir()
     whole, run, notes = folder / "whole", folder / "run", folder / "notes"
     counted = play(notes, go, whole, overrides, disk=Disk(whole, "count", 0))
     expected, calls = outcome(whole), int(counted.said)
     for death in DEATHS:
-        row = Row(f"{name}: {death}")
-        for at in some_calls(calls, quick, every=1 if (name, death) == (AGAIN, "kill") else SPREAD):
+        new = table.row(f"{name}: {death}")
+        every = 1 if (name, death) == (AGAIN, "kill") else SPREAD
+        for row, at in table.left((new, at) for at in some_calls(calls, table.quick, every)):
             shutil.rmtree(run, ignore_errors=True)
             row.note(_survives(notes, run, overrides, Disk(run, death, at), expected))
-        yield row
 
 
-def _killed_again(folder: Path, name: str, overrides: Overrides, quick: bool) -> Iterator[Row]:
+def _killed_again(folder: Path, name: str, overrides: Overrides, table: Table) -> None:
     """Kill a run half way, and again at every call with which it goes on."""
     folder.mkdir()
     whole, half, run, notes = folder / "whole", folder / "half", folder / "run", folder / "notes"
@@ -64,12 +66,11 @@ def _killed_again(folder: Path, name: str, overrides: Overrides, quick: bool) ->
     shutil.copytree(half, run)
     calls = int(play(notes, go, run, overrides, disk=Disk(run, "count", 0)).said)
     for death in DEATHS:
-        row = Row(f"{name}, while it goes on: {death}")
-        for at in some_calls(calls, quick, SPREAD):
+        new = table.row(f"{name}, while it goes on: {death}")
+        for row, at in table.left((new, at) for at in some_calls(calls, table.quick, SPREAD)):
             shutil.rmtree(run)
             shutil.copytree(half, run)
             row.note(_survives(notes, run, overrides, Disk(run, death, at), expected))
-        yield row
 
 
 def _survives(notes: Path, run: Path, overrides: Overrides, disk: Disk, expected: object) -> str | None:

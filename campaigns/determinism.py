@@ -11,14 +11,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from campaigns._clock import in_time
 from campaigns._command import command
-from campaigns._table import Row
+from campaigns._table import Table
+from fedstrata.core import registry
 
+FEW = ("fedavg", "flips", "stratify-batch")
+SOME = (*FEW, "scaffold", "fedcda", "terraform", "oort", "fedbs")
+PLAINLY = "", 0  # the reference among what was played
 PLAIN = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "OMP_NUM_THREADS": "1"}
 SOMEWHERE: dict[str, list[tuple[Mapping[str, str], Mapping[str, Any]]]] = {  # environment, overrides
     "hash seeds": [({"PYTHONHASHSEED": seed}, {}) for seed in ("1", "4242", "random")],
@@ -41,35 +44,40 @@ def main(arguments: Sequence[str]) -> int:
     return command("determinism", PARTS, arguments, __doc__)
 
 
-def hash_seeds(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give the row of hash seeds, over every method."""
-    return _compared(folder, ["hash seeds"], quick, "few" if quick else "all")
+def hash_seeds(folder: Path, table: Table) -> None:
+    """Fill the row of hash seeds, over every method."""
+    _compared(folder, ["hash seeds"], table, FEW if table.quick else registry.names("methods"))
 
 
-def elsewhere(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give a row for every other kind of difference, over methods that are unlike each other."""
+def elsewhere(folder: Path, table: Table) -> None:
+    """Fill a row for every other kind of difference, over methods that are unlike each other."""
     kinds = [name for name in SOMEWHERE if name != "hash seeds"]
-    return _compared(folder, ["workers"] if quick else kinds, quick, "few" if quick else "some")
+    _compared(folder, ["workers"] if table.quick else kinds, table, FEW if table.quick else SOME)
 
 
-def _compared(folder: Path, kinds: Sequence[str], quick: bool, methods: str) -> Iterator[Row]:
-    """Compare one environment of each kind, then the next ones, for as long as there is time."""
-    expected, rows = _played(folder / "plain", {}, {}, methods), {name: Row(name) for name in kinds}
-    cases = [(i, name) for i in range(1 if quick else 4) for name in kinds if i < len(SOMEWHERE[name])]
-    for number, name in in_time(cases):
+def _compared(folder: Path, kinds: Sequence[str], table: Table, methods: Sequence[str]) -> None:
+    """Compare one environment of each kind, then the next ones, method by method, for as long as there is time."""
+    rows, most = {name: table.row(name) for name in kinds}, 1 if table.quick else 4
+    cases = [(name, i, method) for i in range(most) for name in kinds for method in methods if i < len(SOMEWHERE[name])]
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    for row, (name, number, method) in table.left((rows[case[0]], case) for case in cases):
+        expected = found.get(PLAINLY) or found.setdefault(PLAINLY, _played(folder / "plain", {}, {}, methods))
         around, overrides = SOMEWHERE[name][number]
-        found = _played(folder / f"{name}-{number}", around, overrides, methods)
-        for method, outcome in expected.items():
-            where = f"{method} with {dict(around) | dict(overrides)}"
-            rows[name].note(None if found.get(method) == outcome else f"{where}: {found.get(method, 'nothing')}")
-    yield from (row for row in rows.values() if row.tried)
+        if (name, number) not in found:
+            found[name, number] = _played(folder / f"{name}-{number}", around, overrides, methods)
+        outcome = found[name, number].get(method, "nothing")
+        where = f"{method} with {dict(around) | dict(overrides)}"
+        row.note(None if outcome == expected[method] else f"{where}: {outcome}")
 
 
-def _played(folder: Path, around: Mapping[str, str], overrides: Mapping[str, Any], methods: str) -> dict[str, str]:
+def _played(
+    folder: Path, around: Mapping[str, str], overrides: Mapping[str, Any], methods: Sequence[str]
+) -> dict[str, str]:
     """Play methods in an environment; give what came of each."""
     folder.mkdir()
-    arguments = [sys.executable, "-P", "-m", "campaigns._alike", str(folder), json.dumps(overrides), methods]
-    env = {**os.environ, **PLAIN, **around, "PYTHONPATH": str(Path(__file__).parents[1])}
+    arguments = [sys.executable, "-P", "-m", "campaigns._alike", str(folder), json.dumps(overrides), *methods]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, **PLAIN, **around, "PYTHONPATH": path}
     done = subprocess.run(arguments, env=env, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

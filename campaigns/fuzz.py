@@ -3,8 +3,8 @@
 A reader survives a case if it gives something back or refuses with an error of ours, in a few seconds and little
 memory. Any other exception is lost: it would be a traceback at a user, or a server that stops.
 
-`python -m campaigns fuzz` plays 200,000 cases; each is drawn from (seed, reader, number), so that a lost one can be
-played again: `--reader NAME --first NUMBER --cases 1`.
+`python -m campaigns fuzz` plays 200,000 cases; each is drawn from (reader, number), so that a lost one can be played
+again: `--reader NAME --first NUMBER --cases 1`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import resource
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+from campaigns._command import typed
 from campaigns._readers import Reader, readers
-from campaigns._table import Row, show, store
+from campaigns._table import RESULTS, Row, Table, show
 from fedstrata.core.errors import FedstrataError
 
 CASES = 200_000
@@ -34,30 +35,35 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--cases", type=int, default=CASES, help="over all readers")
     parser.add_argument("--reader", help="only this one")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--save", action="store_true", help="keep the table in campaigns/results/fuzz.json")
+    parser.add_argument("--go-on", action="store_true", help="only readers that the stored table lacks")
     asked = parser.parse_args(arguments)
+    if asked.save and asked.first:
+        parser.error("what begins in the middle is not stored")
+    table = Table(
+        file=RESULTS / "fuzz.json" if asked.save else None, command=typed("fuzz", arguments), go_on=asked.go_on
+    )
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _used(), hard))
     with TemporaryDirectory() as folder:
-        rows = play(Path(folder), asked.cases, asked.reader, asked.first, say=lambda text: print(text, flush=True))
+        rows = play(Path(folder), asked.cases, table, asked.reader, asked.first)
     show(rows)
-    if asked.reader is None and not asked.first:
-        store("fuzz", f"python -m campaigns fuzz --cases {asked.cases}", rows)
     return int(any(row.lost for row in rows))
 
 
-def play(
-    folder: Path, cases: int, only: str | None = None, first: int = 0, say: Callable[[str], None] = lambda _: None
-) -> list[Row]:
+def play(folder: Path, cases: int, table: Table, only: str | None = None, first: int = 0) -> list[Row]:
     """Play so many cases, dealt out by what one costs."""
     chosen = [reader for reader in readers(folder) if only in (None, reader.name)]
-    shares, rows = sum(reader.share for reader in chosen), []
+    shares = sum(reader.share for reader in chosen)
     for reader in chosen:
-        row, began = Row(reader.name), time.monotonic()
-        for number in range(first, first + max(round(cases * reader.share / shares), 1)):
-            row.note(attempt(reader, number))
-        rows.append(row)
-        say(f"{row.name}: {row.tried} tried, {row.lost} lost, {time.monotonic() - began:.0f} s")
-    return rows
+        row, began = table.row(reader.name), time.monotonic()
+        if not row.tried:
+            row.wanted = max(round(cases * reader.share / shares), 1)
+            for number in range(first, first + row.wanted):
+                row.note(attempt(reader, number))
+            table.keep(row)
+            print(f"{row.name}: {row.tried} tried, {row.lost} lost, {time.monotonic() - began:.0f} s", flush=True)
+    return list(table.rows.values())
 
 
 def attempt(reader: Reader, number: int) -> str | None:

@@ -1,7 +1,8 @@
 """Does a server bear many sites, and a run many rounds? Memory and time a round, and whether they stay as they are.
 
-1,000 sites, each with data and a model of its own, at one server, all in one process; 100 of them on the server's
-stream, each over a connection with TLS of its own (which takes six threads a site where sites share a process).
+1,000 sites, each with data and a model of its own, at one server, all in one process: asked one after another, and on
+the server's stream, each over a connection with TLS of its own. There no more than two answer at
+a moment: sites have machines of their own, and a thousand at once would measure how this one bears them.
 10,000 rounds in one process, and 1,000 at sites: memory and processor time a round at the end are those of the
 beginning. Survived are answers that came, and tenths of a run that took no more than its first.
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 import json
 import resource
 import statistics
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from campaigns._clock import seconds_left
 from campaigns._command import command
 from campaigns._federation import Direct, make_hosts, play_at_sites
 from campaigns._subjects import SHORT
-from campaigns._table import Row
+from campaigns._table import Row, Table
 from fedstrata import STOP
 from fedstrata.core.threads import one_thread
 from fedstrata.remote.flower.invitation import Invitation
@@ -30,7 +32,8 @@ from fedstrata.runs.folder import Run
 from fedstrata.runs.training import train
 from fedstrata.testing import tiny_federation
 
-SITES, STREAMING, QUICK_SITES, EXCHANGES = 1000, 100, 20, 5
+SITES, QUICK_SITES, EXCHANGES = 1000, 20, 5
+AT_ONCE = 2  # sites that train at a moment, where they share a process
 ROUNDS, ROUNDS_AT_SITES, QUICK_ROUNDS = 10_000, 1_000, 60
 MORE_TIME, MORE_MEMORY = 1.5, 32.0  # times the first tenth; MB beyond it
 MB = 1 << 20
@@ -44,21 +47,30 @@ def main(arguments: Sequence[str]) -> int:
 # ---- many sites ------------------------------------------------------------------------------------------------------
 
 
-def many_sites(folder: Path, quick: bool) -> Iterator[Row]:
-    """Let as many sites as there are take part in every round."""
-    ways = {"at one server": (play_many, SITES), "on one stream": (play_streaming, STREAMING)}
-    for way, (work, most) in ways.items():
-        if work is play_streaming and find_spec("grpc") is None:
-            continue
-        sites, told = QUICK_SITES if quick else most, folder / f"{work.__name__}.told"
-        row = Row(f"{sites:,} sites {way}")
-        ended = play(folder / "notes", work, folder / work.__name__, sites, told)
-        if ended.code:
-            row.note(ended.words)
-        else:
-            row.figures = json.loads(told.read_text())
-            row.tried, row.survived = sites * EXCHANGES, int(row.figures.pop("updates"))
-        yield row
+def many_sites(folder: Path, table: Table) -> None:
+    """Let as many sites as there are take part in every round, asked one after another."""
+    _many(folder, table, "at one server", play_many)
+
+
+def many_connections(folder: Path, table: Table) -> None:
+    """Let them take part over the server's stream, with a connection each."""
+    if find_spec("grpc") is not None:
+        _many(folder, table, "on one stream", play_streaming)
+
+
+def _many(folder: Path, table: Table, way: str, work: Callable[[Path, int, Path], None]) -> None:
+    sites, told = QUICK_SITES if table.quick else SITES, folder / "told"
+    row = table.row(f"{sites:,} sites {way}")
+    if row.tried:
+        return
+    ended = play(folder / "notes", work, folder / "run", sites, told)
+    row.wanted = row.tried = sites * EXCHANGES
+    if ended.code:
+        row.examples.append(ended.words)
+    else:
+        row.figures = json.loads(told.read_text())
+        row.survived = int(row.figures.pop("updates"))
+    table.keep(row)
 
 
 def play_many(out: Path, sites: int, told: Path) -> None:
@@ -111,7 +123,7 @@ class Joining:
     longest = 1 << 31
 
     def __init__(self, hosts: Mapping[str, Any]):
-        self._hosts = hosts
+        self._hosts, self._turn = hosts, threading.Semaphore(AT_ONCE)
 
     def names(self) -> list[str]:
         """Return all of them."""
@@ -135,7 +147,12 @@ class Joining:
         from fedstrata.remote.flower.stream_site import StreamSite  # noqa: PLC0415 - an extra
 
         ((name, request),) = requests.items()
-        return {name: str(StreamSite(Invitation.read(request), self._hosts[name].answer).run()).encode()}
+
+        def answer(asked: bytes) -> bytes:
+            with self._turn:
+                return bytes(self._hosts[name].answer(asked))
+
+        return {name: str(StreamSite(Invitation.read(request), answer).run()).encode()}
 
     def close(self) -> None:
         """Do nothing."""
@@ -149,25 +166,29 @@ def _memory() -> float:
 # ---- many rounds -----------------------------------------------------------------------------------------------------
 
 
-def many_rounds(folder: Path, quick: bool) -> Iterator[Row]:
+def many_rounds(folder: Path, table: Table) -> None:
     """Let a run be long."""
-    yield _long(folder, "in one process", play_long, QUICK_ROUNDS if quick else ROUNDS, quick)
+    _long(folder, table, "in one process", play_long, ROUNDS)
 
 
-def many_rounds_at_sites(folder: Path, quick: bool) -> Iterator[Row]:
+def many_rounds_at_sites(folder: Path, table: Table) -> None:
     """Let a run at sites be long."""
-    yield _long(folder, "at four sites", play_long_at_sites, QUICK_ROUNDS if quick else ROUNDS_AT_SITES, quick)
+    _long(folder, table, "at four sites", play_long_at_sites, ROUNDS_AT_SITES)
 
 
-def _long(folder: Path, name: str, work: Callable[..., None], rounds: int, quick: bool) -> Row:
-    told, row = folder / "told", Row(f"{rounds:,} rounds {name}")
+def _long(folder: Path, table: Table, name: str, work: Callable[..., None], most: int) -> None:
+    rounds, told = QUICK_ROUNDS if table.quick else most, folder / "told"
+    row = table.row(f"{rounds:,} rounds {name}")
+    if row.figures.get("rounds") == rounds:  # one that was ended in time is played anew: memory is that of one process
+        return
+    row = table.rows[row.name] = Row(row.name)
     ended = play(folder / "notes", work, folder / "run", rounds, told, seconds_left())
+    row.wanted = 10  # tenths of the run
     if ended.code:
         row.note(ended.words)
     else:
-        _judge(row, json.loads(told.read_text()), timed=not quick)
-        row.name = f"{int(row.figures['rounds']):,} rounds {name}"  # fewer, where time was short
-    return row
+        _judge(row, json.loads(told.read_text()), rounds, timed=not table.quick)
+    table.keep(row)
 
 
 def play_long(out: Path, rounds: int, told: Path, seconds: float) -> None:
@@ -206,23 +227,29 @@ class Seen:
         return STOP if time.monotonic() > self._until else None
 
 
-def _judge(row: Row, rounds: Sequence[tuple[float, float]], timed: bool) -> None:
-    """Hold every tenth of a run against its first; what clocks say only where the run is long."""
-    size = max(len(rounds) // 10, 1)
-    tenths = [rounds[at : at + size] for at in range(0, size * 10, size)]
+def _judge(row: Row, rounds: Sequence[tuple[float, float]], asked: int, timed: bool) -> None:
+    """Hold every tenth of a run that was played against its first; what clocks say only where the run is long."""
+    size = asked // 10
+    tenths = [rounds[at : at + size] for at in range(0, len(rounds) - size + 1, size)]
     times = [statistics.median(seconds for seconds, _ in tenth) for tenth in tenths]
     memory = [max(mb for _, mb in tenth) for tenth in tenths]
     for number, (seconds, mb) in enumerate(zip(times, memory, strict=True)):
         slow, large = timed and seconds > MORE_TIME * times[0], mb > memory[0] + MORE_MEMORY
         why = f"{1000 * seconds:.2f} ms a round after {1000 * times[0]:.2f}, {mb:.0f} MB after {memory[0]:.0f}"
         row.note(f"tenth {number + 1}: {why}" if slow or large else None)
-    row.figures = {
-        "rounds": len(rounds),
-        "ms of processor time a round, first tenth": 1000 * times[0],
-        "ms of processor time a round, last tenth": 1000 * times[-1],
-        "MB, first tenth": memory[0],
-        "MB, last tenth": memory[-1],
-    }
+    row.figures = {"rounds": len(rounds)}
+    if tenths:
+        row.figures |= {
+            "ms of processor time a round, first tenth": 1000 * times[0],
+            "ms of processor time a round, last tenth played": 1000 * times[-1],
+            "MB, first tenth": memory[0],
+            "MB, last tenth played": memory[-1],
+        }
 
 
-PARTS = {"sites": many_sites, "rounds": many_rounds, "rounds-at-sites": many_rounds_at_sites}
+PARTS = {
+    "sites": many_sites,
+    "stream": many_connections,
+    "rounds": many_rounds,
+    "rounds-at-sites": many_rounds_at_sites,
+}

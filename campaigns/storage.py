@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import resource
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
 
 from campaigns._children import REFUSED, play, start, wait
-from campaigns._clock import in_time
 from campaigns._command import command
 from campaigns._faults import Disk, How, some_calls
 from campaigns._subjects import SUBJECTS, Overrides, go, outcome
-from campaigns._table import Row
+from campaigns._table import Table
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError
 
@@ -26,7 +26,8 @@ ALL = "fedcda, models of clients in files"  # has every kind of file
 FAILURES: Sequence[How] = ("full", "read-only")
 FLIPS = 12  # a file
 FEW = ("CURRENT", "events.jsonl", "experiment.toml")  # of which a quick campaign damages one each
-AT_ONCE, TIMES, QUICK_TIMES = 4, 12, 1  # processes, and how often
+CUT, FLIPPED, GONE = "a file is cut off", "a bit of a file is flipped", "a file is gone"
+AT_ONCE, TIMES, QUICK_TIMES = (2, 4), 12, 1  # processes, and how often
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,22 +35,33 @@ def main(arguments: Sequence[str]) -> int:
     return command("storage", PARTS, arguments, __doc__)
 
 
-def refusing(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give a row a way in which a disk takes nothing more."""
+def refusing(folder: Path, table: Table) -> None:
+    """Fill a row a way in which a disk takes nothing more."""
     place = Place(folder, ALL)
-    yield from _failing(place, quick)
-    yield _too_large(place, quick)
+    _failing(place, table)
+    _too_large(place, table)
 
 
-def damaged(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give a row a kind of damage to the files of a run that was stopped."""
-    yield from _damage(Place(folder, ALL), quick)
+def damaged(folder: Path, table: Table) -> None:
+    """Fill a row a kind of damage to the files of a run that was stopped."""
+    _damage(Place(folder, ALL), table)
 
 
-def elsewhere(folder: Path, quick: bool) -> Iterator[Row]:
-    """Give a row for folders that were moved, and two for those that several processes want."""
-    yield _moved(folder, quick)
-    yield from _shared(Place(folder, ALL), quick)
+def moved(folder: Path, table: Table) -> None:
+    """Fill the row of stopped runs, of every kind, that go on somewhere else."""
+    names = list(SUBJECTS)[: 2 if table.quick else None]
+    new = table.row("the folder was moved")
+    for row, (number, name) in table.left((new, case) for case in enumerate(names)):
+        place = Place(folder / f"moved-{number}", name)
+        there = folder / f"moved-{number}" / "another place" / "ÄÖ run"
+        there.parent.mkdir()
+        place.stopped().rename(there)
+        row.note((wrong := place.goes_on(there)) and f"{name}: {wrong}")
+
+
+def shared(folder: Path, table: Table) -> None:
+    """Fill a row for processes that begin, and one for those that go on, in one folder at the same moment."""
+    _shared(Place(folder, ALL), table)
 
 
 class Place:
@@ -80,26 +92,24 @@ class Place:
 # ---- disks that refuse -----------------------------------------------------------------------------------------------
 
 
-def _failing(place: Place, quick: bool) -> Iterator[Row]:
+def _failing(place: Place, table: Table) -> None:
     for how in FAILURES:
-        row = Row(f"the disk is {how}, from a call on")
-        for at in some_calls(place.calls, quick, every=8):
+        new = table.row(f"the disk is {how}, from a call on")
+        for row, at in table.left((new, at) for at in some_calls(place.calls, table.quick, every=8)):
             shutil.rmtree(place.run, ignore_errors=True)
             ended = play(place.notes, go, place.run, place.overrides, disk=Disk(place.run, how, at))
             wrong = place.goes_on() if ended.code in (0, REFUSED) else f"it ended otherwise ({ended.words})"
             row.note(wrong and f"at call {at}: {wrong}")
-        yield row
 
 
-def _too_large(place: Place, quick: bool) -> Row:
+def _too_large(place: Place, table: Table) -> None:
     """Let the system itself cut writes off in the middle."""
-    row = Row("no file may be longer, says the system")
-    for size in in_time(range(0, 6000, 3000 if quick else 300)):
+    new = table.row("no file may be longer, says the system")
+    for row, size in table.left((new, size) for size in range(0, 6000, 3000 if table.quick else 300)):
         shutil.rmtree(place.run, ignore_errors=True)
         ended = play(place.notes, go_within, place.run, place.overrides, size)
         wrong = place.goes_on() if ended.code in (0, REFUSED) else f"it ended otherwise ({ended.words})"
         row.note(wrong and f"than {size} bytes: {wrong}")
-    return row
 
 
 def go_within(path: Path, overrides: Overrides, size: int) -> None:
@@ -114,19 +124,26 @@ def go_within(path: Path, overrides: Overrides, size: int) -> None:
 # ---- damage ----------------------------------------------------------------------------------------------------------
 
 
-def _damage(place: Place, quick: bool) -> Iterator[Row]:
+Change = Callable[[bytes], bytes | None]  # None: the file is gone
+
+
+def _damage(place: Place, table: Table) -> None:
     files = [file.relative_to(place.half) for file in sorted(place.half.rglob("*")) if file.is_file()]
-    files = [file for file in files if not quick or file.name in FEW]
-    cut, flipped, gone = Row("a file is cut off"), Row("a bit of a file is flipped"), Row("a file is gone")
-    for file in files:
-        size = (place.half / file).stat().st_size
-        for left in {size // 2} if quick else {0, size // 4, size * 3 // 4, max(size - 1, 0)}:
-            _try(place, cut, file, lambda data, left=left: data[:left], f"{file} cut to {left} bytes")
-        for number in in_time(range(1 if quick else FLIPS) if size else ()):
-            at = Random(f"{file} {number}").randrange(size * 8)
-            _try(place, flipped, file, lambda data, at=at: _flip(data, at), f"{file}, bit {at}")
-        _try(place, gone, file, lambda data: None, f"{file} gone")
-    yield from (cut, flipped, gone)
+    files = [file for file in files if not table.quick or file.name in FEW]
+    cases = (case for file in files for case in _damages(file, (place.half / file).stat().st_size, table.quick))
+    kinds = {name: table.row(name) for name in (CUT, FLIPPED, GONE)}
+    for row, (file, change, what) in table.left((kinds[name], case) for name, *case in cases):
+        row.note(_wrong(place, file, change, what))
+
+
+def _damages(file: Path, size: int, quick: bool) -> Iterator[tuple[str, Path, Change, str]]:
+    """Give what is done to a file: the row it belongs to, the file, the change, and what to call it."""
+    for left in [size // 2] if quick else sorted({0, size // 4, size * 3 // 4, max(size - 1, 0)}):
+        yield CUT, file, lambda data, left=left: data[:left], f"{file} cut to {left} bytes"
+    for number in range(1 if quick else FLIPS) if size else ():
+        at = Random(f"{file} {number}").randrange(size * 8)
+        yield FLIPPED, file, lambda data, at=at: _flip(data, at), f"{file}, bit {at}"
+    yield GONE, file, lambda data: None, f"{file} gone"
 
 
 def _flip(data: bytes, at: int) -> bytes:
@@ -135,17 +152,17 @@ def _flip(data: bytes, at: int) -> bytes:
     return bytes(changed)
 
 
-def _try(place: Place, row: Row, file: Path, change: object, what: str) -> None:
+def _wrong(place: Place, file: Path, change: Change, what: str) -> str | None:
+    """Damage a file of the stopped run, and let it go on; say what may not be."""
     target = place.stopped() / file
-    data = change(target.read_bytes())  # type: ignore[operator]
+    data = change(target.read_bytes())
     target.unlink() if data is None else target.write_bytes(data)
     ended = play(place.notes, go, place.run, place.overrides)
     if ended.code == REFUSED:
-        row.note(None)
-    elif ended.code:
-        row.note(f"{what}: {ended.words}")
-    else:
-        row.note(None if _as_good(place, file) else f"{what}: it came to something else, in silence")
+        return None
+    if ended.code:
+        return f"{what}: {ended.words}"
+    return None if _as_good(place, file) else f"{what}: it came to something else, in silence"
 
 
 def _as_good(place: Place, file: Path) -> bool:
@@ -161,38 +178,28 @@ def _rounds(run: Path) -> int | None:
         return None
 
 
-# ---- places ----------------------------------------------------------------------------------------------------------
+# ---- several processes -----------------------------------------------------------------------------------------------
 
 
-def _moved(folder: Path, quick: bool) -> Row:
-    """Let stopped runs go on somewhere else, of every kind."""
-    row = Row("the folder was moved")
-    for number, name in enumerate(list(SUBJECTS)[: 2 if quick else None]):
-        place = Place(folder / f"moved-{number}", name)
-        there = folder / f"moved-{number}" / "another place" / "ÄÖ run"
-        there.parent.mkdir()
-        place.stopped().rename(there)
-        row.note((wrong := place.goes_on(there)) and f"{name}: {wrong}")
-    return row
-
-
-def _shared(place: Place, quick: bool) -> Iterator[Row]:
+def _shared(place: Place, table: Table) -> None:
     """Let processes begin, or go on, in one folder at the same moment: one does, and the others are told."""
-    for what in ("begin", "go on"):
-        row = Row(f"{AT_ONCE} processes {what} in one folder at once")
-        for number in in_time(range(QUICK_TIMES if quick else TIMES)):
+    for processes, what in product(AT_ONCE[:1] if table.quick else AT_ONCE, ("begin", "go on")):
+        new = table.row(f"{processes} processes {what} in one folder at once")
+        for row, number in table.left((new, number) for number in range(QUICK_TIMES if table.quick else TIMES)):
             place.stopped()
             if what == "begin":
                 shutil.rmtree(place.run)
-            notes = [place.notes.with_name(f"notes-{i}") for i in range(AT_ONCE)]
-            started = [start(note, go, place.run, place.overrides) for note in notes]
-            ended = [wait(process, note) for process, note in zip(started, notes, strict=True)]
-            odd = [one.words for one in ended if one.code not in (0, REFUSED)]
-            if odd or all(one.code for one in ended):
-                row.note(f"time {number + 1}: {(odd or [one.words for one in ended])[0]}")
-            else:
-                row.note((wrong := place.goes_on()) and f"time {number + 1}: {wrong}")
-        yield row
+            row.note((wrong := _at_once(place, processes)) and f"time {number + 1}: {wrong}")
 
 
-PARTS = {"refusing": refusing, "damaged": damaged, "elsewhere": elsewhere}
+def _at_once(place: Place, processes: int) -> str | None:
+    notes = [place.notes.with_name(f"notes-{i}") for i in range(processes)]
+    started = [start(note, go, place.run, place.overrides) for note in notes]
+    ended = [wait(process, note) for process, note in zip(started, notes, strict=True)]
+    odd = [one.words for one in ended if one.code not in (0, REFUSED)]
+    if odd or all(one.code for one in ended):
+        return (odd or [one.words for one in ended])[0]
+    return place.goes_on()
+
+
+PARTS = {"refusing": refusing, "damaged": damaged, "moved": moved, "shared": shared}

@@ -12,9 +12,9 @@ pytest.importorskip("resource")
 import campaigns
 from campaigns import _write, crash, determinism, load, storage
 from campaigns._clock import end_after, in_time
-from campaigns._command import play_parts
+from campaigns._command import command, play_parts
 from campaigns._faults import Disk
-from campaigns._table import RESULTS, Row, store
+from campaigns._table import NOT_KEPT, RESULTS, Row, Table
 from campaigns.fuzz import play
 
 NAMES = {file.stem for file in Path(campaigns.__file__).parent.glob("*.py") if not file.stem.startswith("_")}
@@ -28,30 +28,30 @@ def nothing_lost(rows: list[Row], kinds: int) -> None:
 
 @pytest.mark.extended
 def test_no_reader_falls_over_what_it_reads(tmp_path):
-    rows = play(tmp_path, cases=6_000)
+    rows = play(tmp_path, 6_000, Table())
     assert sum(row.tried for row in rows) > 5_000
     nothing_lost(rows, 20)
 
 
 @pytest.mark.extended
 def test_nothing_is_lost_where_processes_die():
-    nothing_lost(play_parts(crash.PARTS, quick=True), 10)
+    nothing_lost(play_parts(crash.PARTS, Table(quick=True)), 10)
 
 
 @pytest.mark.extended
 def test_nothing_is_lost_on_bad_disks():
-    nothing_lost(play_parts(storage.PARTS, quick=True), 9)
+    nothing_lost(play_parts(storage.PARTS, Table(quick=True)), 9)
 
 
 @pytest.mark.extended
 def test_many_sites_and_many_rounds_take_no_more_memory():
     pytest.importorskip("grpc")
-    nothing_lost(play_parts(load.PARTS, quick=True), 3)
+    nothing_lost(play_parts(load.PARTS, Table(quick=True)), 4)
 
 
 @pytest.mark.extended
 def test_the_same_experiment_gives_the_same_run_elsewhere():
-    nothing_lost(play_parts(determinism.PARTS, quick=True), 2)
+    nothing_lost(play_parts(determinism.PARTS, Table(quick=True)), 2)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -59,23 +59,69 @@ def test_the_same_experiment_gives_the_same_run_elsewhere():
 
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_campaign_was_played_and_lost_nothing(name):
-    table = json.loads((RESULTS / f"{name}.json").read_text())
-    assert table["command"].startswith(f"python -m campaigns {name}")
-    assert "--quick" not in table["command"]
-    assert table["rows"]
-    assert [row["name"] for row in table["rows"] if row["lost"] or not row["tried"]] == []
+    rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    assert rows
+    assert [row["name"] for row in rows if row["lost"] or not row["tried"]] == []
+    typed = [command for row in rows for command in row["commands"] or ["nothing"] if row["commands"] != [NOT_KEPT]]
+    assert [command for command in typed if not command.startswith(f"python -m campaigns {name} ")] == []
+    assert [command for command in typed if "--save" not in command or "--quick" in command] == []
 
 
 def test_the_page_says_what_the_tables_say():
     assert _write.written(_write.PAGE.read_text()) == _write.PAGE.read_text()
 
 
-def test_a_part_of_a_campaign_leaves_the_other_rows_as_they_are(tmp_path, monkeypatch):
+def call(file: Path, arguments: str, names: str, cases: int = 3, minutes: float = 1.0, bad: int = -1) -> list[Row]:
+    """Play a campaign of nothing: as many cases a row as asked for, one of which is lost."""
+    end_after(minutes)
+    try:
+        table = Table(file=file, command=f"python -m campaigns some {arguments}", go_on="--go-on" in arguments)
+        for row, case in table.left((table.row(name), case) for name in names for case in range(cases)):
+            row.note("lost" if case == bad else None)
+            if minutes > 1:  # time that ends after a case
+                end_after(-1)
+        return list(table.rows.values())
+    finally:
+        end_after(float("inf"))
+
+
+def stored(file: Path) -> list[tuple[str, int, int, int, list[str]]]:
+    rows = json.loads(file.read_text())["rows"]
+    return [(row["name"], row["tried"], row["wanted"], row["lost"], row["commands"]) for row in rows]
+
+
+def test_a_part_of_a_campaign_leaves_the_other_rows_as_they_are(tmp_path):
+    first, second = (f"python -m campaigns some {arguments}" for arguments in ("--save", "--part b --save"))
+    call(file := tmp_path / "some.json", "--save", "ab", bad=1)
+    call(file, "--part b --save", "b")
+    assert stored(file) == [("a", 3, 3, 1, [first]), ("b", 3, 3, 0, [second])]
+
+
+def test_calls_that_go_on_add_up_and_are_all_named(tmp_path):
+    """Every case once, with all that was typed; what is lost stays lost; a call that begins anew replaces."""
+    first, second = (f"python -m campaigns some {arguments}" for arguments in ("--save --minutes 2", "--save --go-on"))
+    call(file := tmp_path / "some.json", "--save --minutes 2", "a", minutes=2, bad=0)
+    assert stored(file) == [("a", 1, 3, 1, [first])]
+    call(file, "--save --go-on", "a")
+    assert stored(file) == [("a", 3, 3, 1, [first, second])]
+    call(file, "--save --go-on --minutes 1", "a")  # nothing was left, and it says so
+    assert stored(file) == [("a", 3, 3, 1, [first, second])]
+    call(file, "--save", "a")
+    assert stored(file) == [("a", 3, 3, 0, ["python -m campaigns some --save"])]
+
+
+def test_the_command_is_what_was_typed(tmp_path, monkeypatch):
     monkeypatch.setattr("campaigns._table.RESULTS", tmp_path)
-    store("some", "python -m campaigns some --save", [Row("a", 1, 1), Row("b", 1, 0)])
-    store("some", "python -m campaigns some --save", [Row("b", 2, 2)], whole=False)
-    rows = json.loads((tmp_path / "some.json").read_text())["rows"]
-    assert [(row["name"], row["tried"], row["lost"]) for row in rows] == [("a", 1, 0), ("b", 2, 0)]
+
+    def play_nothing(folder: Path, table: Table) -> None:
+        for row, _ in table.left([(table.row("nothing"), 1)]):
+            row.note(None)
+
+    try:
+        assert command("some", {"one of": play_nothing}, ["--part", "one of", "--minutes", "7", "--save"], None) == 0
+    finally:
+        end_after(float("inf"))
+    assert stored(tmp_path / "some.json")[0][-1] == ["python -m campaigns some --part 'one of' --minutes 7 --save"]
 
 
 def test_a_campaign_ends_when_its_time_is_over():

@@ -11,6 +11,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from weakref import WeakSet
 
@@ -137,6 +138,34 @@ def test_a_run_that_is_damaged_says_what_is_wrong_and_hides_no_other(root):
     assert index.rows["begun"].state == index.rows["done"].state == "damaged"
     assert index.rows["begun"].why.startswith("experiment.toml is not valid TOML")
     assert index.rows["compare-1/fedavg/seed-0"].state == "stopped"
+    for odd in ("{}", '{"accuracy": 1, "rounds": []}', '{"accuracy": 1, "rounds": "x"}', "[" * 100_000):
+        (root / "done/summary.json").write_text(odd)
+        index.look()
+        assert index.rows["done"].state == "damaged", odd
+        assert index.rows["compare-1/fedavg/seed-0"].state == "stopped"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
+@pytest.mark.parametrize("name", ["summary.json", "notes.json", "lock"])
+@pytest.mark.parametrize("what", ["a pipe that nobody writes to", "a hundred gigabytes of nothing", "a device"])
+def test_files_that_would_be_read_for_ever_hide_no_other_run(root, name, what):
+    file = root / "done" / name
+    file.unlink(missing_ok=True)
+    if what == "a device":
+        file.symlink_to("/dev/zero")
+    elif what == "a pipe that nobody writes to":
+        os.mkfifo(file)
+    else:
+        file.touch()
+        os.truncate(file, 100 << 30)
+    index = RunIndex(root)
+    looking = Thread(target=index.look, daemon=True)
+    looking.start()
+    looking.join(60)
+    assert not looking.is_alive(), "the board waits for it"
+    assert index.rows["done"].state == "damaged"
+    assert index.rows["done"].why.startswith(f"{name} is no file")
+    assert index.rows["begun"].state == "stopped"
 
 
 def test_links_are_not_followed(root, tmp_path):

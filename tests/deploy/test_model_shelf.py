@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import threading
 import time
@@ -133,7 +134,13 @@ def test_a_model_arrives_whole_or_not_at_all(web, tmp_path):
     with pytest.raises(FedstrataError, match="did not arrive whole"):
         shelf.fetch("one", "model.safetensors", tmp_path / "n")
     assert list((tmp_path / "n").iterdir()) == []
-    for text in (b"[1]", b'[{"run": "../x", "files": {}}]', b'[{"run": "..", "files": {}}]', b'[{"run": "x"}]', b"x"):
+    true = {"run": "x", "method": "fedavg", "rounds": 3, "privacy": {}, "files": {}}
+    lies["body"] = json.dumps([true]).encode()
+    lies["headers"] = {"content-length": str(len(lies["body"]))}
+    assert shelf.runs() == [true]
+    wrong = [{"run": "../x"}, {"run": ".."}, {"run": "\x1b[2J"}, {"method": "\x9b2J"}, {"rounds": "\n"}, {"privacy": 1}]
+    wrong += [{"files": {"../model.safetensors": 1}}, {"files": None}]
+    for text in (b"[1]", b"x", *(json.dumps([true | lie]).encode() for lie in wrong)):
         lies["body"], lies["headers"] = text, {"content-length": str(len(text))}
         with pytest.raises(FedstrataError, match="a list of models that is none"):
             shelf.runs()
@@ -159,6 +166,16 @@ def test_fetch_goes_by_what_the_client_of_the_site_was_told(web, cli, tmp_path, 
     assert (code, "models/one is there already" in err) == (2, True)
     code, _, err = cli("deploy", "fetch", "two")
     assert (code, "there is no finished run two of this site; there are: one" in err) == (2, True)
+
+
+def test_the_line_to_copy_is_a_command_of_ours_whatever_a_server_calls_its_run(web, server, cli, tmp_path, monkeypatch):
+    address, _ = web
+    monkeypatch.chdir(tmp_path)
+    booked(server, tmp_path / "runs/x; touch pwned")
+    code, out, _ = cli("deploy", "fetch", "--site", "a", "--server", address, "--insecure")
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("the model at work:")]
+    assert shlex.split(line.split(":", 1)[1]) == ["fedstrata", "predict", "models/x; touch pwned", "INPUT"]
 
 
 def test_a_server_that_is_away_is_said_in_one_line(made):

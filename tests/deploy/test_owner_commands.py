@@ -43,11 +43,26 @@ def test_an_owner_sees_what_waits_and_says_yes_or_no(cli, berlin):
     code, shown, _ = cli("deploy", "approve", proposal["id"], "--show")
     assert tomllib.loads(shown) == json.loads(json.dumps(experiment))
     assert Approvals(folder / RUNS).all()[0].word == "asked", "looking is no word"
-    assert cli("deploy", "approve", proposal["id"][:4])[1] == f"run {proposal['id']} is approved\n"
+    assert cli("deploy", "approve", proposal["id"][:4])[1] == f"run {proposal['id'][:12]} is approved\n"
     Approvals(folder / RUNS).check("run-1", experiment)
     assert cli("deploy", "approve", proposal["id"], "--refuse")[0] == 0
     with pytest.raises(PolicyError, match="its owner refused"):
         Approvals(folder / RUNS).check("run-1", experiment)
+
+
+def test_what_a_server_wrote_does_not_move_the_owners_cursor(cli, home):
+    """Escapes that Python and TOML let through: C1 controls, and marks that turn the direction of text."""
+    folder, escapes = state.private(state.of_site("berlin")), "\x1b[2J \x9b2J \u202e"
+    wish = to_sites(Experiment.of(None, **SMALL))
+    hidden = {**wish, "privacy": {**wish["privacy"], "enclave": {"measurement": escapes}}}
+    with pytest.raises(PendingError):
+        Approvals(folder / RUNS).check("run-1", hidden)
+    AuditLog(folder / AUDIT).append("task", b"", run=escapes)
+    (id,) = [proposal.id for proposal in Approvals(folder / RUNS).all()]
+    for command in (["approve", id, "--show"], ["approve"], ["audit"], ["audit", "--lines", "5"]):
+        code, out, _ = cli("deploy", *command)
+        assert code == 0
+        assert all(sign.isprintable() or sign == "\n" for sign in out), command
 
 
 def test_an_audit_shows_what_left_and_finds_changes(cli, berlin):

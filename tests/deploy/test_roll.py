@@ -99,7 +99,7 @@ def test_a_roll_that_is_older_changed_or_signed_by_another_is_refused(own):
     other = replace(second, serial=8).signed(make_authority("other", timedelta(days=1)).key)
     with pytest.raises(RollError, match="roll 9 is not signed"):
         second.followed_by(other.write(), authority)
-    for odd in (b"", b"{}", b"[]", b'{"server": 3}', b"\xff" * 10, b"[" * 5000):
+    for odd in (b"", b"{}", b"[]", b'{"server": 3}', b"\xff" * 10, b"[" * 5000, b'{"server": "", "serial": 1e999}'):
         with pytest.raises(RollError, match="cannot be read"):
             second.followed_by(odd, authority)
 

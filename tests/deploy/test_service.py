@@ -408,6 +408,30 @@ def test_what_is_no_stream_gets_the_connection_itself_and_a_stream_is_passed_on(
     assert said == b"stream " + first[:8]
 
 
+@pytest.mark.parametrize("said", [None, b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half of a hello"])
+def test_who_stays_silent_is_looked_at_ever_more_seldom(monkeypatch, said):
+    """A thousand such callers are what the port takes at once; each may cost a few looks, and not one every moment."""
+    looks, waited = [], []
+
+    class Caller:
+        def recv(self, size, flags):
+            looks.append(size)
+            if said is None:
+                raise BlockingIOError
+            return said
+
+    async def sleep(seconds):
+        waited.append(seconds)
+        if sum(waited) > one_port.WITHIN:
+            raise TimeoutError
+
+    monkeypatch.setattr(one_port.asyncio, "sleep", sleep)
+    with pytest.raises(TimeoutError):
+        run_loop(one_port.OnePort._first(None, Caller()))
+    assert len(looks) < 50
+    assert waited[0] <= 0.01, "who is honest is not made to wait"
+
+
 def test_where_sites_find_streams():
     assert a_server(one_port=True).streams == ("h:8000", "127.0.0.1:8001")
     assert a_server().streams == ("h:8001", "0.0.0.0:8001")

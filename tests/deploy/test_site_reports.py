@@ -63,6 +63,10 @@ def test_a_site_that_falls_silent_is_away_since_its_last_word(book):
         SiteReport("../a", "ready", 0.0).header(),
         SiteReport("a", "fine", 0.0).header(),
         SiteReport("a", "ready", 0.0, "\n").header(),
+        SiteReport("a", "ready", float("nan")).header(),
+        SiteReport("a", "ready", 10**400).header(),
+        SiteReport("a", "ready", 0.0, roll=float("inf")).header(),  # a browser reads no such number
+        SiteReport("a", "ready", 0.0, roll=-1).header(),
     ],
 )
 def test_what_is_no_report_is_not_taken(odd):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from hashlib import sha256
 
 import pytest
@@ -103,8 +104,28 @@ def test_a_line_that_a_power_cut_left_unfinished_is_cut_off(log):
     assert (found.lines, found.wrong) == (6, None)
 
 
-def test_a_damaged_log_keeps_a_site_from_starting(log):
-    log.write_bytes(log.read_bytes() + b"garbage\n")
+def test_the_last_line_is_safe_on_disk_soon_also_where_no_other_follows(tmp_path, monkeypatch):
+    synced, sync = [], os.fsync
+    soon = threading.Event()
+
+    def note(file):
+        sync(file)
+        synced.append((tmp_path / "audit.jsonl").read_bytes().count(b"\n"))
+        if synced[-1] == 3:
+            soon.set()
+
+    log = AuditLog(tmp_path / "audit.jsonl")
+    monkeypatch.setattr("fedstrata.remote.policy.audit.os.fsync", note)
+    monkeypatch.setattr("fedstrata.remote.policy.audit.time.monotonic", lambda: 1000.0)  # no time passes
+    for number in range(3):
+        log.append("task", b"x", round=number)
+    assert synced[0] == 1
+    assert soon.wait(60), "the line after which nothing comes"
+
+
+@pytest.mark.parametrize("line", [b"garbage", b'{"at": "2026-01-31T12:00:00+00:00", "number": 6}', b"[" * 100_000])
+def test_a_damaged_log_keeps_a_site_from_starting(log, line):
+    log.write_bytes(log.read_bytes() + line + b"\n")
     with pytest.raises(RequestError, match="is damaged; `fedstrata deploy audit` says where"):
         AuditLog(log)
 

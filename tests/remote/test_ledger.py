@@ -78,7 +78,15 @@ def test_a_budget_is_spent_to_its_end_and_no_further(tmp_path):
     assert book.spent() == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"x": {"step": [1]}}', b'{"x": {"step": [1, 0]}}', b"\xff\xfe"])
+def gave(spent: str, step: str = "[1, 0]") -> bytes:
+    return f'{{"x": {{"step": {step}, "spent": {spent}}}}}'.encode()
+
+
+DAMAGED = [b"", b"{", b"[]", b'{"x": {"step": [1]}}', b'{"x": {"step": [1, 0]}}', b"\xff\xfe", b"[" * 100_000]
+DAMAGED += [gave("NaN"), gave("-1"), gave("Infinity"), gave("9" * 400), gave("0", "[Infinity, 0]")]
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_ledger_is_no_empty_one(tmp_path, damage):
     (tmp_path / FILE).write_bytes(damage)
     with pytest.raises(RequestError, match=r"ledger\.json cannot be read .* does not know any more what it gave"):

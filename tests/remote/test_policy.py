@@ -12,8 +12,9 @@ from in_process_sites import SITES, SMALL, Here, hosts, introduce, with_keys
 from vision import load_timm
 
 from fedstrata import RequestError
-from fedstrata.config.build import count_parameters
+from fedstrata.config.build import build_plan, count_parameters
 from fedstrata.config.experiment import Experiment
+from fedstrata.config.needs import needs_of
 from fedstrata.config.travel import to_sites
 from fedstrata.core import registry
 from fedstrata.deploy.keys import make
@@ -21,14 +22,26 @@ from fedstrata.privacy.accounting import Accountant
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.flower.invitation import STREAM
 from fedstrata.remote.flower.joining import with_stream
+from fedstrata.remote.policy.approvals import Approvals
 from fedstrata.remote.policy.gate import PolicyGate
 from fedstrata.remote.policy.hours import Hours
 from fedstrata.remote.policy.resources import environment, keep_to
 from fedstrata.remote.policy.rules import Resources, SitePolicy, read_policy
-from fedstrata.remote.protocol import PolicyError, build_request, read_reply, split, to_json, within
+from fedstrata.remote.protocol import (
+    PendingError,
+    PolicyError,
+    SiteError,
+    build_request,
+    read_reply,
+    split,
+    to_json,
+    within,
+)
 from fedstrata.remote.session import run_at_sites
+from fedstrata.testing import tiny_federation
 
 ONE = {"train.rounds": 1}
+FLIPS = {"method.name": "flips"}  # needs label counts
 
 
 def policy(text: str, tmp_path) -> SitePolicy:
@@ -144,6 +157,31 @@ def test_labels_and_counts_are_not_told_to_a_server_that_said_they_are_masked(tm
     assert json.loads(told)["classes"] is None
     with pytest.raises(Exception, match="labels are not counted by name"):
         asked(host, introduce(masked, needs=["counts"]))
+
+
+def test_labels_are_counted_for_methods_that_need_it_and_with_the_run_s_own_noise(tmp_path):
+    """Whatever rules a site has: the run that its owner knows of says which counts it takes, and how they are told."""
+    host = hosts(SMALL)["bonn"]
+    with pytest.raises(SiteError, match="does not need it"):
+        asked(host, introduce(needs=["counts"]))
+    assert json.loads(asked(host, introduce(SMALL | FLIPS, needs=["counts"]))[0])["counts"]
+    noised = {**FLIPS, "privacy.clustering": "masked", "privacy.histogram_epsilon": 0.5}
+    asked(host, introduce(SMALL | noised))
+    for kind, fields, why in [
+        ("cluster", (to_json({"epsilon": None}), b""), r"the noise of this run's privacy\.histogram_epsilon"),
+        ("cluster", (to_json({"epsilon": 50.0}), b""), r"the noise of this run's privacy\.histogram_epsilon"),
+        ("enclave", (b"hello", b"{}"), "not clustered that way"),
+        ("labels", (b"keys", b"{}", b""), "labels are not masked in this run"),
+    ]:
+        with pytest.raises(SiteError, match=why):
+            asked(host, within("r", build_request(kind, *fields)))
+
+
+@pytest.mark.parametrize("name", sorted(set(registry.names("methods")) - {"strata", "fedtan"}))
+def test_a_site_knows_what_a_method_needs_without_its_plan(name):
+    for labels in ("none", "prf"):
+        experiment = Experiment.of({"method": {"name": name}, "privacy": {"labels": labels}})
+        assert needs_of(experiment) == build_plan(experiment, tiny_federation()).needs
 
 
 def test_parts_that_show_updates_are_refused_under_masks_at_the_site_too(tmp_path):
@@ -288,9 +326,9 @@ def test_counts_are_noised_with_the_site_s_own_epsilon_whatever_a_server_asks_fo
     host = ruled(policy('[privacy]\ncounts = "noised"\ncounts_epsilon = 0.5', tmp_path)).hosts["bonn"]
 
     def counts(**privacy):
-        return json.loads(asked(host, introduce(SMALL | privacy, needs=["counts"]))[0])["counts"]
+        return json.loads(asked(host, introduce(SMALL | FLIPS | privacy, needs=["counts"]))[0])["counts"]
 
-    true = json.loads(asked(hosts(SMALL)["bonn"], introduce(needs=["counts"]))[0])["counts"]
+    true = json.loads(asked(hosts(SMALL)["bonn"], introduce(SMALL | FLIPS, needs=["counts"]))[0])["counts"]
     told = counts()
     assert told != true
     assert told == counts(**{"privacy.histogram_epsilon": 0.7}) == counts(**{"privacy.histogram_epsilon": 0.5})
@@ -393,6 +431,39 @@ def test_an_owner_is_asked_once_where_the_method_chooses_its_parts_later(tmp_pat
     assert split(again.answer(build_request("begin", to_json(place), to_json(other))))[0] == b"pending"
 
 
+ALIKE, BEGINNING = {"masked": 9386600, "open": 231289}, "986df5675858"  # found in 15 seconds of one core
+
+
+def test_two_runs_whose_ids_begin_alike_need_two_words(tmp_path):
+    """A server that writes both shows the owner the harmless one."""
+    masked, opened = ({"privacy": {"aggregate": how}, "train": {"seed": seed}} for how, seed in ALIKE.items())
+    approvals = Approvals(tmp_path)
+    with pytest.raises(PendingError, match=f"deploy approve {BEGINNING}"):
+        approvals.check("harmless", masked)
+    approvals.decide(BEGINNING, "approved")
+    approvals.check("harmless", masked)
+    with pytest.raises(PendingError, match=f"deploy approve {BEGINNING}"):
+        approvals.check("harmless", opened)
+    with pytest.raises(RequestError, match=f'there is more than one run "{BEGINNING}" here'):
+        approvals.decide(BEGINNING, "approved")
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xff", b"[" * 100_000, {"word": "yes"}, {"at": None}, {"id": 7}, {"experiment": 1}]
+)
+def test_a_word_that_cannot_be_read_is_none(tmp_path, damage):
+    approvals = Approvals(tmp_path)
+    with pytest.raises(PendingError):
+        approvals.check("r", {"train": {}})
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(
+        damage if isinstance(damage, bytes) else json.dumps(json.loads(file.read_bytes()) | damage).encode()
+    )
+    for asked in (lambda: approvals.check("r", {"train": {}}), approvals.all):
+        with pytest.raises(RequestError, match="is damaged; remove it, and the run is asked for again"):
+            asked()
+
+
 def test_a_server_cannot_fill_the_disk_with_proposals(tmp_path):
     host = ruled(policy('approval = "ask"', tmp_path), memory=tmp_path / "memory").hosts["bonn"]
     replies = [split(host.answer(introduce(run=f"r{i}"))) for i in range(40)]
@@ -461,6 +532,8 @@ except RuntimeError as error:
         ('parts = ["oort"]', "parts.0"),
         ('servers = ["http://x"]', "servers.0"),
         ('hours = ["mon-fry 10:00-12:00"]', "hours.0"),
+        ('hours = ["always"]', "hours.0"),
+        ('hours = ["9-17"]', "hours.0"),
         ('hours = ["25:00-26:00"]', "hours.0"),
         ('hours = ["10:00-10:00"]', "hours.0"),
         ('hours = ["10:61-12:00"]', "hours.0"),

@@ -303,7 +303,7 @@ def test_samples_and_counts_stay_at_a_site_unless_a_method_needs_them(tmp_path):
     host = hosts(SMALL)["bonn"]
     (told,) = read_reply(host.answer(introduce(needs=[])), 1)
     assert json.loads(told)["counts"] is None
-    (told,) = read_reply(host.answer(introduce(needs=["counts"])), 1)
+    (told,) = read_reply(host.answer(introduce(SMALL | {"method.name": "flips"}, needs=["counts"])), 1)
     assert sum(json.loads(told)["counts"]) == json.loads(told)["samples"]
 
 

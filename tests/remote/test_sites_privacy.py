@@ -10,7 +10,7 @@ import pytest
 import torch
 from in_process_sites import SITES, SMALL, Here, Restartable, at_sites, hosts, introduce, model, with_keys
 
-from fedstrata import RequestError, train
+from fedstrata import FedstrataError, RequestError, train
 from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.wire import unpack, unpack_report
@@ -229,6 +229,22 @@ def test_a_site_opens_no_map_but_its_own_and_its_run_s(keys):
             guard.open_map(data, run)
 
 
+@pytest.mark.parametrize(
+    "wish", [{}, {"method.name": "flips", "privacy.clustering": "masked"}], ids=["fedavg", "flips"]
+)
+def test_a_server_that_asks_for_counts_which_its_run_does_not_need_gets_none(tmp_path, keys, monkeypatch, wish):
+    """Sites go by the experiment that they admitted; a server would hear the counts of each, one by one."""
+    monkeypatch.setattr("fedstrata.remote.session.tells_counts", lambda privacy, needs: True)
+    wish = PRF | wish | {"train.rounds": 1}
+    said = []
+    watched = with_keys(keys, SMALL | wish, lambda name, kind, reply: said.append((kind, reply)) or reply)
+    with pytest.raises(FedstrataError, match="label masking cannot go on"):
+        away(keys, watched, wish, tmp_path / "run")
+    refused = [reply for kind, reply in said if kind == "labels"]
+    assert refused
+    assert all(b"no site tells in this run how often it has a label" in reply for reply in refused)
+
+
 def test_sites_do_not_serve_sums_that_can_be_subtracted_in_two_runs(tmp_path, keys):
     wish = PRF | {"train.rounds": 1, "data.clients": 4}
     transport = with_keys(keys, SMALL | wish, sites=FOUR)
@@ -396,7 +412,7 @@ def test_label_counts_get_their_noise_at_the_site_and_always_the_same(tmp_path, 
         return json.loads(read_reply(host.answer(request), 1)[0])["counts"]
 
     first, again = with_keys(keys, SMALL).hosts["bonn"], with_keys(keys, SMALL).hosts["bonn"]
-    true = counts(first, introduce(needs=["counts"]))
+    true = counts(first, introduce(SMALL | FLIPS, needs=["counts"]))
     assert counts(first, request) == counts(first, request) == counts(again, request) != true
     assert counts(hosts(SMALL)["bonn"], request) != counts(first, request)  # another secret
     turned = introduce(SMALL | wish, needs=["counts"], classes=list(range(12))[::-1])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from fedstrata.board.notes import FILE as NOTES
@@ -16,11 +17,12 @@ from fedstrata.core.errors import RequestError
 from fedstrata.core.event_lines import read_event
 from fedstrata.core.plain_text import plain_text
 from fedstrata.core.toml import read_toml
-from fedstrata.runs.folder import Run
+from fedstrata.runs.folder import LOCK, Run
 
 DEPTH = 6  # folders below the root in which runs are looked for; a comparison's lie in COMPARISON/METHOD/seed-N
 TAILS = (1 << 16, 1 << 20)  # bytes read from the end of the events; more where no scored round is among them
 ROUND, PACED = b'{"event": "round"', 20  # how the line of a round begins; rounds over which a pace is taken
+LONGEST = 1 << 26  # bytes of a file that is read whole
 Stamp = tuple[int, int] | None  # time and size of a file, which change when it does
 
 
@@ -98,8 +100,10 @@ def _runs(root: Path, below: str, depth: int) -> Iterator[str]:
 
 
 def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
-    changed, notes = events[0] / 1e9 if events else 0.0, read_notes(folder)
+    changed = events[0] / 1e9 if events else 0.0
     try:
+        _check_files(folder)
+        notes = read_notes(folder)
         asked = read_toml((folder / "experiment.toml").read_text(), "experiment.toml")
         row = Row(
             path,
@@ -125,6 +129,15 @@ def _row(path: str, folder: Path, before: Row | None, events: Stamp) -> Row:
     if accuracy is None and before is not None and before.rounds <= rounds:
         accuracy = before.accuracy  # of a round that was read earlier
     return replace(row, rounds=rounds, accuracy=accuracy, pace=pace)
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse what would be waited for, or read for ever: pipes and devices, and gigabytes where kilobytes belong."""
+    for name in ("experiment.toml", "summary.json", NOTES, LOCK):
+        if os.path.lexists(folder / name):
+            found = (folder / name).stat()
+            if not S_ISREG(found.st_mode) or found.st_size > LONGEST:
+                raise RequestError(f"{name} is no file of at most {LONGEST >> 20} MiB")
 
 
 def _state(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -59,8 +60,9 @@ def fetch(
     for file in files:
         print(f"{file}: {file.stat().st_size:,} bytes")
     masked = wanted["privacy"].get("labels", "none") != "none" and shelf.keys is not None
-    more = f" --keys {os.path.relpath(shelf.keys)}" if masked and shelf.keys is not None else ""
-    print(f"the model at work:  fedstrata predict {folder} INPUT{more}")
+    more = f" --keys {shlex.quote(os.path.relpath(shelf.keys))}" if masked and shelf.keys is not None else ""
+    # Whoever named the run, the line is one to copy.
+    print(f"the model at work:  fedstrata predict {shlex.quote(str(folder))} INPUT{more}")
 
 
 def _only_site() -> str:

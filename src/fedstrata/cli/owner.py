@@ -13,6 +13,7 @@ import typer
 
 from fedstrata.cli.options import AsJson
 from fedstrata.core.errors import RequestError
+from fedstrata.core.plain_text import plain_text
 
 Site = Annotated[
     str | None, typer.Option("--site", metavar="NAME", help="The site; needed where this machine has several.")
@@ -40,7 +41,7 @@ def approve(
         if as_json:
             print(json.dumps([asdict(proposal) for proposal in proposals]))
             return
-        rows = [[p.id, p.word, p.at, *_words(p.experiment)] for p in proposals]
+        rows = [[p.short, p.word, p.at, *_words(p.experiment)] for p in proposals]
         _print_table(("id", "word", "asked for", "method", "model", "rounds", "privacy"), rows)
         print(f"{sum(p.word == 'asked' for p in proposals)} of {len(proposals)} runs wait for your word")
         return
@@ -48,9 +49,10 @@ def approve(
     if as_json:
         print(json.dumps(asdict(chosen)))
     elif show:
-        print(tomli_w.dumps(dict(chosen.experiment)), end="")
+        text = tomli_w.dumps(dict(chosen.experiment))  # a server's words: what they say must be what is seen
+        print("\n".join(plain_text(line, len(line)) for line in text.split("\n")), end="")
     else:
-        print(f"run {chosen.id} is {chosen.word}")
+        print(f"run {chosen.short} is {chosen.word}")
 
 
 def audit(
@@ -114,8 +116,8 @@ def _by_kind(lines: list[dict[str, Any]]) -> list[list[str]]:
         groups.setdefault((str(line.get("run", "-")), str(line["kind"])), []).append(line)
     return [
         [
-            run[:12],
-            kind,
+            plain_text(run)[:12],
+            plain_text(kind),
             str(len(group)),
             str(sum("refused" in line for line in group)),
             str(sum(line["bytes"] for line in group)),

@@ -131,8 +131,8 @@ def too_long(headers: Mapping[str, str]) -> int | None:
     """Return the status for a body that is longer than any of ours, or does not say how long it is."""
     if "transfer-encoding" in headers:
         return 411
-    length = headers.get("content-length", "0")
-    return None if length.isascii() and length.isdigit() and int(length[:20]) <= BODY else 413
+    length = headers.get("content-length", "0").lstrip("0") or "0"  # parsers read on after any number of zeros
+    return None if length.isascii() and length.isdigit() and len(length) < 20 and int(length) <= BODY else 413
 
 
 def from_here(scope: Scope) -> bool:

@@ -41,7 +41,8 @@ class Shelf:
             told = json.loads(text)
             for run in told:
                 right = re.fullmatch(r"[^/\\\0]{1,255}", run["run"]) and run["run"] not in (".", "..")
-                if not right or not set(run["files"]) <= set(FILES):
+                right = right and all(str(run[key]).isprintable() for key in ("run", "method", "rounds"))
+                if not right or not isinstance(run["privacy"], dict) or not set(run["files"]) <= set(FILES):
                     raise ValueError(run["run"])
         except (ValueError, TypeError, KeyError):
             raise FedstrataError(f"the server at {self.server} gives a list of models that is none") from None

@@ -22,7 +22,7 @@ HELLO, ALPN = 0x16, 16  # a TLS record of a handshake; the extension that names 
 LONGEST = 5 + (1 << 14)  # bytes of a record
 PIECE = 1 << 20  # bytes that are passed on at once
 TICK = 0.5  # seconds between two looks whether the server should end
-AGAIN = 0.01  # seconds until a hello that is not whole is looked at again
+AGAIN, SELDOM = 0.01, 0.5  # seconds until a hello that is not whole is looked at again: first, and at the most
 
 
 def wants_stream(first: bytes, secure: bool) -> bool:
@@ -120,7 +120,11 @@ class OnePort:
                 caller.close()
 
     async def _first(self, caller: socket.socket) -> bytes:
-        """Look at the first bytes, as many as tell what they are; none where the caller leaves."""
+        """Look at the first bytes, as many as tell what they are; none where the caller leaves.
+
+        The longer they take, the more seldom: a thousand callers who stay silent must not keep a core busy.
+        """
+        pause = AGAIN
         while True:
             try:
                 first = caller.recv(LONGEST, socket.MSG_PEEK)
@@ -131,7 +135,8 @@ class OnePort:
                 whole = whole or (len(first) >= 5 and len(first) >= min(5 + int.from_bytes(first[3:5]), LONGEST))
                 if whole:
                     return first
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, SELDOM)
 
     async def _pass_on(self, caller: socket.socket) -> None:
         here = await asyncio.open_connection(LOOPBACK, self._stream, limit=PIECE)

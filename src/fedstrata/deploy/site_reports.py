@@ -15,6 +15,7 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ FILE = "reports.json"
 EVERY = 5.0  # seconds between two reports
 SILENT = 3  # reports that must be missing until a site counts as away
 LONGEST = 2048  # characters of a report
+MOST_ROLLS = 1 << 53  # whole numbers that every reader of JSON knows
 SITES = 1000  # without keys, anybody may call himself a site
 READY, BUSY, FULL, LEFT, AWAY = "ready", "busy", "disk full", "left", "away"
 STATES = (READY, BUSY, FULL, LEFT)
@@ -52,8 +54,8 @@ class SiteReport:
             report = cls(**told)
             text = (report.site, report.about, report.version)
             right = report.state in STATES and all(isinstance(t, str) and t.isprintable() for t in text)
-            right = right and all(isinstance(n, int | float) for n in (report.since, report.roll))
-        except (ValueError, TypeError, Base64Error, RecursionError):
+            right = right and isfinite(report.since) and type(report.roll) is int and 0 <= report.roll < MOST_ROLLS
+        except (ValueError, TypeError, OverflowError, Base64Error, RecursionError):
             return None
         return report if right and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", report.site) else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
@@ -164,9 +164,9 @@ def delta_of(dp: Differential, clients: int) -> float:
     return dp.delta if dp.delta is not None else 0.1 / clients
 
 
-def tells_counts(privacy: Privacy, plan: Plan) -> bool:
+def tells_counts(privacy: Privacy, needs: Collection[str]) -> bool:
     """Say whether clients tell how often they have each placeholder: only where the server clusters by that."""
-    return "counts" in plan.needs and privacy.clustering == "server" and privacy.histogram_epsilon is None
+    return "counts" in needs and privacy.clustering == "server" and privacy.histogram_epsilon is None
 
 
 def held_labels(federation: Federation, client: int = 0) -> dict[Label, int]:
@@ -202,7 +202,7 @@ def _mask_labels(privacy: Privacy, now: Setup, init: str | None) -> None:
         rng=streams("placeholders"),
         entropy=lambda party: secrets(streams, "labels", party),
         note=now.note,
-        distributions=tells_counts(privacy, now.plan),
+        distributions=tells_counts(privacy, now.plan.needs),
         classes=len(now.federation.classes),
     )
     if masked.warning is not None:

@@ -85,8 +85,11 @@ def _key(run: str) -> str:
 def _read(file: Path) -> dict[str, Given]:
     try:
         table = json.loads(file.read_bytes())
-        return {key: Given((int(g["step"][0]), int(g["step"][1])), float(g["spent"])) for key, g in table.items()}
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        known = {key: Given((int(g["step"][0]), int(g["step"][1])), float(g["spent"])) for key, g in table.items()}
+        if not all(0 <= given.spent < inf for given in known.values()):  # NaN would be less than any budget
+            raise ValueError("nobody spent that")
+        return known
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise RequestError(
             f"{file} cannot be read ({type(error).__name__}): the site does not know any more what it gave. "
             "Restore it; removing it lets every run ask again for what it has, and forgets what was spent of budgets"

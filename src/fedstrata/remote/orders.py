@@ -128,6 +128,6 @@ def operator_key(folder: Path) -> tuple[str, Identity]:
 def _read(line: bytes) -> OperatorOrder | None:
     try:
         order = OperatorOrder(**json.loads(line))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
     return order if order.action in get_args(Action) else None

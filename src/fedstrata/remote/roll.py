@@ -52,7 +52,7 @@ class Roll:
             nodes = {str(name): str(key) for name, key in told.get("nodes", {}).items()}
             server, signature = bytes.fromhex(told["server"]), bytes.fromhex(told.get("signature", ""))
             serial, issued = int(told.get("serial", 0)), str(told.get("issued", ""))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise RollError("the roll cannot be read") from None
         return cls(server, identities["sites"], nodes, identities["operators"], serial, issued, signature)
 

@@ -43,6 +43,7 @@ from fedstrata.privacy.setup import (
 from fedstrata.remote.chain import SealedChain, unsealable
 from fedstrata.remote.checks import longest_reply
 from fedstrata.remote.clock import Observed
+from fedstrata.remote.counts_asked import COUNTED
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.enclave import start_at_sites
 from fedstrata.remote.engine import AtSites, Masks
@@ -67,7 +68,6 @@ from fedstrata.remote.site_registry import (
     recorded,
     replies,
 )
-from fedstrata.remote.site_server import COUNTED
 from fedstrata.remote.transport import Transport
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
@@ -308,7 +308,7 @@ class SiteClients:
     def _mask_labels(self, plan: Plan) -> MaskedRemoteFederation:
         privacy = self.experiment.privacy
         credentials = self._keys(f'privacy.labels = "{privacy.labels}"')
-        counts = tells_counts(privacy, plan)
+        counts = tells_counts(privacy, plan.needs)
         rng, run = plan.streams("placeholders"), self.site_registry.run
         names = self.site_registry.names
         try:

@@ -32,6 +32,7 @@ from fedstrata.core.batch_norm import AllReduce, By
 from fedstrata.core.errors import RequestError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import Report, Tag, fast_replace
+from fedstrata.core.plain_text import plain_text
 from fedstrata.core.plan import Plan
 from fedstrata.core.rng import unpredictable
 from fedstrata.core.threads import one_thread
@@ -52,6 +53,7 @@ from fedstrata.privacy.sums.protocol import SumTask as Sum
 from fedstrata.privacy.sums.secure_sum import act
 from fedstrata.remote.chain_site import ChainSite
 from fedstrata.remote.client_state import StateOnDisk
+from fedstrata.remote.counts_asked import check_introduction, check_request
 from fedstrata.remote.credentials import Credentials
 from fedstrata.remote.introduction import Introduction, aligned
 from fedstrata.remote.ledger import Ledger
@@ -73,7 +75,6 @@ from fedstrata.remote.site_features import on_the_scale
 from fedstrata.remote.site_privacy import SitePrivacy
 from fedstrata.server.evaluator import answers
 
-COUNTED = frozenset({"labels", "totals", "counts"})  # facts of the client info that are made of label counts
 MET, REPORT = b"meet", b"report"
 OPENING = ("introduce", "begin")  # requests that tell of a run; all others belong to one
 TOLD = (SiteError, RefusedError, StatelessError)  # errors whose words were written for others to read
@@ -186,12 +187,13 @@ class Host:
             run, (kind, fields) = fields[0].decode(errors="replace"), read_request(fields[1])
         if kind not in self._do:
             raise RefusedError(f"there is no request {kind[:40]!r}")
-        self._about = {"kind": kind} | ({"run": run[:80]} if run else {})
+        self._about = {"kind": kind} | ({"run": plain_text(run, 80)} if run else {})
         self._gate.check_time()
         if kind not in OPENING:
             if kind not in self._guard.requests:
                 self._at_work(run)
             self._gate.check_approved(run)
+            check_request(kind, fields, lambda: self._gate.experiment(run))
         return build_reply(*self._do[kind](*fields))
 
     # ---- requests
@@ -207,9 +209,7 @@ class Host:
         self._check_size(experiment, self._load())
         federation = self._load() if told.get("classes") is None else aligned(self._load(), told["classes"])
         counts = None
-        if set(told.get("needs", [])) & COUNTED:
-            if privacy.labels != "none" or privacy.clustering != "server":
-                raise RefusedError("labels are not counted by name where they are masked, or clustered in secret")
+        if check_introduction(told.get("needs", []), experiment):
             counts = self._guard.counts(federation, privacy.histogram_epsilon)
             self._about["counts"] = self._gate.policy.privacy.counts
         facts = Introduction.of(federation, privacy.labels == "none", counts)

@@ -2,8 +2,10 @@
 
     FOLDER/ID.json    run, when it was asked for, what it does, and the owner's word: asked, approved, refused
 
-The id is made of the run and of all that it does, so that a word holds for nothing else. Where a method chooses parts
-by what sites tell, the word holds for the first choice that comes of it, which is noted; another one is asked for.
+The id is a whole SHA-256 over the run and all that it does, so that a word holds for nothing else: a server that writes
+both could soon make two runs whose ids begin alike, and have the harmless one approved. People are shown the beginning,
+and one that fits two runs fits none. Where a method chooses parts by what sites tell, the word holds for the first
+choice that comes of it, which is noted; another one is asked for.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedstrata.core.errors import RequestError
 from fedstrata.core.files import make_folder, write_atomically
 from fedstrata.remote.protocol import PendingError, PolicyError
 
 Word = Literal["asked", "approved", "refused"]
+SHORT = 12  # digits of an id that people are shown
 MOST = 32  # runs that wait at once: a server must not fill the disk
 
 
@@ -34,6 +37,11 @@ class Proposal:
     experiment: Mapping[str, Any]
     word: Word = "asked"
     chosen: str | None = None  # the id of what became of it, where its method had still to choose parts
+
+    @property
+    def short(self) -> str:
+        """The beginning of its id, for people."""
+        return self.id[:SHORT]
 
 
 class Approvals:
@@ -57,9 +65,9 @@ class Approvals:
                 return self.check(run, whole or {})
             self._write(replace(known, chosen=chosen))
         if known.word == "refused":
-            raise PolicyError(f"its owner refused this run ({id})")
+            raise PolicyError(f"its owner refused this run ({known.short})")
         if known.word != "approved":
-            raise PendingError(f"its owner has to approve this run: fedstrata deploy approve {id}")
+            raise PendingError(f"its owner has to approve this run: fedstrata deploy approve {known.short}")
 
     def all(self) -> list[Proposal]:
         """Return every proposal, the oldest first."""
@@ -70,7 +78,7 @@ class Approvals:
         """Return a proposal; the beginning of its id is enough."""
         fits = [proposal for proposal in self.all() if id and proposal.id.startswith(id)]
         if len(fits) != 1:
-            known = ", ".join(proposal.id for proposal in self.all()) or "none"
+            known = ", ".join([p.id for p in fits] or [p.short for p in self.all()]) or "none"
             raise RequestError(f'there is {"no" if not fits else "more than one"} run "{id}" here; known are: {known}')
         return fits[0]
 
@@ -92,12 +100,17 @@ class Approvals:
         write_atomically(self._folder / f"{proposal.id}.json", json.dumps(asdict(proposal), indent=2).encode())
 
     def _read(self, file: Path) -> Proposal:
-        text = file.read_text()
+        data = file.read_bytes()
         try:
-            return Proposal(**json.loads(text))
-        except (ValueError, TypeError):
+            proposal = Proposal(**json.loads(data))
+            words = (proposal.id, proposal.run, proposal.at, proposal.chosen or "")
+            right = all(isinstance(word, str) for word in words) and isinstance(proposal.experiment, Mapping)
+            if not right or proposal.word not in get_args(Word):
+                raise ValueError("it holds something else")
+            return proposal
+        except (ValueError, TypeError, RecursionError):
             raise RequestError(f"{file} is damaged; remove it, and the run is asked for again") from None
 
 
 def _id(run: str, experiment: Mapping[str, Any]) -> str:
-    return sha256(json.dumps([run, experiment], sort_keys=True).encode()).hexdigest()[:12]
+    return sha256(json.dumps([run, experiment], sort_keys=True).encode()).hexdigest()

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -33,6 +35,7 @@ class AuditLog:
     def __init__(self, path: Path | None = None):
         self._path, self._lines = path, list[dict[str, Any]]()
         self._number, self._newest, self._synced, self._file = 0, FIRST, 0.0, -1
+        self._later: threading.Timer | None = None
         if path is not None:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             sync_folder(path.parent)  # its name, too, survives a power cut
@@ -68,9 +71,18 @@ class AuditLog:
             if time.monotonic() - self._synced > OFTEN:
                 os.fsync(self._file)
                 self._synced = time.monotonic()
+            elif self._later is None:  # nothing more may come for hours
+                self._later = threading.Timer(OFTEN, self._sync)
+                self._later.daemon = True
+                self._later.start()
         except OSError:
             os.ftruncate(self._file, size)
             raise
+
+    def _sync(self) -> None:
+        self._later = None  # a line that comes now may come too late for this one
+        with suppress(OSError):  # the next line meets it again, and is refused
+            os.fsync(self._file)
 
     def newest_first(self) -> Iterator[Mapping[str, Any]]:
         """Give lines from the end; only as much of the file is read as somebody asks for."""
@@ -93,6 +105,8 @@ class AuditLog:
         try:
             told = json.loads(line)
             datetime.fromisoformat(told["at"])
+            if type(told["number"]) is not int or not isinstance(told["hash"], str):
+                raise ValueError("it has no place in the chain")
             return dict(told)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise RequestError(f"{self._path} is damaged; `fedstrata deploy audit` says where") from None

@@ -26,7 +26,7 @@ class Hours:
         first, last, *clock = match.groups() if match is not None else (None, None)
         begin, end = (
             (int(clock[0]) * 60 + int(clock[1]), int(clock[2]) * 60 + int(clock[3]))
-            if clock[:1] != [None]
+            if clock and clock[0] is not None
             else (0, DAY)
         )
         known = all(day is None or day in DAYS for day in (first, last))

@@ -58,7 +58,7 @@ class LeastPrivacy(Section):
     labels: Literal["none", "prf"] = "none"
     counts: Literal["exact", "noised", "none"] = "exact"  # how many samples of each label it tells
     counts_epsilon: Positive = 1.0  # of their noise
-    epsilon: Positive | None = None  # the largest in total: of all noised updates and counts that ever leave
+    epsilon: Positive | None = None  # the largest in total: of all noised updates that ever leave
     delta: Share = 1e-5
 
 
