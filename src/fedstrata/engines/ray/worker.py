@@ -88,7 +88,8 @@ class ClientWorker:
         self._pending: dict[int, Tensors] = {}
         self._kept: dict[int, Tensors] = {}
         self._remarks: list[str] = []
-        return {"pid": os.getpid(), "versions": list_versions()}
+        sees_device = torch.cuda.is_available() if self._on_gpu else True
+        return {"pid": os.getpid(), "versions": list_versions(), "sees_device": sees_device}
 
     def place(self, shard: SampleShard) -> bool:
         """Take samples; say whether they could be read."""
