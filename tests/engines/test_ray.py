@@ -29,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning:ray"),  # Ray's own files and sockets
 ]
 SCAFFOLD = {"method.name": "scaffold", "system.stragglers.rate": 0.3}
+EVERYBODY = {"method.name": "scaffold", "train.clients_per_round": 6}
 STAGES = {
     "methods": "method.name",
     "schedules": "method.schedule",
@@ -79,8 +80,8 @@ def nodes():
 
 @pytest.fixture(scope="module")
 def workers(nodes):
-    lasting = LastingWorkers()
-    assert len(lasting.members.by_node) == 3
+    lasting = LastingWorkers(4)
+    assert sorted(map(len, lasting.members.by_node.values())) == [1, 1, 2]
     yield lasting
     lasting.members.close()
 
@@ -114,10 +115,10 @@ def test_any_placement_gives_the_same_bits(workers):
         state, _ = play(session_of(SCAFFOLD), engine=start)
         return state, engines[0].client_states()
 
-    all_three, states = trained()
-    for how in ({"only": 1}, {"only": 2}, {"replicas": 1}, {"client_state": "disk"}):
+    everywhere, states = trained()
+    for how in ({"only": 1}, {"only": 3}, {"replicas": 1}, {"client_state": "disk"}):
         again, others = trained(**how)
-        assert same(all_three, again)
+        assert same(everywhere, again)
         assert alike(dict(sorted(states.items())), dict(sorted(others.items())))
 
 
@@ -126,8 +127,8 @@ def test_a_worker_has_the_samples_of_its_own_clients_alone(workers):
     sizes = session.federation.train_split.sizes
     for replicas in (1, 2, 3):
         workers.engine(session, replicas=replicas)
-        held = np.array([member.clients for member in workers.members.present.values()])
-        assert (held.sum(axis=0) == replicas).all()
+        held = [workers.members.present[names[0]].clients for names in workers.members.by_node.values()]
+        assert (np.array(held).sum(axis=0) == replicas).all()
         for member in workers.members.present.values():
             there = member.actor.__ray_call__.remote(lambda worker: len(worker._resident._federation.train.y))
             assert ray.get(there) == sizes[member.clients].sum()
@@ -165,13 +166,16 @@ class KilledOnTheWay:
         return self._engine.collect(weights)
 
 
-def test_a_killed_worker_changes_nothing_but_the_log(workers):
+@pytest.mark.parametrize("which", [0, 1], ids=["passes its sum on", "adds what another passes"])
+def test_a_killed_worker_changes_nothing_but_the_log(workers, which):
     def kill(engine, weights):
-        os.kill(engine.workers[engine._now.player[max(weights)]], signal.SIGKILL)
+        (pair,) = [names for names in workers.members.by_node.values() if len(names) == 2]
+        assert set(pair) <= set(engine._now.player.values())
+        os.kill(engine.workers[pair[which]], signal.SIGKILL)
 
-    undisturbed, _ = play(session_of(SCAFFOLD), engine=workers.engine)
+    undisturbed, _ = play(session_of(EVERYBODY), engine=workers.engine)
     workers.said.clear()
-    state, _ = play(session_of(SCAFFOLD), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
+    state, _ = play(session_of(EVERYBODY), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
     assert same(undisturbed, state)
     (lost,) = [line for line in workers.said if "lost" in line]
     assert "round 2" in lost
@@ -179,7 +183,7 @@ def test_a_killed_worker_changes_nothing_but_the_log(workers):
 
 
 def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, workers):
-    undisturbed, _ = play(session_of(SCAFFOLD), engine=workers.engine)
+    undisturbed, _ = play(session_of(EVERYBODY), engine=workers.engine)
     new, players = [], []
 
     def replace_node(engine, weights):
@@ -195,14 +199,10 @@ def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, 
             return super().collect(weights)
 
     workers.said.clear()
-    everybody = {**SCAFFOLD, "train.clients_per_round": 6, "system.stragglers.rate": 0.0}
-    whole, _ = play(session_of(everybody), engine=workers.engine)
-    state, _ = play(session_of(everybody), engine=lambda work: Watched(workers.engine(work), replace_node))
-    assert same(whole, state)
+    state, _ = play(session_of(EVERYBODY), engine=lambda work: Watched(workers.engine(work), replace_node))
+    assert same(undisturbed, state)
     assert len([line for line in workers.said if "lost" in line]) == 1
     assert [new[0] in round for round in players] == [False, False, True, True]  # from the next round on
-    again, _ = play(session_of(SCAFFOLD), engine=workers.engine)
-    assert same(undisturbed, again)
 
 
 def test_workers_take_shares_of_a_gpu(nodes, tmp_path):
