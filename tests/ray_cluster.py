@@ -64,10 +64,10 @@ class LastingWorkers:
 
         def make(node):
             where = affinity(node.name, soft=False)
-            actor = ray.remote(ClientWorker).options(num_cpus=0.5, scheduling_strategy=where).remote(False, False)
+            actor = ray.remote(ClientWorker).options(num_cpus=0.25, scheduling_strategy=where).remote(False, False)
             return actor, actor.prepare.remote(*(self._plan or (None, None)))
 
-        self.members = ClusterWorkers(self.cluster, Share(workers, cpus=0.5), make, self.said.append)
+        self.members = ClusterWorkers(self.cluster, Share(workers, cpus=0.25), make, self.said.append)
         self.members.start()
 
     def engine(self, work, client_state="memory", replicas=2, only=None) -> RayEngine:

@@ -245,6 +245,7 @@ class RayEngine:
             answers, failed = self._members.gather(sums)
             if not failed:
                 return list(answers.values())
+            beside |= {name: self._actor(name).__ray_ready__.remote() for name in failed}  # or did it only miss a part?
             _, lost = self._members.gather(beside)
             self._play(now, self._lose(now, lost or failed))
 
