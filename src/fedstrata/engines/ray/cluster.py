@@ -81,8 +81,9 @@ class Cluster:
         why = say_why(error)
         if address != LOCAL:
             raise RequestError(
-                f'engine.address = "{address}": no cluster answers ({why}); start one with ray start --head, or leave '
-                "engine.address out for one on this machine"
+                f'engine.address = "{address}": no cluster answers ({why}); start one with ray start --head, leave '
+                "engine.address out for one on this machine, or, where there is one that asks for a token, set "
+                "RAY_AUTH_MODE=token and bring its token"
             ) from None
         if not left:
             raise FedstrataError(f"no cluster can be started on this machine: {why}") from None
