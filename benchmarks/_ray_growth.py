@@ -24,7 +24,7 @@ def growth(rows: dict[str, float]) -> list[tuple[int, float, float, float]]:
     found = []
     for nodes in NODES:
         train = -(-CLIENTS // (nodes * WORKERS)) * client
-        network = nodes * (4 + 8 * WORKERS) * NUMBERS / LINK
+        network = nodes * (4 + 8) * NUMBERS / LINK  # the model down, and one sum in double precision up
         found.append((nodes, train, network, 1 / (train + network + fixed)))
     return found
 

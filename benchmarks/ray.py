@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,50 +50,64 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
         long = replace(long, data=str(Path(folder) / "tiny.npz"), cores=job.cores)
         _write(job, large.shape)
         _write(long, tiny.shape)
-        rows = list(_speed(large.name, job, 1 if quick else TURNS, not quick))
-        say(f"memory over {long.rounds} rounds")
-        seconds, told = _played("on_ray", replace(long, nodes=2))
-    rows.append(row("a round of 4 tiny clients on two nodes", median(seconds[WARM:]), "s"))
-    slopes = told["slopes"]
-    for process, slope in slopes.items():
-        say(f"  {process}: {slope:+.3f} KB a round")
-    worst = max(slopes.values()) if slopes else None
-    rows.append(row(f"memory over {LONG:,} rounds, the process that grows most", worst, "KB a round", at_most=LEAK))
-    return rows
+        turns = [play_turn(job, not quick) for _ in range(1 if quick else TURNS)]
+        grown = play_long(long)
+    return [*tell_speed(large.name, turns), *tell_growth(*grown)]
 
 
-def _speed(name: str, job: Job, turns: int, peers: bool) -> Any:
-    """Let everybody play in turn; yield what rounds took."""
+Told = tuple[list[float], dict[str, Any]]  # seconds of every round, and what else a player tells
+
+
+def play_turn(job: Job, peers: bool) -> dict[str, Told]:
+    """Let everybody play the job once."""
     players = {LOCAL: ("ours", job), ONE: ("on_ray", job), TWO: ("on_ray", replace(job, nodes=2))}
     if peers:
         players[FLOWER] = ("flower", replace(job, threads=1))  # an actor a core, which suits it best here
-    times: dict[str, list[float]] = {player: [] for player in players}
-    stored = 0.0
-    for number in range(turns):
-        say(f"{name}: turn {number + 1} of {turns}")
-        for player, (module, own) in list(players.items()):
-            try:
-                seconds, told = _played(module, own)
-            except (OSError, subprocess.SubprocessError, ValueError) as error:
-                if player != FLOWER:
-                    raise
-                say(f"{player} is left out, because it cannot be run: {last_line(error)}")
-                del players[player]
-                continue
-            times[player].append(median(seconds[WARM:]))
-            stored = told.get("bytes", stored)
+    turn: dict[str, Told] = {}
+    for player, (module, own) in players.items():
+        try:
+            turn[player] = _played(module, own)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            if player != FLOWER:
+                raise
+            say(f"{player} is left out, because it cannot be run: {last_line(error)}")
+            continue
+        say(f"{job.model}, {player}: {median(turn[player][0][WARM:]):.3f} s a round")
+    return turn
+
+
+def tell_speed(name: str, turns: list[dict[str, Told]]) -> Iterator[dict[str, Any]]:
+    """Tell what rounds took, in all turns that a player played."""
+    times = [{player: median(seconds[WARM:]) for player, (seconds, _) in turn.items()} for turn in turns]
 
     def ratio(player: str, to: str) -> float | None:
-        both = zip(times.get(player, ()), times[to], strict=False)
-        return median(a / b for a, b in both) if times.get(player) else None
+        both = [turn[player] / turn[to] for turn in times if player in turn]
+        return median(both) if both else None
 
     for player in (LOCAL, ONE, TWO, FLOWER):
-        own_times = times.get(player)
-        yield row(f"{name}, {player}", 1 / median(own_times) if own_times else None, "rounds/s")
+        own = [turn[player] for turn in times if player in turn]
+        yield row(f"{name}, {player}", 1 / median(own) if own else None, "rounds/s")
     yield row(f"{name}, {ONE} with 2 workers", ratio(ONE, LOCAL), "x local", at_most=MOST)
     yield row(f"{name}, {TWO} with 1 worker each", ratio(TWO, LOCAL), "x local")
     yield row(f"{name}, {FLOWER} against one node", ratio(FLOWER, ONE), "x ours")
+    stored = turns[0][TWO][1]["bytes"]
     yield row(f"{name}, through the object store of two nodes", stored / 1e6, "MB a round")
+
+
+def play_long(job: Job) -> Told:
+    """Play many rounds of tiny clients on two nodes."""
+    say(f"memory over {job.rounds} rounds")
+    return _played("on_ray", replace(job, nodes=2))
+
+
+def tell_growth(seconds: list[float], told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Tell what a round without much work takes, and how every process grows."""
+    yield row("a round of 4 tiny clients on two nodes", median(seconds[WARM:]), "s")
+    slopes: dict[str, float] = told["slopes"]
+    for process, slope in slopes.items():
+        say(f"  {process}: {slope:+.3f} KB a round")
+    worst = max(slopes.values()) if slopes else None
+    yield row(f"memory over {LONG:,} rounds, the process that grows most", worst, "KB a round", at_most=LEAK)
 
 
 def _flower() -> str | None:
@@ -106,14 +121,15 @@ def _flower() -> str | None:
     return None if python is None else str(python)
 
 
-def _played(module: str, job: Job) -> tuple[list[float], dict[str, Any]]:
+def _played(module: str, job: Job) -> Told:
     """Start a player; return the seconds of its rounds, and what it told beside them."""
     python = _flower() if module == "flower" else sys.executable
     if python is None:
         raise ValueError("it is not installed")
     own = python == sys.executable
     environment = {key: value for key, value in os.environ.items() if own or key != "PYTHONPATH"}
-    environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    # Ray's workers yield to everything else by default; here they are compared with processes that do not
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     command = [python, "-m", "benchmarks.peers", module, replace(job, began=time.time()).dump()]
     done = subprocess.run(
         command, cwd=HERE, env=environment, check=False, capture_output=True, text=True, timeout=LONGEST

@@ -57,17 +57,17 @@ def _patiently(start):
 class LastingWorkers:
     """Workers that stay from engine to engine: to start one takes seconds, and a plan is soon sent."""
 
-    def __init__(self, workers: int = 3):
+    def __init__(self, workers: int):
         self.cluster, self.said = Cluster("auto"), []
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         self._plan = None
 
         def make(node):
             where = affinity(node.name, soft=False)
-            actor = ray.remote(ClientWorker).options(num_cpus=0.5, scheduling_strategy=where).remote(False, False)
+            actor = ray.remote(ClientWorker).options(num_cpus=0.25, scheduling_strategy=where).remote(False, False)
             return actor, actor.prepare.remote(*(self._plan or (None, None)))
 
-        self.members = ClusterWorkers(self.cluster, Share(workers, cpus=0.5), make, self.said.append)
+        self.members = ClusterWorkers(self.cluster, Share(workers, cpus=0.25), make, self.said.append)
         self.members.start()
 
     def engine(self, work, client_state="memory", replicas=2, only=None) -> RayEngine:
@@ -77,7 +77,8 @@ class LastingWorkers:
 
     def _engine(self, local, federation, client_state="memory", replicas=2, only=None) -> RayEngine:
         self._plan = ray.put(local), ray.put(Outline.of(federation))
-        self.members.wait()
+        self.members.refresh()
+        self.members._admit(self.members._joining, 120.0)  # who takes the place of a worker that a test killed
         ray.get([member.actor.prepare.remote(*self._plan) for member in self.members.present.values()])
         for member in self.members.present.values():
             member.clients = None

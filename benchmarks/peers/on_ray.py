@@ -18,7 +18,7 @@ from benchmarks.peers.job import Job, Stopwatch
 from benchmarks.peers.ours import play_rounds, session_of, start
 from fedstrata.engines.ray.start import RayEngineOptions
 
-STORE = 200 * 2**20
+STORE = 2**30  # W1 has 188 MB of samples: in less, Ray spills and restores
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 

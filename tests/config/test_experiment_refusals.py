@@ -50,6 +50,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(key, meant):
     refused([key, *([f'did you mean "{meant}"', "allowed: "] if meant else ["not an option"])], **{key: 1})
 
 
+def test_an_option_of_another_engine_is_refused_with_the_engine_that_has_it():
+    refused(["engine.replicas", 'engine.kind = "ray"', "--set 'engine="], **{"engine.replicas": 2})
+
+
 @pytest.mark.parametrize(("section", "key"), [("data", "clientz"), ("model", "hiden")])
 def test_an_unknown_key_beside_given_data_or_model_is_refused(section, key):
     refused([f"{section}.{key}"], {section: {"name": "given", key: 3}})

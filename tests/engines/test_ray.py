@@ -7,14 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("ray")
 
+import ray
 from ray_cluster import LastingWorkers, OnLastingWorkers, several_nodes
 
 import fedstrata
+from fedstrata.core import registry
 from fedstrata.data.drift import Drift
 from fedstrata.testing.tiny import alike, play, same, session_of, tiny_federation
 
@@ -23,32 +28,47 @@ pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning:ray"),  # Ray's own files and sockets
 ]
-METHODS = {
-    "fedavg": {},
-    "fedprox": {"method.name": "fedprox"},
-    "scaffold": {"method.name": "scaffold", "system.stragglers.rate": 0.3},
-    "feddyn": {"method.name": "feddyn"},
-    "fednova": {"method.name": "fednova"},
-    "moon": {"method.name": "moon"},
-    "flips": {"method.name": "flips"},
-    "fedbss": {"method.name": "fedbss"},
-    "terraform": {"method.name": "terraform"},
-    "fedtan": {"method.name": "fedtan", "model.norm": "batch"},  # clients that meet
-    "stratify, fused": {"method.name": "stratify-single", "method.schedule.length": 12},
-    "stratify, by messages": {
-        "method.name": "stratify-single",
-        "method.schedule.length": 12,
-        "engine.execution": "messages",
-    },
-    "chain": {"method.driver": "chain"},
-    "median": {"method.combiner": "median"},  # looks at single updates
+SCAFFOLD = {"method.name": "scaffold", "system.stragglers.rate": 0.3}
+EVERYBODY = {"method.name": "scaffold", "train.clients_per_round": 6}
+STAGES = {
+    "methods": "method.name",
+    "schedules": "method.schedule",
+    "drivers": "method.driver",
+    "selectors": "method.selector",
+    "samplers": "method.sampler",
+    "corrections": "method.corrections",
+    "combiners": "method.combiner",
+    "server_steps": "method.server_step",
+    "optimizers": "train.optimizer",
+}
+NEEDS = {  # what a part does not go without
+    "fedtan": {"model.norm": "batch"},
+    "sync": {"method.schedule": "stratified"},
+    "stratified": {"method.driver": "chain"},
+    "stratify-single": {"method.schedule.length": 12},
+}
+PARTS = {
+    f"{stage}: {name}": {key: [name] if stage == "corrections" else name, **NEEDS.get(name, {})}
+    for stage, key in STAGES.items()
+    for name in sorted(registry.names(stage))
+}
+WAYS = {
+    "stragglers": SCAFFOLD,
+    "stratify, by messages": {"method.name": "stratify-batch", "engine.execution": "messages"},
     "compressed": {
         "method.name": "stratify-batch",
         "method.driver": {"kind": "sync", "up": "int8", "down": "bf16"},
         "engine.execution": "messages",
     },
-    "masked": {"privacy.aggregate": "masked"},
+    "devices": {"system.speed": {"kind": "lognormal"}, "system.deadline": 2.0},
+    "names of labels hidden": {"method.name": "flips", "privacy.labels": "prf"},
+    "clustered under masks": {"method.name": "flips", "privacy.clustering": "masked"},
+    "masked": {"method.name": "scaffold", "privacy.aggregate": "masked"},
     "masked, and they meet": {"method.name": "fedtan", "model.norm": "batch", "privacy.aggregate": "masked"},
+    "masked, with noise": {"privacy.aggregate": "masked", "privacy.dp": {"clip": 1.0, "noise": 0.5}},
+    "noise of the server": {"privacy.dp": {"clip": 1.0, "noise": 0.5}},
+    "noise of clients": {"privacy.dp": {"clip": 1.0, "noise": 0.5, "where": "local"}},
+    "clients that are not believed": {"trust.clip": "median", "trust.samples": 2.0},
 }
 
 
@@ -60,17 +80,17 @@ def nodes():
 
 @pytest.fixture(scope="module")
 def workers(nodes):
-    lasting = LastingWorkers()
-    assert len(lasting.members.by_node) == 3
+    lasting = LastingWorkers(4)
+    assert sorted(map(len, lasting.members.by_node.values())) == [1, 1, 2]
     yield lasting
     lasting.members.close()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_equals_the_local_engine(workers, method):
-    session = session_of(METHODS[method])
-    plain, _ = play(session)
-    spread, _ = play(session_of(METHODS[method]), engine=workers.engine)
+@pytest.mark.parametrize("way", [*PARTS, *WAYS])
+def test_equals_the_local_engine(workers, way):
+    asked = (PARTS | WAYS)[way]
+    plain, _ = play(session_of(asked))
+    spread, _ = play(session_of(asked), engine=workers.engine)
     assert (plain.model.params - spread.model.params).abs().max() < 1e-9
     assert plain.traffic == spread.traffic
 
@@ -92,14 +112,26 @@ def test_any_placement_gives_the_same_bits(workers):
             engines.append(workers.engine(work, **how))
             return engines[-1]
 
-        state, _ = play(session_of(METHODS["scaffold"]), engine=start)
+        state, _ = play(session_of(SCAFFOLD), engine=start)
         return state, engines[0].client_states()
 
-    all_three, states = trained()
-    for how in ({"only": 1}, {"only": 2}, {"replicas": 1}, {"client_state": "disk"}):
+    everywhere, states = trained()
+    for how in ({"only": 1}, {"only": 3}, {"replicas": 1}, {"client_state": "disk"}):
         again, others = trained(**how)
-        assert same(all_three, again)
+        assert same(everywhere, again)
         assert alike(dict(sorted(states.items())), dict(sorted(others.items())))
+
+
+def test_a_worker_has_the_samples_of_its_own_clients_alone(workers):
+    session = session_of(SCAFFOLD)
+    sizes = session.federation.train_split.sizes
+    for replicas in (1, 2, 3):
+        workers.engine(session, replicas=replicas)
+        held = [workers.members.present[names[0]].clients for names in workers.members.by_node.values()]
+        assert (np.array(held).sum(axis=0) == replicas).all()
+        for member in workers.members.present.values():
+            there = member.actor.__ray_call__.remote(lambda worker: len(worker._resident._federation.train.y))
+            assert ray.get(there) == sizes[member.clients].sum()
 
 
 def test_it_is_an_engine(workers):
@@ -107,7 +139,7 @@ def test_it_is_an_engine(workers):
 
 
 def test_samples_by_path(nodes, tmp_path):
-    asked = {**METHODS["scaffold"], "model.hidden": (5,), "engine.precision": "fp64", "train.rounds": 2}
+    asked = {**SCAFFOLD, "model.hidden": (5,), "engine.precision": "fp64", "train.rounds": 2}
     asked |= {"engine.kind": "ray", "engine.address": "auto", "engine.workers": 1, "engine.cpus": 0.5}
     shared = {**asked, "engine.shared_folder": str(tmp_path / "shared")}
     runs = [fedstrata.train(overrides=how, out=tmp_path / str(i)) for i, how in enumerate((asked, shared))]
@@ -134,13 +166,16 @@ class KilledOnTheWay:
         return self._engine.collect(weights)
 
 
-def test_a_killed_worker_changes_nothing_but_the_log(workers):
+@pytest.mark.parametrize("which", [0, 1], ids=["passes its sum on", "adds what another passes"])
+def test_a_killed_worker_changes_nothing_but_the_log(workers, which):
     def kill(engine, weights):
-        os.kill(engine.workers[engine._now.player[max(weights)]], signal.SIGKILL)
+        (pair,) = [names for names in workers.members.by_node.values() if len(names) == 2]
+        assert set(pair) <= set(engine._now.player.values())
+        os.kill(engine.workers[pair[which]], signal.SIGKILL)
 
-    undisturbed, _ = play(session_of(METHODS["scaffold"]), engine=workers.engine)
+    undisturbed, _ = play(session_of(EVERYBODY), engine=workers.engine)
     workers.said.clear()
-    state, _ = play(session_of(METHODS["scaffold"]), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
+    state, _ = play(session_of(EVERYBODY), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
     assert same(undisturbed, state)
     (lost,) = [line for line in workers.said if "lost" in line]
     assert "round 2" in lost
@@ -148,31 +183,52 @@ def test_a_killed_worker_changes_nothing_but_the_log(workers):
 
 
 def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, workers):
-    undisturbed, _ = play(session_of(METHODS["scaffold"]), engine=workers.engine)
-    engines = []
+    undisturbed, _ = play(session_of(EVERYBODY), engine=workers.engine)
+    new, players = [], []
 
-    def kill(engine, weights):
+    def replace_node(engine, weights):
         head = nodes.head_node.node_id
         name = next(n for n in sorted(engine.workers, reverse=True) if not n.startswith(head))
         gone = next(node for node in nodes.worker_nodes if name.startswith(node.node_id))
         nodes.remove_node(gone, allow_graceful=False)
+        new.append(nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20).node_id)
 
-    def start(work):
-        engines.append(KilledOnTheWay(workers.engine(work), kill))
-        return engines[-1]
+    class Watched(KilledOnTheWay):
+        def collect(self, weights):
+            players.append({name.partition("/")[0] for name in self._engine._now.player.values()})
+            return super().collect(weights)
 
     workers.said.clear()
-    state, _ = play(session_of(METHODS["scaffold"]), engine=start)
+    state, _ = play(session_of(EVERYBODY), engine=lambda work: Watched(workers.engine(work), replace_node))
     assert same(undisturbed, state)
     assert len([line for line in workers.said if "lost" in line]) == 1
+    assert [new[0] in round for round in players] == [False, False, True, True]  # from the next round on
 
-    before = set(engines[0].workers)
-    new = nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-    workers.said.clear()
-    engine = workers.engine(session_of(METHODS["scaffold"]))
-    again, _ = play(session_of(METHODS["scaffold"]), engine=lambda _: engine)
-    assert same(undisturbed, again)
-    assert any(name.startswith(new.node_id) for name in set(engine.workers) - before)
+
+def test_workers_take_shares_of_a_gpu(nodes, tmp_path):
+    asked = {"engine.kind": "ray", "engine.address": "auto", "engine.gpus": 0.25, "engine.cpus": 0.5}
+    node = nodes.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 * 2**20)  # by what it says
+    free = []
+
+    def watch(event):
+        if event["event"] == "round":
+            free.append(ray.available_resources().get("GPU", 0.0))
+
+    try:
+        how = {**asked, "train.rounds": 1, "engine.device": "cpu"}
+        run = fedstrata.train(overrides=how, out=tmp_path / "run", watch=watch)
+        (begun,) = [event for event in run.events() if event["event"] == "engine"]
+        assert (begun["wall"]["workers"], begun["wall"]["nodes"]) == (4, 1)  # though others have CPUs
+        assert free == [0.0]
+        if not torch.cuda.is_available():
+            with pytest.raises(fedstrata.FedstrataError, match="torch sees none there"):
+                fedstrata.train(overrides=asked, out=tmp_path / "none")
+        deadline = time.monotonic() + 120  # nothing is left that holds a share
+        while ray.available_resources().get("GPU") != 1.0:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        nodes.remove_node(node)
 
 
 def begun(out, *more):

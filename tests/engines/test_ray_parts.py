@@ -144,6 +144,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
     ("key", "value", "said"),
     [
         ("address", "ray://head:10001", "Ray Client"),
+        ("address", "none", 'allowed: "local", "auto"'),
         ("device", "cuda", "engine.gpus"),
         ("vmap", "always", "has no such option"),
         ("cpus", 0, "engine.cpus"),

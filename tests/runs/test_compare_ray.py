@@ -23,7 +23,7 @@ def figures(comparison):
 @pytest.mark.filterwarnings("ignore::ResourceWarning:ray")
 def test_cells_and_trials_on_a_cluster(tmp_path):
     plain = fedstrata.compare(**ASKED, out=tmp_path / "plain", jobs=1)
-    with several_nodes([1, 1]):
+    with several_nodes([1, 1]) as nodes:
         seen = []
         spread = fedstrata.compare(
             **ASKED, out=tmp_path / "spread", engine="ray", watch=lambda cell, event: seen.append((cell.method, event))
@@ -42,6 +42,13 @@ def test_cells_and_trials_on_a_cluster(tmp_path):
         tuned = [fedstrata.compare(**tuning, out=tmp_path / name, engine=name) for name in ("local", "ray")]
         assert figures(tuned[0]) == figures(tuned[1])
         assert not list((tmp_path / "spread").rglob(".*"))  # no marks are left
+
+        def kill(cell, event):
+            if event["event"] == "round" and nodes.worker_nodes:  # both play a cell now
+                nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
+
+        bereft = fedstrata.compare(**ASKED, out=tmp_path / "bereft", engine="ray", watch=kill)
+        assert figures(bereft) == figures(plain)
 
 
 @pytest.mark.parametrize(

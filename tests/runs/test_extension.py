@@ -164,3 +164,13 @@ def test_the_command(cli, tmp_path):
     assert "round 5/5" in err
     code, _, err = cli("run", "--resume", "short", "--set", "train.rounds=4")
     assert (code, "cannot be changed from 5 to 4: 5 are played already" in err) == (2, True)
+
+
+def test_an_engine_that_is_refused_is_not_remembered(tmp_path, monkeypatch):
+    run = train(overrides=SMALL, out=tmp_path / "run")
+    before = (run.path / "experiment.toml").read_bytes()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError, match="torch sees no GPU"):
+        resume(run.path, overrides={"train.rounds": 4, "engine.device": "cuda"})
+    assert (run.path / "experiment.toml").read_bytes() == before
+    assert resume(run.path, overrides={"train.rounds": 4}).summary["rounds"] == 4

@@ -267,12 +267,22 @@ class EngineChoice(Section):
         known = registry.options("engines", self.kind, "engine.kind")
         for option in further:
             if option not in known:
-                raise registry.unknown_option(f"engine.{option}", option, known | set(own))
+                raise self._refuse(option, known | set(own))
         common = {name: getattr(self, name) for name in own if name not in ("kind", "execution")}
         for option, value in common.items():
             if option not in known and value != own[option].default:
                 raise RequestError(f'engine.{option} = {value!r}: engine.kind = "{self.kind}" has no such option')
         return registry.build("engines", self.kind, {k: v for k, v in common.items() if k in known} | further, "engine")
+
+    def _refuse(self, option: str, known: set[str]) -> RequestError:
+        """Say that there is no such option, or whose it is: a file written for a cluster is tried on a laptop."""
+        key = f"engine.{option}"
+        others = [kind for kind in registry.names("engines") if option in registry.options("engines", kind, key)]
+        if not others:
+            return registry.unknown_option(key, option, known)
+        whose = " or ".join(f'"{kind}"' for kind in sorted(others))
+        other = f"--set 'engine={{kind=\"{self.kind}\"}}' leaves out all options of other engines"
+        return RequestError(f'{key} is an option of engine.kind = {whose}, and not of "{self.kind}"; {other}')
 
 
 class Experiment(Section):

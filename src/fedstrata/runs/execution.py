@@ -58,6 +58,8 @@ def run_session(
     with journal.tracked():
         engine = session.start_engine(log)
         try:
+            if experiment != Experiment.of(folder.path / "experiment.toml"):  # not before: an engine may be refused
+                folder.write_experiment(experiment.to_toml())
             if client_states is None:
                 save(state)
             else:

@@ -241,7 +241,6 @@ def resume(
             raise RequestError(f"{folder.path} was trained with {experiment.model.name}; it needs no model")
         session = build_session(experiment, federation or build_federation(experiment), model, remote)
         if manifest is None:  # killed before the first checkpoint: nothing is lost by starting over
-            folder.write_experiment(experiment.to_toml())
             folder.cut_events(0)
             return run_session(session, folder, session.initial_state(folder.log), watched)
         for what, identity in session.identity.items():
@@ -251,8 +250,6 @@ def resume(
             state, client_states = folder.checkpoints.read(manifest, like=session.initial_state(init=False))
         if extended:
             refuse_extension(session, state, before, folder.path)
-        if experiment != asked:
-            folder.write_experiment(experiment.to_toml())
         folder.forget_result()
         folder.cut_events(manifest["events"])
         folder.log("resumed", wall={"round": manifest["round"]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.threads import cores
 
 MEGABYTE = 2**20
+LOCAL, RUNNING = "local", "auto"  # addresses: of a cluster that is started here, and of one that runs here
+ADDRESS = r"[\w.-]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}"  # host:port, or an IPv6 address in brackets
+NOISE = r"\x1b\[\d+m|(?<=actor) [0-9a-f]{32}"  # colours, and names that tell nobody anything
 STARTS = 3  # tries to start a cluster: on a busy machine, nodes are late
 
 
@@ -41,12 +45,13 @@ def load_ray() -> Any:
 class Cluster:
     """A connection to Ray. What this process was connected to before stays connected when it is closed."""
 
-    def __init__(self, address: str | None, object_store: int | None = None):
+    def __init__(self, address: str = LOCAL, object_store: int | None = None):
+        _check_address(address)
         self.ray = load_ray()
         self._own = not self.ray.is_initialized()
         if self._own:
             self._connect(address, object_store)
-        elif address not in (None, "auto", "local", self.address):
+        elif address not in (LOCAL, RUNNING, self.address):
             raise RequestError(f'engine.address = "{address}", but this process is connected to {self.address} already')
 
     @property
@@ -54,35 +59,31 @@ class Cluster:
         """Return where the cluster is."""
         return str(self.ray.get_runtime_context().gcs_address)
 
-    def _connect(self, address: str | None, object_store: int | None) -> None:
-        if address is not None and address.startswith("ray://"):
-            raise RequestError(
-                f'engine.address = "{address}": Ray Client maps no memory, and cannot carry models; '
-                'run on a machine of the cluster, with "auto" or host:port, or send the run there with ray job submit'
-            )
+    def _connect(self, address: str, object_store: int | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what is trained here
-        asked: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "configure_logging": False}
-        if asked["address"] == "local":
+        asked: dict[str, Any] = {"address": address, "log_to_driver": False, "configure_logging": False}
+        if address == LOCAL:
             asked |= {"num_cpus": cores(), "include_dashboard": False}
             if object_store is not None:
                 asked["object_store_memory"] = object_store * MEGABYTE
         _quieten()
-        for left in reversed(range(STARTS if asked["address"] == "local" else 1)):
+        for left in reversed(range(STARTS if address == LOCAL else 1)):
             try:
                 with _same_signals():
                     self.ray.init(logging_level=logging.ERROR, **asked)
                 return
             except Exception as error:  # where a node is not up in time, Ray raises just that
                 self.ray.shutdown()
-                self._refuse(asked["address"], error, left)
+                self._refuse(address, error, left)
 
     def _refuse(self, address: str, error: Exception, left: int) -> None:
         """Say why there is no cluster, unless another try is left."""
-        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if address != "local":
+        why = say_why(error)
+        if address != LOCAL:
             raise RequestError(
-                f'engine.address = "{address}": no cluster answers ({why}); start one with ray start --head, or leave '
-                "engine.address out for one on this machine"
+                f'engine.address = "{address}": no cluster answers ({why}); start one with ray start --head, leave '
+                "engine.address out for one on this machine, or, where there is one that asks for a token, set "
+                "RAY_AUTH_MODE=token and bring its token"
             ) from None
         if not left:
             raise FedstrataError(f"no cluster can be started on this machine: {why}") from None
@@ -100,6 +101,11 @@ class Cluster:
             if node["Alive"]
         ]
 
+    def at(self, node: str | None = None) -> Any:
+        """Return what has a process started on a node, this one if none is named, and nowhere else."""
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        return strategy(node or self.ray.get_runtime_context().get_node_id(), soft=False)
+
     @contextmanager
     def storing(self) -> Iterator[None]:
         """Say what to do where the object store, and the disk behind it, are full."""
@@ -107,11 +113,10 @@ class Cluster:
         try:
             yield
         except (errors.ObjectStoreFullError, errors.OutOfDiskError) as error:
-            why = str(error).strip().splitlines()[0]
             raise FedstrataError(
-                f"Ray's object store is full, and so is the disk it spills to ({why}); start nodes with a larger "
-                "--object-store-memory, set engine.object_store for a cluster on this machine, or share samples by "
-                "path with engine.shared_folder. The last checkpoint is safe"
+                f"Ray's object store is full, and so is the disk it spills to ({say_why(error)}); start nodes with a "
+                "larger --object-store-memory, set engine.object_store for a cluster on this machine, or share samples "
+                "by path with engine.shared_folder. The last checkpoint is safe"
             ) from None
 
     def close(self) -> None:
@@ -121,11 +126,30 @@ class Cluster:
                 self.ray.shutdown()
 
 
+def say_why(error: Exception) -> str:
+    """Say in one line what went wrong: Ray's errors begin with a heading, and end with the cause."""
+    lines = [line.strip() for line in re.sub(NOISE, "", str(error)).splitlines() if line.strip()]
+    named = [line for line in lines if "Error: " in line and "Traceback" not in line]
+    return (named[-1] if named else lines[0] if lines else type(error).__name__)[:300]
+
+
+def _check_address(address: str) -> None:
+    """Refuse what is no address, before anybody waits for an answer from it."""
+    if address.startswith("ray://"):
+        raise RequestError(
+            f'engine.address = "{address}": Ray Client maps no memory, and cannot carry models; '
+            'run on a machine of the cluster, with "auto" or host:port, or send the run there with ray job submit'
+        )
+    if address not in (LOCAL, RUNNING) and not re.fullmatch(ADDRESS, address):
+        raise RequestError(f'engine.address = "{address}" is no address; allowed: "local", "auto", or "host:port"')
+
+
 def _quieten() -> None:
     """Let what Ray says of lost processes go to the log `ray.errors`: it prints pages of it on the standard output.
 
     That belongs to results, and what matters of it is an event of the run. Ray has no setting for this.
     """
+    logging.getLogger("ray").setLevel(logging.ERROR)
     inside: Any = import_module("ray._private.worker")
     if hasattr(inside, "print_to_stdstream"):
         inside.print_to_stdstream = lambda data, **_: logging.getLogger("ray.errors").info("%s", data.get("lines"))

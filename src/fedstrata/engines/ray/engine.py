@@ -1,8 +1,9 @@
 """The engine on a cluster: tasks go to the workers that own their clients, and one sum comes back from each.
 
 A step is two exchanges. First the model goes once into the object store, workers play their clients' tasks, and the
-open halves of the reports come back, with new client state. Then weights go out, and every worker sends the sum of what
-its clients sent, on a grid on which sums are exact (`grid.py`).
+open halves of the reports come back, with new client state. Then weights go out, every worker sums what its clients
+sent, on a grid on which sums are exact (`grid.py`), and the workers of a node pass their sums to one of them: so a node
+sends one sum, however many clients and workers it has.
 
 A client's state stays with the worker that played it last. The server has a copy, which the checkpoint needs anyway:
 from that, the tasks of a worker that was lost are played again elsewhere. A client update is a pure function, so the
@@ -12,11 +13,10 @@ result is the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fedstrata.core.engine import AllReduceSum, ClientStates
 from fedstrata.core.errors import ClientError, FedstrataError
@@ -25,34 +25,15 @@ from fedstrata.core.steps import Step
 from fedstrata.engines.local.client_states import ClientStateStore
 from fedstrata.engines.local.engine import InProcessPool
 from fedstrata.engines.ray.cluster import Cluster
-from fedstrata.engines.ray.grid import add_parts, choose_units
+from fedstrata.engines.ray.grid import Units, add_parts, choose_units
 from fedstrata.engines.ray.members import ClusterWorkers
-from fedstrata.engines.ray.packing import pack, packed_bytes, unpack
+from fedstrata.engines.ray.packing import Packed, pack, packed_bytes, unpack
 from fedstrata.engines.ray.placement import choose_home, deal
 from fedstrata.engines.ray.samples import SamplePlacement
+from fedstrata.engines.ray.under_way import StepUnderWay
 from fedstrata.engines.ray.worker import PlayedTask, WorkDone, WorkOrder
 
 LOSSES = 3  # of workers in a row, without an answer in between, after which a run gives up
-
-
-@dataclass
-class StepUnderWay:
-    """What is known of a step until it is settled."""
-
-    step: Step
-    tasks: dict[int, Task]
-    down: Any  # the model in the object store
-    player: dict[int, str] = field(default_factory=dict)  # by client: the worker that has its report
-    told: dict[int, PlayedTask] = field(default_factory=dict)
-    outcome: Tensors | None = None  # of a fused step
-    statistics: Tensor | None = None  # of norms that met
-    here: dict[int, Report] | None = None  # whole reports of clients that met in this process
-
-    @property
-    def tag(self) -> Tag:
-        """Round and step."""
-        first = next(iter(self.tasks.values()))
-        return first.round, first.step
 
 
 class RayEngine:
@@ -108,11 +89,7 @@ class RayEngine:
         else:
             peaks = {client: now.told[client].peaks for client in weights}
             units = choose_units(peaks, weights)
-            parts = self._from_all(
-                now,
-                weights,
-                lambda actor, own: actor.collect.remote({client: weights[client] for client in own}, units),
-            )
+            parts = self._sum_by_node(now, weights, units)
             dtypes = {n: getattr(torch, kind) for client in weights for n, kind in now.told[client].dtypes.items()}
             self.bytes_stored += sum(map(packed_bytes, parts))
             total = add_parts((unpack(part, copy=False) for part in parts), units, dtypes)
@@ -129,7 +106,7 @@ class RayEngine:
         if now.here is not None:
             return now.here
         whole: dict[int, Report] = {}
-        for part in self._from_all(now, now.told, lambda actor, _: actor.each.remote()):
+        for part in self._from_all(now, now.told, lambda actor: actor.each.remote()):
             self.bytes_stored += sum(map(packed_bytes, part.values()))
             for client, aggregated in part.items():
                 whole[client] = fast_replace(self._open(now.told[client]), aggregated=unpack(aggregated))
@@ -243,20 +220,37 @@ class RayEngine:
         elif now.step.together is not None:
             now.statistics = common.get("statistics")
 
-    def _from_all(
-        self, now: StepUnderWay, clients: Iterable[int], call: Callable[[Any, Sequence[int]], Any]
-    ) -> list[Any]:
+    def _from_all(self, now: StepUnderWay, clients: Iterable[int], call: Callable[[Any], Any]) -> list[Any]:
         """Ask every worker that has reports of these clients; what a lost one had is played again first."""
         wanted = list(clients)
         while True:
-            owners: dict[str, list[int]] = {}
-            for client in wanted:
-                owners.setdefault(now.player[client], []).append(client)
-            calls = {name: call(self._members.present[name].actor, own) for name, own in owners.items()}
+            calls = {name: call(self._actor(name)) for name in now.owners(wanted)}
             answers, lost = self._members.gather(calls)
             if not lost:
                 return list(answers.values())
             self._play(now, self._lose(now, lost))
+
+    def _sum_by_node(self, now: StepUnderWay, weights: Mapping[int, float], units: Units) -> list[Packed]:
+        """Return one sum of each node; what a lost worker had is played again first."""
+        while True:
+            own = {name: {client: weights[client] for client in mine} for name, mine in now.owners(weights).items()}
+            beside: dict[str, Any] = {}
+            sums: dict[str, Any] = {}
+            for workers in self._members.by_node.values():
+                played = [name for name in workers if name in own]
+                parts = {name: self._actor(name).collect.remote(own[name], units) for name in played[:-1]}
+                for last in played[-1:]:  # to whom the others pass what they have summed; that stays on the node
+                    sums[last] = self._actor(last).collect.remote(own[last], units, *parts.values())
+                beside |= parts
+            answers, failed = self._members.gather(sums)
+            if not failed:
+                return list(answers.values())
+            beside |= {name: self._actor(name).__ray_ready__.remote() for name in failed}  # or did it only miss a part?
+            _, lost = self._members.gather(beside)
+            self._play(now, self._lose(now, lost or failed))
+
+    def _actor(self, name: str) -> Any:
+        return self._members.present[name].actor
 
     def _open(self, told: PlayedTask) -> Report:
         return fast_replace(told.report, open_tensors=unpack(told.open_tensors))

@@ -65,11 +65,16 @@ def count_units(reports: Mapping[int, Report], weights: Mapping[int, float], uni
 
 def add_parts(parts: Iterable[Tensors], units: Units, dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
     """Add what workers counted, and return the sum in the types that a plain weighted sum would have."""
+    return {name: t.mul(units[name] or 1.0).to(dtypes[name]) for name, t in add_counts(parts).items()}
+
+
+def add_counts(parts: Iterable[Tensors]) -> dict[str, Tensor]:
+    """Add what was counted, in any order, without writing to it."""
     total: dict[str, Tensor] = {}
     for part in parts:
         for name, counted in part.items():
-            total[name] = total[name].add_(counted) if name in total else counted.clone()
-    return {name: t.mul_(units[name] or 1.0).to(dtypes[name]) for name, t in total.items()}
+            total[name] = total[name] + counted if name in total else counted
+    return total
 
 
 def summed_dtypes(tensors: Tensors) -> dict[str, torch.dtype]:

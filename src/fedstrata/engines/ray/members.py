@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.engines.ray.cluster import Cluster, ClusterNode
+from fedstrata.engines.ray.cluster import Cluster, ClusterNode, say_why
 from fedstrata.engines.ray.worker import list_versions
 
 PATIENCE = 120.0  # seconds that workers have to start; they import torch
@@ -146,20 +146,25 @@ class ClusterWorkers:
             try:
                 about = self._cluster.ray.get(ref)
             except self._errors.RayError as error:
-                self._why = _reason(error)
+                self._why = say_why(error)
                 self._avoid.add(member.name)
                 if self._tries[member.name] == TRIES:
                     self._remark(f"no worker can be started on node {member.node.address}: {self._why}")
                 continue
             member.pid = about["pid"]
-            self._check(member, about["versions"])
+            self._check(member, about)
             self.present[member.name] = member
             self._tries[member.name] = 0
             self._avoid.discard(member.name)
 
-    def _check(self, member: Member, versions: Mapping[str, str]) -> None:
+    def _check(self, member: Member, about: Mapping[str, Any]) -> None:
         """Refuse a worker that would compute otherwise, or not understand."""
-        own = list_versions()
+        if not about["sees_device"]:
+            raise FedstrataError(
+                f"node {member.node.address} has {member.node.gpus:g} GPU(s) by what Ray says, and torch sees none "
+                'there; install a torch that does, or use engine.device = "cpu"'
+            )
+        own, versions = list_versions(), about["versions"]
         if versions != own:
             other = {name: version for name, version in versions.items() if version != own[name]}
             ours = {name: own[name] for name in other}
@@ -173,7 +178,7 @@ class ClusterWorkers:
                 with self._cluster.storing():
                     answers[name] = self._cluster.ray.get(ref)
             except self._losses as error:
-                lost[name] = _reason(error)
+                lost[name] = say_why(error)
         return answers, lost
 
     @property
@@ -212,10 +217,3 @@ class ClusterWorkers:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _reason(error: Exception) -> str:
-    """Say in one line what went wrong: Ray's errors begin with a heading, and end with the cause."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    named = [line for line in lines if "Error: " in line and "Traceback" not in line]
-    return (named[-1] if named else lines[0] if lines else type(error).__name__)[:300]

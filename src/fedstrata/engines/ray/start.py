@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from fedstrata.core.part import Part
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool
 from fedstrata.engines.local.gpu import uses_gpu
-from fedstrata.engines.ray.cluster import Cluster, ClusterNode
+from fedstrata.engines.ray.cluster import LOCAL, Cluster, ClusterNode
 from fedstrata.engines.ray.engine import RayEngine
 from fedstrata.engines.ray.members import ClusterWorkers, Share
 from fedstrata.engines.ray.samples import SamplePlacement
@@ -30,7 +31,7 @@ from fedstrata.engines.ray.worker import ClientWorker
 class RayEngineOptions(Part):
     """Workers on the machines of a Ray cluster; without an address, one is started here and ended with the run."""
 
-    address: str | None = None  # "auto": the cluster that runs here; or host:port
+    address: str = LOCAL  # one that is started here; "auto": the cluster that runs here; or host:port
     workers: Count | Literal["auto"] = "auto"  # in all; "auto": as many as fit
     cpus: Annotated[float, Gt(0)] = 1.0  # that each worker takes of a node
     gpus: Annotated[float, Ge(0)] = 0.0  # the same, which may be a share of one
@@ -73,17 +74,17 @@ class RayEngineOptions(Part):
             log("engine", wall={"remark": text})
 
         cluster = Cluster(self.address, self.object_store)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(cluster.close)
             make = self._prepare(cluster, local, federation, on_gpu)
             members = ClusterWorkers(cluster, Share(self.workers, self.cpus, self.gpus), make, remark)
+            on_failure.callback(members.close)
             members.start()
             samples = SamplePlacement(cluster, members, federation, self.replicas, self.shared_folder)
             here = partial(InProcessPool, local, federation, False, remark)
             device = "cuda" if on_gpu and uses_gpu(self.device) else "cpu"
             engine = RayEngine(cluster, members, samples, here, remark, device, self.client_state)
-        except BaseException:
-            cluster.close()
-            raise
+            on_failure.pop_all()
         about = {"workers": len(members.present), "nodes": len(members.by_node), "address": cluster.address}
         about |= {"device": "cuda" if on_gpu else "cpu", "precision": self.precision, "vmap": False, "remark": None}
         log("engine", wall={**about, "torch": torch.__version__, "ray": cluster.ray.__version__})
@@ -97,12 +98,11 @@ class RayEngineOptions(Part):
             known = cluster.ray.put(local), cluster.ray.put(Outline.of(federation))
         except Exception as error:  # whatever a part that cannot be sent raises
             raise RequestError(f'engine.kind = "ray": the plan cannot be sent to other machines ({error})') from None
-        affinity = cluster.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         worker = cluster.ray.remote(ClientWorker)
 
         def make(node: ClusterNode) -> tuple[Any, Any]:
-            where = affinity(node.name, soft=False)
-            share = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "scheduling_strategy": where}
+            where = {"max_restarts": 0, "scheduling_strategy": cluster.at(node.name)}
+            share = {"num_cpus": self.cpus, "num_gpus": self.gpus, **where}
             # Ray's server would remember every call, for a dashboard, and grow by kilobytes a round
             actor = worker.options(**share, enable_task_events=False).remote(on_gpu, self.cuda_graphs)
             return actor, actor.prepare.remote(*known)

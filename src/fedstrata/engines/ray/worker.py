@@ -21,7 +21,7 @@ from fedstrata.core.messages import Report, Tag, Task, Tensors, fast_replace, re
 from fedstrata.core.steps import Step
 from fedstrata.engines.local.engine import Answer, InProcessPool
 from fedstrata.engines.local.gpu import GpuPool, ask_for_queues
-from fedstrata.engines.ray.grid import Units, count_units, peaks_of, summed_dtypes
+from fedstrata.engines.ray.grid import Units, add_counts, count_units, peaks_of, summed_dtypes
 from fedstrata.engines.ray.packing import Packed, pack, unpack
 from fedstrata.engines.ray.shards import Outline, SampleShard
 
@@ -88,7 +88,8 @@ class ClientWorker:
         self._pending: dict[int, Tensors] = {}
         self._kept: dict[int, Tensors] = {}
         self._remarks: list[str] = []
-        return {"pid": os.getpid(), "versions": list_versions()}
+        sees_device = torch.cuda.is_available() if self._on_gpu else True
+        return {"pid": os.getpid(), "versions": list_versions(), "sees_device": sees_device}
 
     def place(self, shard: SampleShard) -> bool:
         """Take samples; say whether they could be read."""
@@ -129,9 +130,10 @@ class ClientWorker:
             client = getattr(error, "client", tasks[0].client)
             return WorkDone(failed=FailedTask(client, traceback.format_exc()))
 
-    def collect(self, weights: Mapping[int, float], units: Units) -> Packed:
-        """Sum what these clients sent."""
-        return pack(count_units(self._reports, weights, units))
+    def collect(self, weights: Mapping[int, float], units: Units, *beside: Packed) -> Packed:
+        """Sum what these clients sent, and what other workers of this node have summed."""
+        own = count_units(self._reports, weights, units)
+        return pack(add_counts([own, *(unpack(part, copy=False) for part in beside)]))
 
     def each(self) -> dict[int, Packed]:
         """Return what every client sent, for a server that must see single updates."""

@@ -23,7 +23,7 @@ from torch import nn
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
-from fedstrata.engines.ray.cluster import Cluster
+from fedstrata.engines.ray.cluster import RUNNING, Cluster
 from fedstrata.engines.ray.members import Share
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.gpu_sharing import CELLS
@@ -86,7 +86,7 @@ def play_cell(
 ) -> tuple[Mapping[str, Any], bytes | None]:
     """Play a cell in this process; return its last event and, where nobody else sees its folder, the folder."""
     number, path, experiment, prunable = cell
-    ray = Cluster("auto").ray
+    ray = Cluster(RUNNING).ray
     torch.set_num_threads(1)
     player = _players.setdefault(token, CellRunner(*given))
 
@@ -135,7 +135,8 @@ class CellQueue:
     def __init__(self, cluster: Cluster, token: str, given: tuple[Any, Any], jobs: int | None):
         self._cluster, self._ray, self._token, self._jobs = cluster, cluster.ray, token, jobs
         self._given = self._ray.put(given)
-        self._post = self._ray.remote(EventPost).options(num_cpus=0).remote()
+        here = {"num_cpus": 0, "scheduling_strategy": cluster.at()}  # beside us: no lost node takes it away
+        self._post = self._ray.remote(EventPost).options(**here).remote()
         self._running: dict[Any, int] = {}
 
     def play(
@@ -222,9 +223,9 @@ def find_cluster(engine: str) -> Cluster:
     if address:
         return Cluster(address)
     try:
-        return Cluster("auto")
+        return Cluster(RUNNING)
     except RequestError:
-        return Cluster(None)
+        return Cluster()
 
 
 def _marker(path: Path, token: str) -> Path:
