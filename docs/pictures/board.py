@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -40,6 +41,7 @@ def take(folder: Path) -> None:
     going_on = ["run", "--set", "train.rounds=5000", "--out", "runs/going-on", "-q"]
     live = subprocess.Popen([*FEDSTRATA, *going_on], cwd=folder)
     try:
+        _wait_for(folder / "runs/going-on/events.jsonl", rounds=60)
         address = re.search(r"http://\S+", board.stdout.readline() if board.stdout else "")
         with sync_playwright() as playwright:
             own = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -56,6 +58,15 @@ def take(folder: Path) -> None:
         live.terminate()
         board.terminate()
         live.wait()
+
+
+def _wait_for(events: Path, rounds: int) -> None:
+    """Wait until a run has something to show."""
+    until = time.monotonic() + 300
+    while not events.exists() or events.read_text().count('"event": "round"') < rounds:
+        if time.monotonic() > until:
+            raise SystemExit(f"{events} has no {rounds} rounds yet")
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def photograph(page: Page, address: str, name: str, scheme: str = "light", size:
     page.set_viewport_size(size or WIDE)  # type: ignore[arg-type]
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     page.goto(address)
-    page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(1500)  # figures are drawn after they come into view
+    page.locator("[data-figure] .main-svg").first.wait_for(state="attached")  # what is in view is drawn
+    page.wait_for_timeout(1500)  # and has come to rest
     page.screenshot(path=OUT / f"{name}.png")
 
 
