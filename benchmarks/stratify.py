@@ -32,7 +32,7 @@ from fedstrata.core.steps import View
 from fedstrata.core.threads import cores, threads
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
-from fedstrata.methods.drivers.scheduled import Stock
+from fedstrata.methods.drivers.fused import Stock
 from fedstrata.methods.schedules.batches import Reserve, batches
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.epoch import Epoch

@@ -18,8 +18,9 @@ import numpy as np
 from fedstrata import Federation
 from fedstrata.core.rng import Streams
 from fedstrata.core.steps import View
+from fedstrata.methods.drivers.fused import Stock
 from fedstrata.methods.drivers.passing import Passing
-from fedstrata.methods.drivers.scheduled import ScheduleState, Stock
+from fedstrata.methods.drivers.scheduled import ScheduleState
 from fedstrata.methods.drivers.sync import GlobalBatches
 from fedstrata.methods.schedules.fill import fill
 from fedstrata.methods.schedules.stratified import Stratified
