@@ -98,8 +98,7 @@ def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, 
     state.traffic.add(cost)
     state.clock += took
     missing = tuple(a.client for a in step.asks if a.client not in set(here))
-    played = replace(step, meanwhile=None)  # what was to be done then is done
-    return Outcome(played, at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down, means)
+    return Outcome(replace(step, meanwhile=None), at, tuple(seen), missing, took, cost.bytes_up, cost.bytes_down, means)
 
 
 # ---- 1. out and back
