@@ -23,6 +23,7 @@ quick_processes = pytest.mark.usefixtures("quick_processes")
 
 
 @quick_processes
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name", ["own_selector", "own_correction", "own_data", "own_csv", "own_images", "hybrid", "noisy_samples"]
 )
@@ -54,6 +55,7 @@ def test_own_parts_conform(monkeypatch):
 
 
 @quick_processes
+@pytest.mark.extended
 def test_the_combined_experiment_runs_and_reaches_its_target(tmp_path):
     command = [sys.executable, "-m", "fedstrata", "run", "-q", "--json", str(ROOT / "examples/combined.toml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -61,6 +63,7 @@ def test_the_combined_experiment_runs_and_reaches_its_target(tmp_path):
 
 
 @quick_processes
+@pytest.mark.extended
 def test_the_experiment_on_devices_runs_and_tells_the_time(tmp_path):
     command = [sys.executable, "-m", "fedstrata", "run", "-q", "--json", str(ROOT / "examples/devices.toml")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -69,6 +72,7 @@ def test_the_experiment_on_devices_runs_and_tells_the_time(tmp_path):
 
 
 @quick_processes
+@pytest.mark.extended
 @pytest.mark.parametrize(("name", "kind"), [("label_noise", "label-noise"), ("feature_noise", "feature-noise")])
 def test_the_noise_experiments_compare_methods_that_rank_samples(name, kind, tmp_path):
     command = [sys.executable, "-m", "fedstrata", "compare", "-q", "--json", str(ROOT / f"examples/{name}.toml")]
@@ -107,6 +111,7 @@ TABLES = {  # files that hold a comparison: each as it is, and how few of its ce
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_one_file_and_one_command(name, cli):
     rows, conditions, small, fewer, cells = TABLES[name]

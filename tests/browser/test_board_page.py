@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from fedstrata import Run, train
 from fedstrata.board.notes import read_notes
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.extended]
 POINTS = "(many) => document.querySelector('[data-figure=accuracy]')?.calcdata?.[0]?.length === many"
 
 

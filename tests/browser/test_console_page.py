@@ -25,7 +25,7 @@ from fedstrata.deploy.submit import Submission
 from fedstrata.remote.orders import FILE
 from fedstrata.runs.folder import Run
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.extended]
 
 
 @pytest.fixture

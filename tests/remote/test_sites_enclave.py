@@ -120,6 +120,7 @@ def test_terms_that_the_service_was_not_told_are_found_out(tmp_path, keys, monke
         away(keys, there(keys), tmp_path / "run")
 
 
+@pytest.mark.extended
 def test_a_run_goes_on_with_a_fresh_enclave_that_selects_the_same(tmp_path, keys):
     """Also where picks are exchanged at random: by a secret that sites have of the run, and no server."""
     noisy = INSIDE | {"privacy.enclave.noise": 0.5, "train.rounds": 9}
@@ -138,6 +139,7 @@ def test_a_run_goes_on_with_a_fresh_enclave_that_selects_the_same(tmp_path, keys
     assert selected(run) != selected(train(overrides=SMALL | noisy, out=tmp_path / "here")), "whose seed all know"
 
 
+@pytest.mark.extended
 def test_masked_labels_go_with_an_enclave(tmp_path, keys):
     run = away(keys, there(keys), tmp_path / "run", INSIDE | {"privacy.labels": "prf", "train.rounds": 2})
     assert np.isfinite(run.summary["accuracy"])

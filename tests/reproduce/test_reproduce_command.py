@@ -148,6 +148,7 @@ def test_another_reading_has_results_of_its_own(typed, tmp_path):
     assert "X1 as more local work: FedBSS" in typed("show", "X1").output
 
 
+@pytest.mark.extended
 def test_a_method_of_ours_is_played_beside_a_table_and_voids_nothing(typed, tmp_path):
     typed("run", "X1", "-q")
     before = (tmp_path / "reproduce/results/X1.json").read_bytes()

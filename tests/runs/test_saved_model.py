@@ -149,6 +149,7 @@ def test_an_exported_model_gives_the_same_logits_without_fedstrata(trained, pict
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 def test_the_five_lines_of_the_document_need_no_fedstrata(trained, pictures, tmp_path):
     export(trained.saved, "torch-export", tmp_path / "photos.pt2")
     x = trained.saved.inputs(pictures).x[::10]

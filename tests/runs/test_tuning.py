@@ -258,6 +258,7 @@ def test_a_search_that_was_cut_off_goes_on_as_if_it_had_not_been():
     assert suggested("cut")[:6] == suggested("whole")
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("quick_processes")
 def test_trials_that_stay_behind_are_pruned_in_this_process_and_in_others():
     tune = {"train.lr": "0.01..4", "tuner": "optuna", "trials": 12, "budget": "rounds=5", "seeds": 2}
