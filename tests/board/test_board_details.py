@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import date
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from fedstrata.board.feed import Board
 from fedstrata.board.groups import group_rows
 from fedstrata.board.index import RunIndex
 from fedstrata.board.notes import FILE, Notes, read_notes, write_notes
+from fedstrata.board.settings import flatten
 from fedstrata.core.errors import RequestError
 
 HERE = {"origin": "http://localhost:8765", "content-type": "application/json"}
@@ -205,3 +207,10 @@ def test_notes_are_plain_text():
     assert Notes.of({"note": "a\x1b[2J\nb\u202e", "tags": []}).note == "a [2J\nb "
     with pytest.raises(RequestError, match="notes are"):
         Notes.of(None)
+
+
+def test_settings_that_json_does_not_know_are_told_in_words():
+    asked = {"train": {"lr": float("inf"), "targets": [float("nan"), 0.5]}, "begun": date(2026, 11, 18)}
+    told = {"train.lr": "inf", "train.targets": ["nan", 0.5], "begun": "2026-11-18"}
+    assert flatten(asked) == told
+    json.dumps(flatten(asked), allow_nan=False)

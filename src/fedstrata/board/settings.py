@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -25,8 +26,18 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Settings:
         if isinstance(value, Mapping):
             found |= flatten(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
+            found[f"{prefix}{key}"] = _plain(value)
     return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of TOML as a page can read it: JSON has no infinite numbers, and no dates."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    known = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    return value if known else str(value)
 
 
 def unusual(table: Mapping[str, Any]) -> Settings:
