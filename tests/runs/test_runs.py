@@ -357,3 +357,10 @@ def test_where_a_run_is_executed_may_change_on_the_way(tmp_path):
     file.write_text(changed.replace('workers = "auto"', "workers = 1"))
     run = resume(tmp_path / "run")
     assert all(torch.equal(t, run.model()[name]) for name, t in whole.model().items())
+
+
+def test_a_run_is_opened_by_the_name_of_its_folder(tmp_path):
+    Run.create(tmp_path / "run", "")
+    assert Run.open(str(tmp_path / "run")).path == tmp_path / "run"
+    with pytest.raises(RequestError, match="is not a run folder"):
+        Run.open(str(tmp_path))

@@ -150,7 +150,7 @@ class Run(Predictor):
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> Run:
+    def open(cls, path: Path | str) -> Run:
         """Open an existing run; one that was killed before its first event has an experiment, and nothing else.
 
         Parameters
@@ -167,6 +167,7 @@ class Run(Predictor):
         RequestError
             If it is not a run folder.
         """
+        path = Path(path)
         begun = any((path / name).exists() for name in ("checkpoint/CURRENT", "summary.json"))
         needed = ["experiment.toml", *(["events.jsonl"] if begun else [])]
         missing = [name for name in needed if not (path / name).is_file()]
