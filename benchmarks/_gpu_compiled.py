@@ -1,10 +1,10 @@
 """On a GPU, in less than three minutes: what compiled steps, channels last and planning ahead bring.
 
-`python -m benchmarks._gpu_compiled [PART ...]`: all parts by default. What fails says so, and the rest is
-measured. `resnet18`, `cnn`, `resnet9`: a local step as it is recorded, on one stream and on ten, plain and compiled,
-with channels last or not. `stratify`: an epoch of Stratify's batch mode with the size of Fashion-MNIST, planned in turn
-and ahead. `start`: seconds from a process's start to its first round, without a compiler, with one that starts from
-nothing, and with its folder warm.
+`python -m benchmarks._gpu_compiled [PART ...]`: all parts by default. What fails says so, and the rest is measured.
+`resnet18`, `cnn`, `signals`, `resnet9`, `resnet9-tf32`: a local step as it is recorded, on one stream and on ten, plain
+and compiled, with channels last or not. `stratify`: an epoch of Stratify's batch mode with the size of Fashion-MNIST,
+planned in turn and ahead. `start`: seconds from a process's start to its first round, without a compiler, with one that
+starts from nothing, and with its folder warm.
 """
 
 from __future__ import annotations
@@ -52,8 +52,14 @@ WORKLOADS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {
         {"model.name": "cnn-mcmahan", "engine.precision": "tf32", "train.batch_size": 32},
     ),
     "resnet9": ((3, 32, 32), 40, RESNET | {"model.name": "resnet9", "model.norm": "bn"}),
+    "resnet9-tf32": (
+        (3, 32, 32),
+        40,
+        {"model.name": "resnet9", "model.norm": "bn", "engine.precision": "tf32", "train.batch_size": 64},
+    ),
 }
-WAYS = {"plain": (False, False), "channels last": (False, True), "compiled": (True, False), "both": (True, True)}
+WORKLOADS["signals"] = ((9, 128), 200, WORKLOADS["cnn"][2] | {"model.name": "har-cnn1d", "train.batch_size": 64})
+WAYS = {"plain": (False, False), "compiled": (True, False), "compiled, channels last": (True, True)}
 
 
 def main(parts: list[str]) -> None:
@@ -110,7 +116,6 @@ def _step(name: str, shape: tuple[int, ...], count: int, asked: Mapping[str, Any
     rows = np.arange(count * size) % len(session.federation.train)
     batches = Batches(rows, np.full(count, size), np.full(count, 0.01), rows * 7_919)
     for trainer, stream in lanes:
-        trainer.network.prefer_channels_last(last and not compiled)
         with torch.cuda.stream(stream):
             trainer.load(model)
             trainer._start()

@@ -18,7 +18,10 @@ from fedstrata.client.pure_step import step_tensors
 from fedstrata.client.trainer import Trainer
 from fedstrata.core import registry
 from fedstrata.engines.local import compiled_step
-from fedstrata.engines.local.compiled_step import Compiler, compile_step, distance, trace_step
+from fedstrata.engines.local.compiled_step import Compiler, compile_step, distance, put_channels_last, trace_step
+from fedstrata.engines.local.cost import Guess
+from fedstrata.engines.local.gpu import MPS_PIPES
+from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 
@@ -88,6 +91,74 @@ def test_half_precision_and_augmentation():
 def test_every_method(method):
     normed = {"model__norm": "batch"} if method in ("fedtan", "stratify-batch") else {}
     assert apart(trainer_of("mlp", method__name=method, **normed)) < 1e-9
+
+
+# ---- channels last ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "norm"), [("resnet9", "gn"), ("resnet9", "bn"), ("cnn-mcmahan", None)])
+def test_convolutions_have_their_channels_last_and_the_step_is_the_same(model, norm):
+    trainer = trainer_of(model, **({"model__norm": norm} if norm else {}))
+    tensors, laid = step_tensors(trainer), []
+    graph = trace_step(trainer, tensors, SIZE, True)
+    put_channels_last(graph)
+
+    class Watch(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            if target in compiled_step.CONVOLUTIONS:
+                images = args[: compiled_step.CONVOLUTIONS[target]]
+                wide = min(images[-1].shape[:2]) >= compiled_step.WIDE
+                laid.append(not wide or all(i.is_contiguous(memory_format=torch.channels_last) for i in images))
+            return super().call_function(target, args, kwargs)
+
+    assert distance(trainer, tensors, lambda tensors: Watch(graph).run(*tensors), SIZE, True) < 1e-9
+    assert laid
+    assert all(laid)
+
+
+def test_steps_of_the_same_operations_share_what_is_compiled():
+    def name(**asked):
+        trainer = trainer_of(**asked)
+        tensors = step_tensors(trainer)
+        return compiled_step._name(trace_step(trainer, tensors, SIZE, True), tensors)
+
+    assert name() == name()
+    assert name() != name(method__name="fedprox")
+    assert name(train__optimizer="adam") == name(train__optimizer="adam") != name()
+
+
+# ---- when it pays ----------------------------------------------------------------------------------------------------
+
+
+def compiles(rounds, monkeypatch, neighbours=False, **asked):
+    """Say whether a run of LeNet-5 on 2,000 samples would be compiled on a GPU."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2_000, 1, 28, 28), dtype=np.float32), np.arange(2_000) % 10
+    federation = Federation.from_arrays(x, y, 10, partition=Iid(), test=(x[:10], y[:10]))
+    asked = {f"{key.replace('__', '.')}": value for key, value in asked.items()}
+    asked |= {"model.name": "lenet5", "train.rounds": rounds, "train.clients_per_round": 10, "train.batch_size": 10}
+    work = build_session(describe_experiment(None, None, asked, federation, None), federation, None)
+    monkeypatch.delenv(MPS_PIPES, raising=False)
+    if neighbours:
+        monkeypatch.setenv(MPS_PIPES, "/somewhere")
+    updates = 0 if work.plan.driver.together else 10 * rounds
+    guess = Guess.of(work.plan.local, federation, updates)
+    return LocalEngineOptions()._compiler(work.plan.local, guess, False, lambda _: None) is not None
+
+
+def test_short_runs_are_not_compiled_and_long_ones_are(monkeypatch):
+    assert not compiles(20, monkeypatch, train__epochs=1)
+    assert compiles(20_000, monkeypatch, train__epochs=1)
+
+
+def test_neighbours_on_the_gpu_make_shorter_ones_pay(monkeypatch):
+    assert not compiles(800, monkeypatch, train__epochs=1)
+    assert compiles(800, monkeypatch, neighbours=True, train__epochs=1)
+
+
+def test_schedules_count_as_much_as_client_updates(monkeypatch):
+    assert compiles(20_000, monkeypatch, method__name="stratify-batch")
+    assert not compiles(20, monkeypatch, method__name="stratify-batch")
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +237,9 @@ def test_what_fails_or_differs_is_taken_as_it_is_and_said_once(make, why, monkey
 def test_workers_share_what_is_compiled_and_it_is_remembered(monkeypatch):
     one, other, plain, made = trainer_of(), trainer_of(), trainer_of(), []
 
-    def make(trainer, tensors, *size):
-        made.append(size)
-        graph = trace_step(trainer, tensors, *size)
+    def make(trainer, tensors, width, full, channels_last):
+        made.append((width, full))
+        graph = trace_step(trainer, tensors, width, full)
         return lambda tensors: graph(*tensors)
 
     monkeypatch.setattr(compiled_step, "compile_step", make)

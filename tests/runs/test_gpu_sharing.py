@@ -9,7 +9,7 @@ from fedstrata.runs.compare import gpu_sharing
 
 @pytest.mark.parametrize(("jobs", "wanted", "each"), [(4, None, 16), (100, None, 1), (4, "10", 10), (4, "32", 16)])
 def test_cells_share_the_queues_and_a_user_may_ask_for_fewer(jobs, wanted, each, monkeypatch):
-    monkeypatch.setenv(gpu_sharing.PIPES, "/somebody's")
+    monkeypatch.setenv(gpu_sharing.MPS_PIPES, "/somebody's")
     monkeypatch.delenv(gpu_sharing.CONNECTIONS, raising=False)
     if wanted:
         monkeypatch.setenv(gpu_sharing.CONNECTIONS, wanted)

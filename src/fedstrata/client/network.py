@@ -24,7 +24,6 @@ class Network(nn.Module):
         self.module, self._head, self._half = module, head, half
         self._features: Tensor | None = None
         self._channels_last: bool | None = None  # whether the module takes images so; None: not tried yet
-        self._on_gpu = False  # whether they are given so there
         self.head.register_forward_pre_hook(self._remember, with_kwargs=True)
 
     @property
@@ -35,13 +34,9 @@ class Network(nn.Module):
     def _remember(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._features = next(iter((*args, *named.values()))).flatten(1)
 
-    def prefer_channels_last(self, on: bool) -> None:
-        """Say whether images on a GPU lie with their channels last; on a CPU they do."""
-        self._on_gpu = on
-
     def to_preferred_layout(self, x: Tensor) -> Tensor:
-        """Return images as convolutions like them best."""
-        if x.ndim != 4 or (x.is_cuda and not self._on_gpu):
+        """Return images as convolutions like them best; on a GPU, where they are compiled, the compiler sees to it."""
+        if x.ndim != 4 or x.is_cuda:
             return x
         if self._channels_last is None:
             self._channels_last = self._takes(x[:1].contiguous(memory_format=torch.channels_last))

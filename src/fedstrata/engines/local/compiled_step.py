@@ -26,10 +26,15 @@ from fedstrata.client.trainer import Trainer
 from fedstrata.core.client_parts import ClientPlan
 from fedstrata.data import store
 
+aten = torch.ops.aten
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# How far two ways to compute a step may be apart: rounding is, in bf16, a tenth of a gradient; a blunder is all of it.
-NEAR = {"fp64": 1e-9, "fp32": 0.02, "tf32": 0.1, "bf16": 0.25}
+# How far two ways to compute a step may be apart: rounding is, of few bits, a tenth of a gradient; a blunder is all.
+NEAR = {"fp64": 1e-9, "fp32": 0.02, "tf32": 0.25, "bf16": 0.25}
+CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}  # images among their arguments
+WIDE = 16  # channels from which on they are better last
+TENSOR_CORES = ("tf32", "bf16")  # precisions that they compute in
 CHECKED = 2  # steps that are taken both ways
+_COMPILED: dict[str, Any] = {}  # in this process, by what it is made of: the runs of a comparison share it
 Step = Callable[[int, bool], None]
 Run = Callable[[Sequence[Tensor]], Any]
 
@@ -38,7 +43,7 @@ class Compiler:
     """Compiles the steps of a pool's workers; `give_up` hears why one could not be."""
 
     def __init__(self, local: ClientPlan, precision: str, give_up: Callable[[str], None]):
-        self._near, self._give_up, self.channels_last = NEAR[precision], give_up, precision == "bf16"
+        self._near, self._give_up, self.channels_last = NEAR[precision], give_up, precision in TENSOR_CORES
         self._made: dict[tuple[object, ...], Run | None] = {}  # None: it is taken as it is
         self.apart = 0.0  # how far the last one was from the plain step
         self._folder = Path(os.environ.get(FOLDER) or store.folder() / ".compiled")
@@ -67,9 +72,8 @@ class Compiler:
 
     def _compiled(self, trainer: Trainer, tensors: list[Tensor], width: int, full: bool) -> Run | None:
         os.environ[FOLDER] = str(self._folder)
-        trainer.network.prefer_channels_last(self.channels_last)
         try:
-            run = compile_step(trainer, tensors, width, full)
+            run = compile_step(trainer, tensors, width, full, self.channels_last)
             self.apart = distance(trainer, tensors, run, width, full)
             if self.apart <= self._near:
                 with suppress(OSError):  # only a later guess depends on it
@@ -81,25 +85,39 @@ class Compiler:
             raise
         except Exception as error:  # a compiler may fail in any way
             why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-        trainer.network.prefer_channels_last(False)
         self._give_up(f"local steps are not compiled: {why}")
         return None
 
 
-def compile_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> Run:
+def compile_step(
+    trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool, channels_last: bool = False
+) -> Run:
     """Compile a step as a function of the tensors that it reads and changes."""
     from torch._inductor import compile as compile_graph  # noqa: PLC0415  takes seconds, and few runs need it
 
     graph = trace_step(trainer, tensors, width, full)
+    if channels_last:
+        put_channels_last(graph)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it advises on precision, which is the user's choice
-        compiled: Any = compile_graph(graph, list(tensors))
+        name = _name(graph, tensors)
+        if name not in _COMPILED:
+            _COMPILED[name] = compile_graph(graph, list(tensors))
+    compiled = _COMPILED[name]
 
     def run(tensors: Sequence[Tensor]) -> None:
         with torch.no_grad():
             compiled(*tensors)
 
     return run
+
+
+def _name(graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> str:
+    """Return a name that two steps share if they are the same operations on tensors of the same kind."""
+    held = _held(graph)
+    kinds = [(t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *held)]
+    values = b"".join(t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for t in held)
+    return sha256(repr((graph.code, kinds)).encode() + values).hexdigest()
 
 
 def trace_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> torch.fx.GraphModule:
@@ -119,16 +137,41 @@ def trace_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bo
     return graph
 
 
+def put_channels_last(graph: torch.fx.GraphModule) -> None:
+    """Give convolutions their images with channels last, as tensor cores want them; what makes these writes them so.
+
+    Norms between them forget how their input lay, so that a step whose images begin so does not stay so.
+    """
+    nodes = graph.graph
+    for node in [*nodes.nodes]:
+        if node.target is aten.view.default:  # gradients of weights lie otherwise now
+            node.target = aten.reshape.default
+        if (given := CONVOLUTIONS.get(node.target)) is None:
+            continue
+        images = [node.args[place] for place in range(given)]
+        if any(image.meta["val"].ndim != 4 for image in images) or min(images[-1].meta["val"].shape[:2]) < WIDE:
+            continue
+        with nodes.inserting_before(node):
+            for place, image in enumerate(images):
+                turned = nodes.call_function(aten.clone.default, (image,), {"memory_format": torch.channels_last})
+                node.update_arg(place, turned)
+    graph.recompile()
+
+
 def _check(graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> None:
     """Refuse a step that is no function of its tensors: it draws, or holds on to what belongs to one worker."""
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise ValueError(f"it draws from torch's own generator ({node.target})")
     known = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
-    for node in graph.graph.find_nodes(op="get_attr"):
-        held = getattr(graph, node.target)
-        if isinstance(held, Tensor) and held.numel() and held.untyped_storage().data_ptr() in known:
-            raise ValueError("it uses a tensor of the model under another name, such as tied weights")
+    if any(t.numel() and t.untyped_storage().data_ptr() in known for t in _held(graph)):
+        raise ValueError("it uses a tensor of the model under another name, such as tied weights")
+
+
+def _held(graph: torch.fx.GraphModule) -> list[Tensor]:
+    """Return the tensors that a step uses and nobody gives it."""
+    held = [getattr(graph, node.target) for node in graph.graph.find_nodes(op="get_attr")]
+    return [t for t in held if isinstance(t, Tensor)]
 
 
 def distance(trainer: Trainer, tensors: Sequence[Tensor], run: Run, width: int, full: bool) -> float:

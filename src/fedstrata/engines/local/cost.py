@@ -13,7 +13,8 @@ from fedstrata.data.federation import Federation
 
 SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
 PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions
-SECONDS_A_STEP_ON_GPU, PRODUCTS_A_SECOND_ON_GPU = 1.4e-4, 1.7e14  # of an H200 on ten streams, measured
+SECONDS_A_STEP_ON_GPU, PRODUCTS_A_SECOND_ON_GPU = 1.4e-4, 4e13  # of an H200 on ten streams, measured
+SECONDS_TO_COMPILE, A_LAYER = 5.0, 0.55  # beside an H200: for the compiler itself, and for every layer
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,22 @@ class Guess:
     products: int  # of a sample's forward pass
     seconds: float  # of the whole run on one core
     on_gpu: float  # the same on a GPU
+    compiling: float  # seconds before the first step of a GPU, if it is compiled
 
     @classmethod
     def of(cls, local: ClientPlan, federation: Federation, client_updates: int) -> Guess:
         """Guess."""
         samples = len(federation.train_split.rows) / len(federation)
         steps = local.epochs * samples / local.batch_size
-        products = products_a_sample(local.build().to(local.dtype), local.inputs(federation.train.x[:2], local.dtype))
+        module = local.build().to(local.dtype)
+        products = products_a_sample(module, local.inputs(federation.train.x[:2], local.dtype))
         all_products = 3 * products * local.epochs * samples
         step = steps * SECONDS_A_STEP + all_products / PRODUCTS_A_SECOND
         on_gpu = steps * SECONDS_A_STEP_ON_GPU + all_products / PRODUCTS_A_SECOND_ON_GPU
-        return cls(products, client_updates * step, client_updates * on_gpu)
+        layers = sum(not any(layer.children()) for layer in module.modules())
+        # Clients that only work together are not counted as client updates; a round of theirs is as long as any other.
+        updates_on_gpu = client_updates or local.rounds * len(federation)
+        return cls(products, client_updates * step, updates_on_gpu * on_gpu, SECONDS_TO_COMPILE + layers * A_LAYER)
 
 
 def products_a_sample(module: nn.Module, x: Tensor) -> int:

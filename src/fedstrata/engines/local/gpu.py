@@ -31,11 +31,18 @@ from fedstrata.engines.local.engine import Answer, Assignment, InProcessPool, Wo
 LARGE = 1e9  # multiplications of a batch that keep a GPU busy by themselves
 FOR_SAMPLES, FOR_STATE = 0.25, 0.25  # of the memory that is free, for normalised samples and for client state
 CHUNK = 8192  # samples that are normalised at a time
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"  # set where processes compute on a GPU side by side
+NEIGHBOURS = 4  # as many as fill a GPU
 
 
 def uses_gpu(device: str) -> bool:
     """Say whether `engine.device` means a GPU on this machine."""
     return device != "cpu" and torch.cuda.is_available()
+
+
+def has_neighbours() -> bool:
+    """Say whether other processes use the GPU while this one does not."""
+    return MPS_PIPES in os.environ
 
 
 def wake_gpu() -> None:

@@ -14,16 +14,16 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from fedstrata.engines.local.gpu import MPS_PIPES, has_neighbours
+
 CONTROL = "nvidia-cuda-mps-control"
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-CELLS = 4  # at a time, where they can share
 QUEUES = 64  # of the hardware, for all cells together
 
 
 def can_share() -> bool:
     """Say whether processes can compute side by side on this machine's GPUs."""
-    return PIPES in os.environ or shutil.which(CONTROL) is not None
+    return has_neighbours() or shutil.which(CONTROL) is not None
 
 
 @contextmanager
@@ -31,11 +31,11 @@ def sharing_gpu(jobs: int) -> Iterator[Mapping[str, str]]:
     """Give the environment in which so many processes share the GPUs, as long as they run."""
     fewer = int(os.environ.get(CONNECTIONS, QUEUES))  # as a user wants it whose other commands share the GPU too
     queues = {CONNECTIONS: str(max(min(QUEUES // jobs, fewer), 1))}
-    if PIPES in os.environ or not can_share():  # somebody's service serves us too
+    if has_neighbours() or not can_share():  # somebody's service serves us too
         yield queues
         return
     with tempfile.TemporaryDirectory(prefix="fedstrata-mps-", ignore_cleanup_errors=True) as folder:
-        service = {PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        service = {MPS_PIPES: folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         begun = subprocess.run([CONTROL, "-d"], env={**os.environ, **service}, capture_output=True, check=False)
         try:
             yield {**queues, **service} if begun.returncode == 0 else queues

@@ -11,9 +11,9 @@ from torch import nn
 from fedstrata.core.errors import RequestError
 from fedstrata.core.threads import cores
 from fedstrata.data.federation import Federation
-from fedstrata.engines.local.gpu import uses_gpu
+from fedstrata.engines.local.gpu import NEIGHBOURS, uses_gpu
 from fedstrata.runs.compare.cells import Cell
-from fedstrata.runs.compare.gpu_sharing import CELLS, can_share
+from fedstrata.runs.compare.gpu_sharing import can_share
 from fedstrata.runs.compare.pool import ENDS, Tell, in_turn, side_by_side, why_not
 from fedstrata.runs.compare.ray_cells import LOCAL, on_cluster
 
@@ -40,7 +40,7 @@ def choose_jobs(
     if engine.kind == "ray":  # whose workers take the whole cluster
         return 1, None
     if uses_gpu(engine.device):
-        return (CELLS if can_share() and reason is None and len(cells) > CELLS else 1), None
+        return (NEIGHBOURS if can_share() and reason is None and len(cells) > NEIGHBOURS else 1), None
     if sum(cell.guess for cell in cells) < WORTH_PROCESSES:
         return 1, None
     jobs = max(min(cores() // (1 if engine.workers == "auto" else engine.workers), len(cells)), 1)

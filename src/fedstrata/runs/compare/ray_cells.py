@@ -23,10 +23,10 @@ from torch import nn
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
+from fedstrata.engines.local.gpu import NEIGHBOURS
 from fedstrata.engines.ray.cluster import RUNNING, Cluster
 from fedstrata.engines.ray.members import Share
 from fedstrata.runs.compare.cells import Cell
-from fedstrata.runs.compare.gpu_sharing import CELLS
 from fedstrata.runs.compare.pool import CellRunner, Pruned, Tell
 
 RETRIES = 3  # of a cell whose node or process was lost
@@ -177,7 +177,9 @@ class CellQueue:
     def _share(self, cell: Cell) -> Share:
         on_gpu = cell.experiment.engine.device != "cpu" and any(node.gpus for node in self._cluster.nodes())
         workers = cell.experiment.engine.workers
-        return Share(cpus=1.0 if workers == "auto" or on_gpu else float(workers), gpus=1 / CELLS if on_gpu else 0.0)
+        return Share(
+            cpus=1.0 if workers == "auto" or on_gpu else float(workers), gpus=1 / NEIGHBOURS if on_gpu else 0.0
+        )
 
     def _room(self, cell: Cell) -> int:
         """Return how many cells are played at a time: what fits now, which changes when nodes join."""
