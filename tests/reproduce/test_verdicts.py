@@ -11,7 +11,7 @@ from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, departures, figure
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.show import from_printed
 from fedstrata.reproduce.table import Wanted, read_table
-from fedstrata.reproduce.verdict import BETTER, FAILS, IN_ORDER, NOT_INFERIOR, OTHER, WORSE, contrast, judge
+from fedstrata.reproduce.verdict import BETTER, FAILS, IN_ORDER, NOT_INFERIOR, OTHER, SMALLER, WORSE, contrast, judge
 
 TABLE = read_table(TEXT)
 WOBBLE = (-0.002, -0.001, 0.0, 0.0, 0.001, 0.002)  # of six seeds, mean 0
@@ -88,6 +88,15 @@ def test_the_order_holds_where_other_figures_show_the_same_sign_in_every_pair(tm
     assert found.p == pytest.approx(2 / 2**12)  # twelve pairs, all positive
     assert (found.seeds, found.wanted) == (6, 6)
     assert judge({"X1": own})["X1"].word == IN_ORDER
+
+
+def test_a_gain_in_every_pair_that_is_far_below_the_claim_holds_in_order_alone(tmp_path):
+    assert word(tmp_path, {"fedavg": (0.70, 0.80), "fedprox": (0.705, 0.805)}) == SMALLER
+
+
+def test_where_no_baseline_is_printed_there_is_nothing_to_contrast():
+    part = read_table(TEXT.replace("fedavg = [50.0, 60.0]", "fedavg = [50.0, nan]"))
+    assert {one.condition for one in part.wanted() if part.primary(one)} == {"few"}
 
 
 def test_a_gain_far_below_the_claim_does_not_hold(tmp_path):

@@ -234,8 +234,11 @@ class PaperTable:
         return (min if self.metrics[self.metric].lower else max)(known, key=lambda row: known[row])
 
     def primary(self, wanted: Wanted) -> bool:
-        """Say whether a run belongs to the primary contrast."""
-        return wanted.method in (self.method, self.baseline(wanted.condition))
+        """Say whether a run belongs to the primary contrast: where nothing is printed, there is nothing to contrast."""
+        baseline = self.baseline(wanted.condition)
+        if baseline is None and any(self._baselines.values()):
+            return False
+        return wanted.method in (self.method, baseline)
 
     def wanted(self) -> list[Wanted]:
         """Return all runs in the order of their weight: the primary contrast seed by seed, then the other rows."""

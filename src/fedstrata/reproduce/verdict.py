@@ -5,7 +5,10 @@
 * *holds in order*: the primary contrast, the paper's method less its strongest printed baseline, paired over at least
   six seeds in every condition, is above 0 with p < 0.05: a sign-flip test over all pairs, corrected by Holm for the
   primary contrasts of all tables of the paper.
-* *does not hold*: the upper end of the paired interval is below 0, or below half the gain that the paper prints.
+* *holds in order, not in size*: likewise, but the upper end of the paired interval is below half the gain that the
+  paper prints.
+* *does not hold*: neither, and the upper end of the paired interval is below 0, or below half the gain that the paper
+  prints.
 * *open*: anything else; so also while runs are missing. A table without a contrast holds by its figures or is open.
 * *not comparable*: the file says why.
 
@@ -28,7 +31,8 @@ from fedstrata.runs.compare.paired import difference, holm
 SEEDS = 6  # least, in every condition
 LEVEL = 0.05
 
-IN_ORDER, FAILS, OTHER = "holds in order", "does not hold", "not comparable"
+IN_ORDER, SMALLER = "holds in order", "holds in order, not in size"
+FAILS, OTHER = "does not hold", "not comparable"
 BETTER, NOT_INFERIOR, WORSE = "better", "not inferior", "worse"
 
 
@@ -109,12 +113,11 @@ def _word(results: Results, c: Contrast, p_holm: float | None) -> str:
         return OPEN
     if same:
         return HOLDS
-    if c.mean > 0 and p_holm is not None and p_holm < LEVEL:
-        return IN_ORDER
     upper = c.interval[1]
-    if upper < 0 or (c.claimed is not None and c.claimed > 0 and upper < c.claimed / 2):
-        return FAILS
-    return OPEN
+    small = c.claimed is not None and c.claimed > 0 and upper < c.claimed / 2
+    if c.mean > 0 and p_holm is not None and p_holm < LEVEL:
+        return SMALLER if small else IN_ORDER
+    return FAILS if upper < 0 or small else OPEN
 
 
 def _beside(c: Contrast) -> str:
