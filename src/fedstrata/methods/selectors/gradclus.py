@@ -60,10 +60,13 @@ class GradClus(Selector):
         if view.round < self.warm_up:
             return counted(rng.choice(ids, view.k, p=sizes / sizes.sum()))
         updates, measure = self._updates(state, view, ids), DISTANCES[self.distance]
+
+        def between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+            own = updates[a]
+            return measure(own, own if a is b else updates[b])
+
         # where a sample stands for all, it must have a client for each of k clusters
-        tree = ward(
-            len(ids), lambda a, b: measure(updates[a], updates[b]), self.ward_on, max(self.LIMIT, view.k), others
-        )
+        tree = ward(len(ids), between, self.ward_on, max(self.LIMIT, view.k), others)
         if tree.flat:
             used = "urns by size" if self.mass_rule else "random clients"
             view.note("fallback", what="groups of similar updates", used=used, why="no two updates differ")

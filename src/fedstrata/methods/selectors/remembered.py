@@ -87,16 +87,18 @@ def refuse_beyond(limit: int, view: View, who: str, instead: str) -> None:
 
 def angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the angle between each row of one and each row of the other; 0 where one has no length."""
-    length = np.outer(np.sqrt(_squares(a)), np.sqrt(_squares(b)))
-    cosine = np.where(length > 0, _products(a, b) / np.where(length > 0, length, 1.0), 1.0)
+    products, first, second = _products(a, b)
+    length = np.outer(np.sqrt(first), np.sqrt(second))
+    cosine = np.where(length > 0, products / np.where(length > 0, length, 1.0), 1.0)
     rounded: np.ndarray = np.arccos(np.clip(np.round(cosine, 12), -1.0, 1.0))
     return rounded
 
 
 def lengths(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the Euclidean distance between each row of one and each row of the other."""
-    both = _squares(a)[:, None] + _squares(b)
-    square = both - 2 * _products(a, b)
+    products, first, second = _products(a, b)
+    both = first[:, None] + second
+    square = both - 2 * products
     apart: np.ndarray = np.sqrt(np.where(square > SAME * both, square, 0.0))
     return apart
 
@@ -106,15 +108,18 @@ def blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.stack([np.abs(b - row).sum(1, dtype=np.float64) for row in a])
 
 
-def _products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Multiply in double precision without copying all numbers to it at once."""
-    total = np.zeros((len(a), len(b)))
+def _products(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the products of all pairs, and of each row of either with itself.
+
+    In double precision, without copying all numbers to it at once; rows that are compared with themselves take half.
+    """
+    total, first, second = np.zeros((len(a), len(b))), np.zeros(len(a)), np.zeros(len(b))
     for start in range(0, a.shape[1], CHUNK):
         part = slice(start, start + CHUNK)
-        total += a[:, part].astype(np.float64) @ b[:, part].astype(np.float64).T
-    return total
-
-
-def _squares(a: np.ndarray) -> np.ndarray:
-    parts = (a[:, start : start + CHUNK].astype(np.float64) for start in range(0, a.shape[1], CHUNK))
-    return np.asarray(sum(((part**2).sum(1) for part in parts), np.zeros(len(a))))
+        own = a[:, part].astype(np.float64)
+        other = own if a is b else b[:, part].astype(np.float64)
+        total += own @ other.T
+        first += np.einsum("ij,ij->i", own, own)
+        if a is not b:
+            second += np.einsum("ij,ij->i", other, other)
+    return total, first, first if a is b else second
