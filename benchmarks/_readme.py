@@ -13,7 +13,7 @@ from typing import Any
 HERE = Path(__file__).parent
 README, SPEED = HERE.parent / "README.md", HERE.parent / "docs" / "speed.md"
 BEGIN, END = "<!-- figures: written by python -m benchmarks._readme -->", "<!-- end of figures -->"
-SHOWN = ("engine", "profile", "gpu", "scaling", "ray", "privacy", "sites", "report")
+SHOWN = ("engine", "profile", "gpu", "gpu_rounds", "gpu_steps", "scaling", "ray", "privacy", "sites", "report")
 FIRST = {  # what the README shows of each
     "engine": ("W2 tiny MLP, Flower", "W2 tiny MLP, pfl-research", "W1 CNN, the naive loop", "W1 CNN, Flower"),
     "gpu": ("fashion-mnist, CNN tf32: the naive loop", "fashion-mnist, 14 methods", "cifar10"),

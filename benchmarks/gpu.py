@@ -6,7 +6,7 @@ tenth of the rounds, and the rest is reckoned from them. Methods whose clients k
 command. A comparison of 14 methods with two seeds is one `fedstrata compare`. Stratify in batch mode is compared with a
 plain loop over as many batches of pooled data. A method's first round comes after `import torch`, which stands beside.
 
-The second table, of single rounds on noise, is in `_gpu_micro.py`; what was tried and not kept, in `_gpu_tried.py`.
+Single rounds on noise are in `gpu_rounds.py`, single steps, with what was tried and not kept, in `gpu_steps.py`.
 
 Data sets are read from the data folder; what is not there is not measured: `fedstrata data fetch fashion-mnist`.
 """
@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from benchmarks import _gpu_micro, _gpu_tried
 from benchmarks._rows import row
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data import store
@@ -72,13 +71,12 @@ class Taken:
 
 
 def measure(quick: bool = False) -> list[dict[str, Any]]:
-    """Return ratios of whole commands, then those of single rounds."""
+    """Return ratios of whole commands."""
     if not torch.cuda.is_available():
         print("torch sees no GPU: nothing is measured", file=sys.stderr)
         return [row("runs on a GPU", None, "x", at_least=8.0)]
     with tempfile.TemporaryDirectory() as folder:
-        rows = list(_real(Path(folder), 10 if quick else ROUNDS, 5 if quick else COMPARED))
-    return rows if quick else [*rows, *_gpu_micro.measure(), *_gpu_tried.measure()]
+        return list(_real(Path(folder), 10 if quick else ROUNDS, 5 if quick else COMPARED))
 
 
 def _real(folder: Path, rounds: int, compared: int) -> Iterator[dict[str, Any]]:
@@ -95,7 +93,7 @@ def _real(folder: Path, rounds: int, compared: int) -> Iterator[dict[str, Any]]:
             yield row(f"fashion-mnist, {method} against fedavg", other.seconds / ours.seconds, "x", at_most=1.4)
         cells = _command(folder / "cells", "compare", asked | {"train.rounds": compared}, METHODS)
         yield row(f"fashion-mnist, 14 methods x 2 seeds x {compared} rounds", cells.seconds, "s", at_most=180.0)
-        asked = STRATIFY | {"train.rounds": max(rounds // 4, 2)}
+        asked = STRATIFY | {"train.rounds": rounds}
         ours, plain = _command(folder / "stratify", "run", asked), _naive(folder / "stratify.toml", asked)
         yield row(
             f"fashion-mnist, Stratify batch, {asked['train.rounds']} epochs: a plain loop over pooled batches",

@@ -14,6 +14,7 @@ from fedstrata.data.federation import Federation
 SECONDS_A_STEP = 5e-4  # what a local step costs whatever its size
 PRODUCTS_A_SECOND = 1e10  # of one core on small convolutions
 SECONDS_A_STEP_ON_GPU, PRODUCTS_A_SECOND_ON_GPU = 1.4e-4, 4e13  # of an H200 on ten streams, measured
+ON_ONE_STREAM = 2.5  # times as long a step takes whose successor must wait for it
 SECONDS_TO_COMPILE, A_LAYER = 5.0, 0.55  # beside an H200: for the compiler itself, and for every layer
 
 
@@ -34,12 +35,13 @@ class Guess:
         module = local.build().to(local.dtype)
         products = products_a_sample(module, local.inputs(federation.train.x[:2], local.dtype))
         all_products = 3 * products * local.epochs * samples
-        step = steps * SECONDS_A_STEP + all_products / PRODUCTS_A_SECOND
-        on_gpu = steps * SECONDS_A_STEP_ON_GPU + all_products / PRODUCTS_A_SECOND_ON_GPU
+        update = steps * SECONDS_A_STEP + all_products / PRODUCTS_A_SECOND
+        step_on_gpu, updates_on_gpu = SECONDS_A_STEP_ON_GPU, client_updates
+        if not client_updates:  # clients work together: a round is as long as any other, one step after another
+            step_on_gpu, updates_on_gpu = ON_ONE_STREAM * SECONDS_A_STEP_ON_GPU, local.rounds * len(federation)
+        on_gpu = updates_on_gpu * (steps * step_on_gpu + all_products / PRODUCTS_A_SECOND_ON_GPU)
         layers = sum(not any(layer.children()) for layer in module.modules())
-        # Clients that only work together are not counted as client updates; a round of theirs is as long as any other.
-        updates_on_gpu = client_updates or local.rounds * len(federation)
-        return cls(products, client_updates * step, updates_on_gpu * on_gpu, SECONDS_TO_COMPILE + layers * A_LAYER)
+        return cls(products, client_updates * update, on_gpu, SECONDS_TO_COMPILE + layers * A_LAYER)
 
 
 def products_a_sample(module: nn.Module, x: Tensor) -> int:
