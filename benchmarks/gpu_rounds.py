@@ -1,4 +1,4 @@
-"""On a GPU: rounds on compiled and recorded workers against the loop of research code: a deep copy and a DataLoader each.
+"""On a GPU: rounds on compiled workers against the loop that research code has, a deep copy and a DataLoader a client.
 
 Samples of both lie on the device. Ours and the loop are measured alternately, and the ratio of the medians counts.
 Workloads: CNN of 1.66 M parameters and ResNet-18 with group norm, 10 clients a round; an MLP, 40 tiny clients a round;
