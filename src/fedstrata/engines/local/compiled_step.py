@@ -93,7 +93,7 @@ def compile_step(
     trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool, channels_last: bool = False
 ) -> Run:
     """Compile a step as a function of the tensors that it reads and changes."""
-    from torch._inductor import compile as compile_graph  # noqa: PLC0415  takes seconds, and few runs need it
+    from torch._inductor import standalone_compile  # noqa: PLC0415  takes seconds, and few runs need it
 
     graph = trace_step(trainer, tensors, width, full)
     if channels_last:
@@ -102,7 +102,8 @@ def compile_step(
         warnings.simplefilter("ignore")  # it advises on precision, which is the user's choice
         name = _name(graph, tensors)
         if name not in _COMPILED:
-            _COMPILED[name] = compile_graph(graph, list(tensors))
+            # Alone among torch's ways, this one finds on the disk what another process compiled.
+            _COMPILED[name] = standalone_compile(graph, list(tensors), dynamic_shapes="from_example_inputs")
     compiled = _COMPILED[name]
 
     def run(tensors: Sequence[Tensor]) -> None:

@@ -31,7 +31,7 @@ from fedstrata.engines.local.gpu import (
 from fedstrata.engines.local.processes import ProcessPool, why_not
 
 SAVED = 0.28  # of a GPU's time, by compiled steps: a quarter to a third was measured
-KNOWN = 0.5  # of the time that compiling takes, if the same was compiled before
+KNOWN = 0.25  # of the time that compiling takes, if the same was compiled before
 WORTH_A_PROCESS = 20.0  # seconds of work below which starting processes costs more than it saves
 
 
