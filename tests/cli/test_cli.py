@@ -157,6 +157,25 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path):
     assert "Traceback" not in err
 
 
+def children(pid):
+    """Return the file that lists what a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children")
+
+
+@pytest.mark.skipif(not children(os.getpid()).exists(), reason="not on this system")
+@pytest.mark.parametrize("hear", ["everybody", "the command alone"])
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path, hear):
+    """A terminal sends it to all processes of the command; those that still import torch had tracebacks for it."""
+    command = [sys.executable, "-m", "fedstrata", "run", *ENDLESS, "--set", "engine.workers=2", "--out", "run"]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=hear == "everybody"
+    )
+    wait_until(lambda: children(process.pid).read_text(), process)
+    (os.killpg if hear == "everybody" else os.kill)(process.pid, signal.SIGINT)
+    _, err = process.communicate()  # ends when the last worker has closed it
+    assert (process.returncode, err) == (130, "stopped; continue with: fedstrata run --resume run\n")
+
+
 @pytest.mark.usefixtures("quick_processes")
 def test_on_a_terminal_progress_is_a_live_table(tmp_path):
     ours, theirs = pty.openpty()
