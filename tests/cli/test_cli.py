@@ -122,6 +122,7 @@ def test_python_m_fedstrata_is_the_same(tmp_path):
         (["--resume", "x", "--out", "y"], "leave out the file and --out"),
         (["--resume", "x", "--set", "train.lr=3"], "train.lr cannot be changed in a run that has begun; allowed: "),
         (["nowhere.toml"], "nowhere.toml cannot be read"),
+        (["--set", "data.partition=natural"], 'data.partition = "natural" deals by group, but the data has no groups'),
         (["--set", "model.head=nose"], 'model.head = "nose" is not a layer'),
     ],
 )
