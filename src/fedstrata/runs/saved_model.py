@@ -118,7 +118,8 @@ class SavedModel:
         if held.labels is None:
             column = self.info.columns.get("label", "label")
             wanted = f"a column {column}" if self.info.preprocessing.columns else "an .npz with y, or folders by class"
-            raise RequestError(f"{raw} has no labels to compare with; give {wanted}")
+            what = raw if isinstance(raw, str | Path) else "an array"
+            raise RequestError(f"{what} has no labels to compare with; give {wanted}")
         y = class_indices(held.labels, self.classes)
         logits = self.logits(held.x, model)
         hits = logits.argmax(1).numpy() == y
