@@ -66,6 +66,7 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
     assert torch.export.load(tmp_path / "model.pt2").module()(torch.zeros(5, 3)).shape == (5, 2)
     assert cli("export", str(done.path), "--state-dict")[0] == 0
     assert (tmp_path / "model.pt").is_file()
+    assert json.loads(cli("export", str(done.path), "-o", "by-ending.pt", "--json")[1])["kind"] == "state-dict"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,9 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
         (["predict", "RUN", "DATA", "-o", "no/such/out.csv"], "name a file"),
         (["evaluate", "RUN", "narrow.npy"], "has no labels"),
         (["evaluate", "RUN", "other.npz"], '"eggs" is no class of the model; it knows ham, spam'),
-        (["export", "RUN"], "name one form"),
+        (["export", "RUN"], "name one form, or a file with its ending: --onnx (.onnx), "),
+        (["export", "RUN", "-o", "model.zip"], "name one form"),
+        (["predict", "RUNS", "DATA"], "holds no model: name one of the runs below it, such as "),
         (["export", "RUN", "--onnx", "--state-dict"], "name one form"),
         (["export", "RUN", "--state-dict", "-o", "no/such.pt"], "there is no folder"),
     ],
@@ -93,7 +96,9 @@ def test_a_wrong_request_is_one_line_and_writes_nothing(cli, run, tmp_path, args
     for name in ("notes.md", "photo.png", "broken.npz"):
         (tmp_path / name).write_text("words")
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = cli(*[{"RUN": str(done.path), "DATA": str(data)}.get(arg, arg) for arg in args])
+    code, out, err = cli(
+        *[{"RUN": str(done.path), "RUNS": str(done.path.parent), "DATA": str(data)}.get(arg, arg) for arg in args]
+    )
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert said in err

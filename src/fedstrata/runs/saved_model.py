@@ -48,6 +48,9 @@ class SavedModel:
         file = path / "model.safetensors" if path.is_dir() else path
         if not file.is_file():
             why = "its run is not finished, or it is no run folder" if path.is_dir() else "there is no such file"
+            below = [found for depth in ("*", "*/*", "*/*/*") for found in sorted(path.glob(f"{depth}/{file.name}"))]
+            if below:  # a folder of runs, or a comparison
+                why = f"name one of the runs below it, such as {below[0].parent}"
             raise RequestError(f"{path} holds no model: {why}")
         return cls(file)
 
