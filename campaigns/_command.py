@@ -27,6 +27,8 @@ def command(name: str, parts: Mapping[str, Play], arguments: Sequence[str], desc
     asked = parser.parse_args(arguments)
     if asked.quick and asked.save:
         parser.error("--quick is no campaign to store")
+    if asked.go_on and not asked.save:
+        parser.error("--go-on adds to the stored table; say --save too")
     if asked.minutes is not None:
         end_after(asked.minutes)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that it starts: a thousand sites have threads enough

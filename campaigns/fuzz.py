@@ -36,33 +36,46 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--reader", help="only this one")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--save", action="store_true", help="keep the table in campaigns/results/fuzz.json")
-    parser.add_argument("--go-on", action="store_true", help="only readers that the stored table lacks")
+    parser.add_argument("--go-on", action="store_true", help="only cases that the stored table lacks")
     asked = parser.parse_args(arguments)
     if asked.save and asked.first:
         parser.error("what begins in the middle is not stored")
+    if asked.go_on and not asked.save:
+        parser.error("--go-on adds to the stored table; say --save too")
     table = Table(
         file=RESULTS / "fuzz.json" if asked.save else None, command=typed("fuzz", arguments), go_on=asked.go_on
     )
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _used(), hard))
     with TemporaryDirectory() as folder:
-        rows = play(Path(folder), asked.cases, table, asked.reader, asked.first)
+        try:
+            rows = play(Path(folder), asked.cases, table, asked.reader, asked.first)
+        except LookupError as error:
+            parser.error(str(error))
     show(rows)
     return int(any(row.lost for row in rows))
 
 
 def play(folder: Path, cases: int, table: Table, only: str | None = None, first: int = 0) -> list[Row]:
     """Play so many cases, dealt out by what one costs."""
-    chosen = [reader for reader in readers(folder) if only in (None, reader.name)]
+    there = readers(folder)
+    chosen = [reader for reader in there if only in (None, reader.name)]
+    if not chosen:
+        raise LookupError(f"there is no reader {only}; there are: {', '.join(reader.name for reader in there)}")
     shares = sum(reader.share for reader in chosen)
     for reader in chosen:
         row, began = table.row(reader.name), time.monotonic()
-        if not row.tried:
-            row.wanted = max(round(cases * reader.share / shares), 1)
-            for number in range(first, first + row.wanted):
-                row.note(attempt(reader, number))
-            table.keep(row)
+        wanted = max(round(cases * reader.share / shares), 1)
+        if row.tried < wanted:  # the first so many of a reader's cases are always the same
+            row.wanted = wanted
+            try:
+                for number in range(first + row.tried, first + wanted):
+                    row.note(attempt(reader, number))
+            finally:  # Ctrl-C ends a reader in the middle, and a later call goes on there
+                table.keep(row)
             print(f"{row.name}: {row.tried} tried, {row.lost} lost, {time.monotonic() - began:.0f} s", flush=True)
+        else:
+            print(f"{row.name}: {row.tried} tried before, {wanted} asked for: none is left", flush=True)
     return list(table.rows.values())
 
 

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("resource")
 
 import campaigns
-from campaigns import _write, crash, determinism, load, storage
+from campaigns import _write, crash, determinism, fuzz, load, storage
 from campaigns._clock import end_after, in_time
 from campaigns._command import command, play_parts
 from campaigns._faults import Disk
+from campaigns._reader import Reader
 from campaigns._table import NOT_KEPT, RESULTS, Row, Table
 from campaigns.fuzz import play
 
@@ -95,6 +96,50 @@ def test_a_part_of_a_campaign_leaves_the_other_rows_as_they_are(tmp_path):
     call(file := tmp_path / "some.json", "--save", "ab", bad=1)
     call(file, "--part b --save", "b")
     assert stored(file) == [("a", 3, 3, 1, [first]), ("b", 3, 3, 0, [second])]
+
+
+@pytest.fixture
+def one_reader(monkeypatch):
+    monkeypatch.setattr("campaigns.fuzz.readers", lambda folder: [Reader("events", lambda rng: b"", bytes)])
+
+
+def test_more_cases_for_the_readers_begin_where_earlier_ones_ended(tmp_path, monkeypatch, one_reader):
+    played = []
+    monkeypatch.setattr("campaigns.fuzz.attempt", lambda reader, number: played.append(number))
+    kept = {"file": tmp_path / "fuzz.json", "command": "python -m campaigns fuzz", "go_on": True}
+    for cases, tried, numbers in ((5, 5, [0, 1, 2, 3, 4]), (8, 8, [5, 6, 7]), (8, 8, []), (3, 8, [])):
+        played.clear()
+        (row,) = play(tmp_path, cases, Table(**kept))
+        assert played == numbers
+        assert row.tried == row.wanted == tried
+
+
+def test_a_reader_that_is_stopped_goes_on_there(tmp_path, monkeypatch, one_reader):
+    def stop(reader, number):
+        if number == 3:
+            raise KeyboardInterrupt
+
+    kept = {"file": tmp_path / "fuzz.json", "command": "python -m campaigns fuzz", "go_on": True}
+    monkeypatch.setattr("campaigns.fuzz.attempt", stop)
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path, 6, Table(**kept))
+    numbers = []
+    monkeypatch.setattr("campaigns.fuzz.attempt", lambda reader, number: numbers.append(number))
+    play(tmp_path, 6, Table(**kept))
+    assert numbers == [3, 4, 5]
+
+
+@pytest.mark.parametrize("campaign", [fuzz, crash])
+def test_to_go_on_without_the_stored_table_is_refused(campaign, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        campaign.main(["--go-on"])
+    assert "say --save too" in capsys.readouterr().err
+
+
+def test_a_reader_that_is_not_there_is_no_success(capsys, one_reader):
+    with pytest.raises(SystemExit, match="2"):
+        fuzz.main(["--reader", "tea leaves", "--cases", "1"])
+    assert "there is no reader tea leaves; there are: events" in capsys.readouterr().err
 
 
 def test_calls_that_go_on_add_up_and_are_all_named(tmp_path):

@@ -27,6 +27,7 @@ PAGES = sorted(
         *(ROOT / "examples").glob("**/*.md"),
     ]
 )
+SHIPPED = sorted([*ROOT.glob("*.md"), *PACKAGE.glob("**/*.md")])  # what a reader of the code, or a site, gets to see
 ROUND = ROOT / "docs" / "a-round.md"
 WIDEST = 120
 
@@ -68,7 +69,7 @@ def test_named_files_exist(page):
         assert (PACKAGE / path).exists() or (ROOT / path).exists(), path
 
 
-@by_page
+@pytest.mark.parametrize("page", sorted({*PAGES, *SHIPPED}), ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_lines_are_short_outside_tables(page):
     long = [i for i, line in enumerate(page.read_text().splitlines(), 1) if len(line) > WIDEST and line[:1] != "|"]
     assert not long, f"{page.name}, lines {long}"

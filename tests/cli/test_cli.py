@@ -122,6 +122,7 @@ def test_python_m_fedstrata_is_the_same(tmp_path):
         (["--resume", "x", "--out", "y"], "leave out the file and --out"),
         (["--resume", "x", "--set", "train.lr=3"], "train.lr cannot be changed in a run that has begun; allowed: "),
         (["nowhere.toml"], "nowhere.toml cannot be read"),
+        (["--set", "data.partition=natural"], 'data.partition = "natural" deals by group, but the data has no groups'),
         (["--set", "model.head=nose"], 'model.head = "nose" is not a layer'),
     ],
 )
@@ -155,6 +156,25 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_resume(tmp_path):
     assert out == ""
     assert err.splitlines()[-1] == f"stopped; continue with: fedstrata run --resume {tmp_path / 'run'}"
     assert "Traceback" not in err
+
+
+def children(pid):
+    """Return the file that lists what a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children")
+
+
+@pytest.mark.skipif(not children(os.getpid()).exists(), reason="not on this system")
+@pytest.mark.parametrize("hear", ["everybody", "the command alone"])
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path, hear):
+    """A terminal sends it to all processes of the command; those that still import torch had tracebacks for it."""
+    command = [sys.executable, "-m", "fedstrata", "run", *ENDLESS, "--set", "engine.workers=2", "--out", "run"]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=hear == "everybody"
+    )
+    wait_until(lambda: children(process.pid).read_text(), process)
+    (os.killpg if hear == "everybody" else os.kill)(process.pid, signal.SIGINT)
+    _, err = process.communicate()  # ends when the last worker has closed it
+    assert (process.returncode, err) == (130, "stopped; continue with: fedstrata run --resume run\n")
 
 
 @pytest.mark.usefixtures("quick_processes")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from in_process_sites import SITES, SMALL, with_keys
+from PIL import Image
 
 from fedstrata import train
 from fedstrata.config.experiment import Experiment
@@ -65,6 +66,7 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
     assert torch.export.load(tmp_path / "model.pt2").module()(torch.zeros(5, 3)).shape == (5, 2)
     assert cli("export", str(done.path), "--state-dict")[0] == 0
     assert (tmp_path / "model.pt").is_file()
+    assert json.loads(cli("export", str(done.path), "-o", "by-ending.pt", "--json")[1])["kind"] == "state-dict"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,9 @@ def test_an_export_says_where_it_is(cli, run, tmp_path):
         (["predict", "RUN", "DATA", "-o", "no/such/out.csv"], "name a file"),
         (["evaluate", "RUN", "narrow.npy"], "has no labels"),
         (["evaluate", "RUN", "other.npz"], '"eggs" is no class of the model; it knows ham, spam'),
-        (["export", "RUN"], "name one form"),
+        (["export", "RUN"], "name one form, or a file with its ending: --onnx (.onnx), "),
+        (["export", "RUN", "-o", "model.zip"], "name one form"),
+        (["predict", "RUNS", "DATA"], "holds no model: name one of the runs below it, such as "),
         (["export", "RUN", "--onnx", "--state-dict"], "name one form"),
         (["export", "RUN", "--state-dict", "-o", "no/such.pt"], "there is no folder"),
     ],
@@ -92,11 +96,84 @@ def test_a_wrong_request_is_one_line_and_writes_nothing(cli, run, tmp_path, args
     for name in ("notes.md", "photo.png", "broken.npz"):
         (tmp_path / name).write_text("words")
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = cli(*[{"RUN": str(done.path), "DATA": str(data)}.get(arg, arg) for arg in args])
+    code, out, err = cli(
+        *[{"RUN": str(done.path), "RUNS": str(done.path.parent), "DATA": str(data)}.get(arg, arg) for arg in args]
+    )
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert said in err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def lamps(tmp_path_factory):
+    """A run on grey images, and raw ones as people have them: [n, height, width], with labels."""
+    place = tmp_path_factory.mktemp("lamps")
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 2
+    grey = rng.integers(0, 60, (120, 8, 10), dtype=np.uint8)
+    grey[y == 0, :, :5] += 150  # light on the left, or on the right
+    grey[y == 1, :, 5:] += 150
+    names = np.array(["left", "right"])[y]
+    np.savez(place / "lamps.npz", x=grey[:80], y=names[:80], test_x=grey[80:], test_y=names[80:])
+    asked = {"data.name": "own", "data.path": str(place / "lamps.npz"), "data.clients": 2, "model.name": "mlp"}
+    run = train(overrides=asked | {"train.rounds": 5, "engine.workers": 1}, out=place / "run")
+    return run, grey[80:], names[80:]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        lambda grey: grey,
+        lambda grey: grey[:, None],
+        lambda grey: grey[..., None],
+        lambda grey: grey.reshape(len(grey), -1),
+        lambda grey: grey.astype(np.int64),
+        lambda grey: grey.astype(np.float32),
+    ],
+    ids=["no channel", "channel first", "channel last", "flat", "whole numbers", "floats"],
+)
+def test_grey_images_are_taken_in_every_shape_that_says_what_they_are(cli, lamps, raw):
+    run, grey, truth = lamps
+    np.save("raw.npy", raw(grey))
+    np.savez("raw.npz", x_test=raw(grey), y_test=truth)
+    code, out, err = cli("predict", str(run.path), "raw.npy", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["predictions"] == truth.tolist() == run.predict(raw(grey)).tolist()
+    assert json.loads(cli("evaluate", str(run.path), "raw.npz", "--json")[1])["accuracy"] == 1.0
+    assert run.predict(raw(grey).tolist()).tolist() == truth.tolist()
+
+
+def test_one_image_alone_is_predicted(cli, lamps):
+    run, grey, truth = lamps
+    for one in (grey[0], grey[0][None], grey[0][..., None]):
+        np.save("one.npy", one)
+        assert json.loads(cli("predict", str(run.path), "one.npy", "--json")[1])["predictions"] == [truth[0]]
+        assert run.predict(one).tolist() == [truth[0]]
+    Image.fromarray(grey[0]).save("one.png")
+    assert json.loads(cli("predict", str(run.path), "one.png", "--json")[1])["predictions"] == [truth[0]]
+    assert run.predict(Image.open("one.png")).tolist() == [truth[0]]
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (np.zeros((2, 8, 10, 3)), "(8, 10, 3); the model was trained on (1, 8, 10), and takes (8, 10, 1) or (8, 10)"),
+        (np.zeros((2, 10, 8)), "samples have shape (10, 8)"),
+        (np.linspace(0, 1, 80).reshape(1, 8, 10), "pixels from 0 to 255 and scales them itself; these go from 0 to 1,"),
+        (np.linspace(-2, 2, 80).reshape(1, 8, 10), "from -2 to 2, as if they were scaled already"),
+    ],
+)
+def test_images_that_are_none_of_the_model_s_are_refused(cli, lamps, raw, said):
+    np.save("raw.npy", raw)
+    code, out, err = cli("predict", str(lamps[0].path), "raw.npy")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert said in err
+
+
+def test_a_dark_image_is_an_image(lamps):
+    assert len(lamps[0].predict(np.zeros((1, 8, 10), np.float32))) == 1
+    assert len(lamps[0].predict(np.eye(8, 10)[None])) == 1  # 0 and 1, in whole numbers
 
 
 def test_where_labels_were_masked_at_sites_keys_give_the_names_back(cli, tmp_path):

@@ -153,6 +153,17 @@ def test_a_value_where_a_table_belongs_is_refused(table, value):
     refused([table, "must be a table"], **{table: value})
 
 
+def test_a_name_where_its_table_belongs_is_understood():
+    refused(['data = "digits" must be a table; did you mean data.name?'], data="digits")
+    refused(['engine = "ray" must be a table; did you mean engine.kind?'], engine="ray")
+
+
+@pytest.mark.parametrize("source", ["fedavg", "fedavg,scaffold", ["fedavg", "scaffold"]])
+def test_methods_are_no_experiment(source):
+    with pytest.raises(RequestError, match=r"a method goes into method\.name, and several .* into methods"):
+        Experiment.of(source)
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -137,7 +137,7 @@ PAIR = ([0, 1] * 20, ["a", "b", "c", "d"] * 10)
         (Natural(min_samples=11), None, r"data.partition.min_samples = 11 leaves no group: the largest has 10 .*lower"),
         (Natural(), 5, r"data.clients = 5 but the data has 4 groups, which natural can merge but not split; lower"),
         (Natural(min_samples=3), 5, r"has 4 groups of at least data.partition.min_samples = 3, which"),
-        (Shards(), None, "needs data.clients"),
+        (Shards(), None, 'data.partition = "shards" needs data.clients'),
         (Natural(), 0, "data.clients = 0 must be at least 1"),
     ],
 )

@@ -112,8 +112,26 @@ def test_a_node_has_room_for_so_many():
     assert Share("auto", 1.0).room(node) == 8
     assert Share("auto", 0.5, 0.1).room(node) == 10  # 1 / 0.1 is 9.99 in binary
     assert Share("auto", 1.0, 0.5).room(small) == 0
-    assert list(Share(3).slots([node, small])) == ["a/0", "b/0", "b/1"]
-    assert list(Share(3).slots([node, small], avoid={"a/0"})) == ["b/0", "b/1", "b/2"]
+    assert list(Share(3).places([node, small])) == ["a/0", "b/0", "b/1"]
+    assert list(Share(3).places([node, small], avoid={"a/0"})) == ["b/0", "b/1", "b/2"]
+
+
+def test_what_others_take_of_a_node_is_no_room():
+    taken = ClusterNode("a", "1", 4.0, 1.0, 0.0, 1.0)
+    some = ClusterNode("b", "2", 4.0, 1.0, 2.5, 0.5)
+    assert (Share().room(some), Share().free(some), Share().free(taken)) == (4, 2, 0)
+    assert list(Share(1).places([taken, some])) == ["b/0"]
+    assert list(Share().places([taken, some])) == ["b/0", "b/1"]
+    assert list(Share("auto", 0.5, 0.25).places([taken, some])) == ["b/0", "b/1"]  # by what is left of the GPU
+    assert Share().wanted([taken, some]) == 8
+    assert Share(3).wanted([taken, some]) == 3
+
+
+def test_workers_of_our_own_keep_their_places():
+    one, other = ClusterNode("a", "1", 2.0, 0.0), ClusterNode("b", "2", 2.0, 0.0, 1.0)
+    assert list(Share(1).places([one, other], own={"b/0"})) == []  # though a new node comes first by name
+    assert list(Share(3).places([one, other], own={"b/1"})) == ["a/0", "b/0"]
+    assert list(Share().places([one, other], own={"b/0"})) == ["a/0", "a/1", "b/1"]
 
 
 def test_a_shard_holds_the_samples_of_its_clients_alone(tmp_path):

@@ -234,7 +234,7 @@ def test_a_site_opens_no_map_but_its_own_and_its_run_s(keys):
 )
 def test_a_server_that_asks_for_counts_which_its_run_does_not_need_gets_none(tmp_path, keys, monkeypatch, wish):
     """Sites go by the experiment that they admitted; a server would hear the counts of each, one by one."""
-    monkeypatch.setattr("fedstrata.remote.session.tells_counts", lambda privacy, needs: True)
+    monkeypatch.setattr("fedstrata.remote.labels_asked.tells_counts", lambda privacy, needs: True)
     wish = PRF | wish | {"train.rounds": 1}
     said = []
     watched = with_keys(keys, SMALL | wish, lambda name, kind, reply: said.append((kind, reply)) or reply)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,16 @@ def test_fewer_rounds_than_are_played_are_refused(tmp_path):
     run = train(overrides=SMALL, out=tmp_path / "run")
     with pytest.raises(RequestError, match=r"from 3 to 2: 3 are played already"):
         resume(run.path, overrides={"train.rounds": 2})
+
+
+def test_more_rounds_without_a_checkpoint_are_refused_and_nothing_is_lost(tmp_path):
+    done = train(overrides=SMALL | {"train.rounds": 2}, out=tmp_path / "run")
+    shutil.rmtree(done.path / "checkpoint")
+    before = {file.name: file.read_bytes() for file in done.path.iterdir() if file.is_file()}
+    with pytest.raises(RequestError, match=r"from 2 to 3: .*run has no checkpoint to go on from; .* model\.init"):
+        resume(done.path, overrides={"train.rounds": 3})
+    assert {file.name: file.read_bytes() for file in done.path.iterdir() if file.is_file()} == before
+    assert resume(done.path).summary["rounds"] == 2  # as it is
 
 
 def test_other_keys_cannot_be_changed(tmp_path):

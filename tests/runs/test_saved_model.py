@@ -331,6 +331,34 @@ def test_raw_samples_of_a_named_set_are_predicted_as_the_summary_says(tmp_path):
     assert shares > 0.85
 
 
+def test_an_image_file_has_the_shades_of_training(tmp_path):
+    images = load_digits().images[:20]
+    run = train(overrides=QUICK | ALONE | {"train.rounds": 10, "train.lr": 0.1}, out=tmp_path / "run")
+    for i, image in enumerate(images):  # white is 16 in this set, and 255 in a file
+        Image.fromarray(np.rint(image * 255 / 16).astype(np.uint8)).save(tmp_path / f"{i:02d}.png")
+    files = [tmp_path / f"{i:02d}.png" for i in range(20)]
+    assert np.allclose(run.predict_proba(files), run.predict_proba(images), atol=0.01)
+
+
+def test_image_files_are_refused_where_their_shades_say_nothing(tmp_path):
+    x, y = load_digits(return_X_y=True)
+    federation = Federation.from_arrays(x.reshape(-1, 1, 8, 8) / 16, y, np.arange(len(y)) % 3)
+    run = train(overrides=ALONE | {"train.rounds": 1}, federation=federation, out=tmp_path / "run")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "one.png")
+    with pytest.raises(RequestError, match="no pixels from 0 to 255"):
+        run.predict(tmp_path / "one.png")
+    assert len(run.predict(x[:3] / 16)) == 3
+
+
+def test_channels_may_come_last(trained):
+    x = np.random.default_rng(0).integers(0, 256, (5, 3, 28, 28), dtype=np.uint8)
+    last = np.moveaxis(x, 1, -1)
+    assert np.allclose(trained.predict_proba(last), trained.predict_proba(x))
+    assert np.allclose(trained.predict_proba(last[0]), trained.predict_proba(x)[:1], atol=1e-6)
+    with pytest.raises(RequestError, match=r"shape \(2352,\); the model was trained on \(3, 28, 28\)"):
+        trained.predict(x.reshape(5, -1))  # colours side by side, or mixed: nobody can tell
+
+
 @pytest.mark.parametrize(
     ("raw", "said"),
     [

@@ -128,11 +128,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(cli):
     share("a", "1/2")
     share("other", "2/2", overrides=SMALL | {"train.lr": 0.5})
     share("more", "2/2", seeds=3)
+    share("rows", "1/2", methods=["fedavg", "fedprox"])
     Path("notes").mkdir()
     Path("notes/x.txt").write_text("mine")
     for folders, said in [
         (["a", "other"], "a and other do not hold the same comparison (set.train.lr: None -> 0.5)"),
         (["a", "more"], "a and more do not hold the same comparison (seeds: [0, 1] -> [0, 1, 2])"),
+        (["a", "rows"], "(methods: ['fedavg', 'sfl'] -> ['fedavg', 'fedprox'])"),
         (["a", "nowhere"], "nowhere is not the folder of a comparison"),
         (["a", "notes"], "notes holds other files"),
         ([], "merge needs folders"),

@@ -6,119 +6,49 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedstrata.cli import completing
+from fedstrata.cli import compare_options as options
 from fedstrata.cli.options import AsJson, Quiet, Sets, overrides
 from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError
 
 if TYPE_CHECKING:
-    from fedstrata.runs.compare import Comparison
+    from fedstrata.runs.compare import Comparison, ComparisonRequest
 
 
 def compare(
-    given: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[EXPERIMENT.toml]",
-            help="Experiment file; the embedded default without one. With --merge, the folders of the runs.",
-        ),
-    ] = None,
-    methods: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B(KEY=VALUE)",
-            help="Methods, with keys of their own; `fedstrata list methods` names them.",
-            autocompletion=completing.methods,
-        ),
-    ] = "",
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(metavar="'NAME: KEY=VALUE, ...'", help="One more row, by what it sets; any number of times."),
-    ] = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="A condition for every value; for every combination of several."),
-    ] = None,
-    condition: Annotated[
-        list[str] | None,
-        typer.Option(metavar="'NAME: KEY=VALUE, ...'", help="A condition that sets several keys at once."),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds, counted up from the experiment's.")] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT=N", help="End each run when it has spent rounds=N, bytes=50MB, client_updates=N or time=N."
-        ),
-    ] = None,
-    ablate: Annotated[
-        str,
-        typer.Option(metavar="STAGES", help="Put stages of one method, such as selector,sampler, back to FedAvg's."),
-    ] = "",
-    same: Annotated[
-        str, typer.Option(metavar="STAGES", help="Give all rows what the first has, such as combiner or train.lr.")
-    ] = "",
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="M1,M2",
-            help="What is compared: accuracy, balanced_accuracy, worst10, best, mean_last10, rounds_to:0.8, ...; "
-            "ranks and tests follow the first.",
-        ),
-    ] = None,
-    tune: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=V1,V2",
-            help="Give each row its best of these values, on samples that clients hold out; any number of times. "
-            "'ROW: KEY=V1,V2' is for one row.",
-        ),
-    ] = None,
-    tune_budget: Annotated[
-        str | None, typer.Option(metavar="WHAT=N", help="What each trial may spend, as with --budget: rounds=50.")
-    ] = None,
-    tune_seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds of each setting that is tried; 1.")] = None,
-    tune_validation: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Of their training samples, what clients hold out; 0.2.")
-    ] = None,
-    tuner: Annotated[
-        str | None, typer.Option(metavar="NAME", help="grid tries all, optuna chooses: also from 0.001..0.3:log.")
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Settings that optuna tries for each row and condition; 30.")
-    ] = None,
+    given: options.Given = None,
+    methods: options.Methods = "",
+    variant: options.Variants = None,
+    over: options.Over = None,
+    condition: options.Conditions = None,
+    seeds: options.Seeds = None,
+    budget: options.Budget = None,
+    ablate: options.Ablate = "",
+    same: options.Same = "",
+    metric: options.Metrics = None,
+    tune: options.TuneOver = None,
+    tune_budget: options.TuneBudget = None,
+    tune_seeds: options.TuneSeeds = None,
+    tune_validation: options.TuneValidation = None,
+    tuner: options.Tuner = None,
+    trials: options.Trials = None,
     sets: Sets = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the runs; a comparison that lies there goes on."),
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the comparison in a folder.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Runs at a time; one a core without it, where that pays.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(metavar="N", help="Stop after so long, between rounds; --resume goes on.")
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Play only one of so many shares: for several machines.")
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="ray plays runs on a Ray cluster, ray=HOST:PORT on that one; else local."),
-    ] = "local",
-    merge: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Put the runs of several folders into this one.")
-    ] = None,
-    table: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Also write the table: .tex (booktabs), .md or .csv.")
-    ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="Print every figure, however wide the table gets.")] = False,
+    out: options.Out = None,
+    resume: options.Resume = None,
+    jobs: options.Jobs = None,
+    minutes: options.Minutes = None,
+    shard: options.ShardOf = None,
+    engine: options.EngineName = "local",
+    merge: options.Merge = None,
+    table: options.Tables = None,
+    wide: options.Wide = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -126,23 +56,11 @@ def compare(
 
     A file may say all of it in a table [compare]; what is said here goes on top.
     """
-    from rich.console import Console
-
-    from fedstrata.runs.compare import Comparison, ComparisonRequest, prepare
-    from fedstrata.runs.compare.live import watcher
-    from fedstrata.runs.compare.queue import check_jobs, check_minutes
-    from fedstrata.runs.compare.ray_cells import check_engine_name
-    from fedstrata.runs.compare.shards import Shard
-    from fedstrata.runs.compare.tables import check_format
+    from fedstrata.runs.compare import Comparison, ComparisonRequest
     from fedstrata.runs.compare.tune import Tune
 
     stop_cleanly()
-    check_jobs(jobs)
-    check_minutes(minutes)
-    check_engine_name(engine)
-    Shard.read(shard)
-    for path in table or ():
-        check_format(path)
+    check_playing(jobs, minutes, engine, shard, table or ())
     tuning = tune, tune_budget, tune_seeds is not None, tune_validation is not None, tuner, trials is not None
     design = methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None, *tuning
     if merge is not None:
@@ -151,31 +69,67 @@ def compare(
         return conclude(Comparison.merge(merge, given or []), as_json, wide, table or ())
     if len(given or ()) > 1:
         raise RequestError(f"one experiment file is compared, not {len(given or ())}; folders are for --merge")
+    how = {"jobs": jobs, "minutes": minutes, "shard": shard, "engine": engine}
+    if resume is not None:
+        if any((given, *design)):
+            raise RequestError("--resume takes everything from the folder; leave out the file and other options")
+        done = play(lambda: Comparison.open(resume, metric=metric or ()), quiet, how)
+    else:
+        said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
+        own = {"budget": tune_budget, "seeds": tune_seeds, "validation": tune_validation, "tuner": tuner}
+        asked = ComparisonRequest.of(*said, Tune.of(tune or (), **own, trials=trials))
+        done = play(lambda: check_cells(given[0] if given else None, asked, overrides(sets), out, quiet), quiet, how)
+    return conclude(done, as_json, wide, table or ())
+
+
+def check_playing(
+    jobs: int | None, minutes: float | None, engine: str, shard: str | None, tables: Sequence[Path]
+) -> None:
+    """Refuse what is wrong whatever is compared, before anything is read."""
+    from fedstrata.runs.compare.queue import check_jobs, check_minutes
+    from fedstrata.runs.compare.ray_cells import check_engine_name
+    from fedstrata.runs.compare.shards import Shard
+    from fedstrata.runs.compare.tables import check_format
+
+    check_jobs(jobs)
+    check_minutes(minutes)
+    check_engine_name(engine)
+    Shard.read(shard)
+    for path in tables:
+        check_format(path)
+
+
+def check_cells(
+    file: Path | None, asked: ComparisonRequest, sets: dict[str, Any], out: Path | None, quiet: bool
+) -> Comparison:
+    """Check every cell of a new comparison, or of one that goes on where it lies."""
+    from rich.console import Console
+
+    from fedstrata.runs.compare import prepare
+
+    console = Console(stderr=True)
+    with console.status("checking every cell") if console.is_terminal and not quiet else nullcontext():
+        return prepare(file, asked, sets, out=out)
+
+
+def play(begin: Callable[[], Comparison], quiet: bool, how: dict[str, Any]) -> Comparison:
+    """Play a comparison and show how far it is; Ctrl-C says how it goes on."""
+    from fedstrata.runs.compare.live import watcher
+
     try:
-        if resume is not None:
-            if any((given, *design)):
-                raise RequestError("--resume takes everything from the folder; leave out the file and other options")
-            prepared = Comparison.open(resume, metric=metric or ())
-        else:
-            said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
-            own = {"budget": tune_budget, "seeds": tune_seeds, "validation": tune_validation, "tuner": tuner}
-            asked = ComparisonRequest.of(*said, Tune.of(tune or (), **own, trials=trials))
-            console = Console(stderr=True)
-            with console.status("checking every cell") if console.is_terminal and not quiet else nullcontext():
-                prepared = prepare(given[0] if given else None, asked, overrides(sets), out=out)
+        prepared = begin()
     except KeyboardInterrupt:
         print("stopped before the first run began", file=sys.stderr)
         raise typer.Exit(130) from None
     shown = watcher(quiet, prepared)
     try:
-        done = prepared.run(jobs=jobs, watch=shown, minutes=minutes, shard=shard, engine=engine, progress=False)
+        return prepared.run(watch=shown, progress=False, **how)
     except KeyboardInterrupt:
         shown.close()
-        print(f"stopped; continue with: fedstrata compare --resume {prepared.path}", file=sys.stderr)
+        print(f"stopped; continue with: fedstrata compare --resume {shlex.quote(str(prepared.path))}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         shown.close()
-    return conclude(done, as_json, wide, table or ())
 
 
 def conclude(done: Comparison, as_json: bool, wide: bool = False, files: Sequence[Path] = ()) -> None:

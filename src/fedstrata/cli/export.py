@@ -19,7 +19,9 @@ def export(
     torchscript: Annotated[bool, typer.Option("--torchscript", help="For torch.jit.load.")] = False,
     torch_export: Annotated[bool, typer.Option("--torch-export", help="For torch.export.load.")] = False,
     state_dict: Annotated[bool, typer.Option("--state-dict", help="The network's weights, for torch.load.")] = False,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="The file to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="The file to write; its ending says a form too.")
+    ] = None,
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
@@ -29,8 +31,11 @@ def export(
 
     asked = dict(zip(exporting.KINDS, (onnx, torchscript, torch_export, state_dict), strict=True))
     chosen = [kind for kind, wanted in asked.items() if wanted]
+    if not chosen and out is not None:
+        chosen = [kind for kind, ending in exporting.SUFFIXES.items() if ending == out.suffix]
     if len(chosen) != 1:
-        raise RequestError(f"name one form: {', '.join(f'--{kind}' for kind in asked)}")
+        endings = ", ".join(f"--{kind} ({exporting.SUFFIXES[kind]})" for kind in asked)
+        raise RequestError(f"name one form, or a file with its ending: {endings}")
     (kind,) = chosen
     saved = open_model(run, keys)
     path = out or Path(f"model{exporting.SUFFIXES[kind]}")

@@ -479,5 +479,7 @@ def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: st
         for kind in (hint, *get_args(hint)) if value is not None or not get_args(hint) else ():
             if isinstance(kind, type) and issubclass(kind, Section):
                 if not isinstance(value, Mapping):
-                    raise RequestError(f"{prefix}{key} = {value!r} must be a table")
+                    name = next((name for name in ("name", "kind") if name in kind.model_fields), None)
+                    meant = f"; did you mean {prefix}{key}.{name}?" if name and isinstance(value, str) else ""
+                    raise RequestError(f"{prefix}{key} = {registry.shorten(value)} must be a table{meant}")
                 _refuse_unknown(kind, value, f"{prefix}{key}.")

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.core.part import Part
 from fedstrata.core.toml import read_toml
+
+METHODS = "a method goes into method.name, and several that are to be compared into methods"
 
 
 def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
@@ -20,10 +23,13 @@ def read(source: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
     if isinstance(source, Mapping):
         table: dict[str, Any] = plain(source)
         return table
+    if not isinstance(source, str | Path):
+        raise RequestError(f"{source!r} is no experiment: that is a TOML file, tables or an Experiment; {METHODS}")
     try:
         text = Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{source} cannot be read: {error}") from None
+        named = all(name in registry.names("methods") for name in str(source).split(","))
+        raise RequestError(f"{source} cannot be read: {error}{f'; {METHODS}' if named else ''}") from None
     return read_toml(text, source)
 
 

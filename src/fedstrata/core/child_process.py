@@ -32,6 +32,7 @@ def start_child(
             pass_fds=open_there,
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is ours: a child that still imports torch would answer it with a traceback
         )
     return process, Connection(ours.detach())
 

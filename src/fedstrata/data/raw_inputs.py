@@ -19,6 +19,8 @@ from torch import Tensor
 
 from fedstrata.core.errors import RequestError
 from fedstrata.data.files import DAMAGE, Files
+from fedstrata.data.fitting import SampleForm
+from fedstrata.data.formats.arrays import standard_name
 from fedstrata.data.formats.images import SUFFIXES, Picture, pictures, read_images
 from fedstrata.data.formats.tabular import open_parquet
 from fedstrata.data.preprocessing import Preprocessing
@@ -40,20 +42,18 @@ class RawInputs:
         return len(self.x)
 
 
-def read_inputs(raw: Any, preprocessing: Preprocessing, shape: Sequence[int], label: str | None = None) -> RawInputs:
-    """Read whatever holds samples of a shape; `label` names the column of a table that holds their labels."""
-    given = _from_file(Path(raw), shape, label) if isinstance(raw, str | PathLike) else (raw, None, None)
+def read_inputs(raw: Any, preprocessing: Preprocessing, form: SampleForm, label: str | None = None) -> RawInputs:
+    """Read whatever holds samples of a form; `label` names the column of a table that holds their labels."""
+    given = _from_file(Path(raw), form, label) if isinstance(raw, str | PathLike) else (raw, None, None)
     if _lists_images(raw):
-        given = _from_pictures([Picture(Files(Path(one).parent), Path(one).name) for one in raw], shape, raw)
+        given = _from_pictures([Picture(Files(Path(one).parent), Path(one).name) for one in raw], form, raw)
     found, names, labels = given
     if preprocessing.columns:
         x = torch.from_numpy(preprocessing.encode(found))
     elif isinstance(found, Mapping) or hasattr(found, "columns"):
-        raise RequestError(f"the model was trained on arrays of shape {tuple(shape)}, not on a table with names")
+        raise RequestError(f"the model was trained on arrays of shape {form.shape}, not on a table with names")
     else:
-        x = read_features(found)
-        if tuple(x.shape[1:]) != tuple(shape):
-            raise RequestError(f"samples have shape {tuple(x.shape[1:])}; the model was trained on {tuple(shape)}")
+        x = form.fit(read_features(found))
     if not len(x):
         raise RequestError("there are no samples")
     bad = (~x.flatten(1).isfinite().all(1)).nonzero().flatten().tolist() if x.is_floating_point() else []
@@ -85,16 +85,16 @@ def _without_point(text: str) -> str:
 Found = tuple[Any, Sequence[str] | None, Sequence[Any] | None]  # samples, names, labels
 
 
-def _from_file(path: Path, shape: Sequence[int], label: str | None) -> Found:
+def _from_file(path: Path, form: SampleForm, label: str | None) -> Found:
     path = path.expanduser()
     if not path.exists():
         raise RequestError(f"{path} does not exist")
     kind = path.suffix.lower()
     try:
         if path.is_dir():
-            return _from_pictures(pictures(Files(path)), shape, path)
+            return _from_pictures(pictures(Files(path)), form, path)
         if kind in SUFFIXES:
-            return _from_pictures([Picture(Files(path.parent), path.name)], shape, path)
+            return _from_pictures([Picture(Files(path.parent), path.name)], form, path)
         if kind in (".csv", ".tsv", ".txt"):
             return _with_labels(_read_columns(path), label)
         if kind in (".parquet", ".pq"):
@@ -132,30 +132,26 @@ def _read_arrays(path: Path) -> Found:
     check_npz(path, path, most_bytes(path.stat().st_size))
     held = np.load(path, allow_pickle=False)
     if isinstance(held, np.ndarray):
-        return _as_images(held), None, None
+        return held, None, None
     with held:
-        part = "test_" if "test_x" in held.files else ""
-        if f"{part}x" not in held.files:
+        known = {standard_name(key): key for key in held.files}
+        part = "test_" if "test_x" in known else ""
+        if f"{part}x" not in known:
             raise ValueError(f"it has no array x; it has: {', '.join(held.files)}")
-        return _as_images(held[f"{part}x"]), None, held[f"{part}y"] if f"{part}y" in held.files else None
-
-
-def _as_images(x: np.ndarray) -> np.ndarray:
-    """Add the one channel of grey images, as training does."""
-    return x[:, None] if x.dtype == np.uint8 and x.ndim == 3 else x
+        return held[known[f"{part}x"]], None, held[known[f"{part}y"]] if f"{part}y" in known else None
 
 
 def _lists_images(raw: Any) -> bool:
     return isinstance(raw, list | tuple) and bool(raw) and all(isinstance(one, str | PathLike) for one in raw)
 
 
-def _from_pictures(found: Sequence[Picture], shape: Sequence[int], place: Any) -> Found:
+def _from_pictures(found: Sequence[Picture], form: SampleForm, place: Any) -> Found:
     """Read images in the channels and the size that the model takes; other sizes are scaled to it if it is square."""
-    if len(shape) != 3 or shape[0] not in (1, 3):
-        raise RequestError(f"the model takes samples of shape {tuple(shape)}, not images")
+    if not form.is_image:
+        raise RequestError(f"the model takes samples of shape {form.shape}, not images")
     if not found:
         raise RequestError(f"{place} holds no images")
-    channels, height, width = shape
+    channels, height, width = form.shape
     (x,) = read_images(found, size=height if height == width else None, channels=channels)
     folders = [picture.folder() for picture in found]
-    return x, [picture.name for picture in found], folders if all(folders) else None
+    return form.fit_pixels(x), [picture.name for picture in found], folders if all(folders) else None

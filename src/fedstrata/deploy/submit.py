@@ -30,10 +30,10 @@ from fedstrata.deploy.logs import asker
 from fedstrata.deploy.run_book import BookedRun, book
 from fedstrata.deploy.server import FederationServer, tail
 from fedstrata.deploy.site_reports import conditions
+from fedstrata.remote.conditions import possible_at_sites
 from fedstrata.remote.few_sites import to_submit
 from fedstrata.remote.flower.app_config import BLANK, RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
-from fedstrata.remote.session import possible_at_sites
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
 

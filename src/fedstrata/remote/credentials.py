@@ -65,3 +65,10 @@ def later_of(roll: Roll, kept: Path | None, authority: bytes) -> Roll:
         return roll if kept is None else roll.followed_by((kept / FILE).read_bytes(), authority)
     except (OSError, RollError):
         return roll
+
+
+def keys_for(credentials: Credentials | None, wish: str) -> Credentials:
+    """Return the keys without which a wish cannot be fulfilled."""
+    if credentials is None:
+        raise RequestError(f"{wish} at sites needs keys; see fedstrata deploy keys")
+    return credentials

@@ -19,6 +19,7 @@ from fedstrata.config.experiment import ModelChoice
 from fedstrata.config.model_info import ModelInfo, read_model
 from fedstrata.core.errors import RequestError
 from fedstrata.core.rng import Streams
+from fedstrata.data.fitting import SampleForm
 from fedstrata.data.raw_inputs import RawInputs, class_indices, read_inputs
 from fedstrata.data.reading import Label
 from fedstrata.runs.classifier import Classifier
@@ -47,6 +48,9 @@ class SavedModel:
         file = path / "model.safetensors" if path.is_dir() else path
         if not file.is_file():
             why = "its run is not finished, or it is no run folder" if path.is_dir() else "there is no such file"
+            below = [found for depth in ("*", "*/*", "*/*/*") for found in sorted(path.glob(f"{depth}/{file.name}"))]
+            if below:  # a folder of runs, or a comparison
+                why = f"name one of the runs below it, such as {below[0].parent}"
             raise RequestError(f"{path} holds no model: {why}")
         return cls(file)
 
@@ -95,7 +99,9 @@ class SavedModel:
 
     def inputs(self, raw: Any) -> RawInputs:
         """Read raw inputs, whatever holds them."""
-        return read_inputs(raw, self.info.preprocessing, _network_shape(self.info), self.info.columns.get("label"))
+        info = self.info
+        form = SampleForm(_network_shape(info), info.sample["dtype"], info.preprocessing.scale)
+        return read_inputs(raw, info.preprocessing, form, info.columns.get("label"))
 
     def logits(self, x: Tensor, model: nn.Module | None = None) -> Tensor:
         """Return the logits of samples as `inputs` gives them, some at a time."""
@@ -114,8 +120,9 @@ class SavedModel:
         held = self.inputs(raw)
         if held.labels is None:
             column = self.info.columns.get("label", "label")
-            where = f"a column {column}" if self.info.preprocessing.columns else "labels: y, or folders named by class"
-            raise RequestError(f"{raw} has no labels to compare with: {where} is needed")
+            wanted = f"a column {column}" if self.info.preprocessing.columns else "an .npz with y, or folders by class"
+            what = raw if isinstance(raw, str | Path) else "an array"
+            raise RequestError(f"{what} has no labels to compare with; give {wanted}")
         y = class_indices(held.labels, self.classes)
         logits = self.logits(held.x, model)
         hits = logits.argmax(1).numpy() == y

@@ -233,6 +233,11 @@ def resume(
                 f"{folder.path}/experiment.toml was edited since the run began ({edits}); "
                 "undo that, or start a new run from its model with model.init"
             )
+        if manifest is None and folder.summary and experiment.train.rounds != asked.train.rounds:
+            raise RequestError(
+                f"train.rounds cannot be changed from {asked.train.rounds} to {experiment.train.rounds}: {folder.path} "
+                "has no checkpoint to go on from; start a new run from its model with model.init"
+            )
         before = experiment.train.rounds if manifest is None else manifest["experiment"]["train"]["rounds"]
         extended = before != experiment.train.rounds
         if folder.summary and not extended:

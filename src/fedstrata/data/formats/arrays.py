@@ -13,6 +13,7 @@ from fedstrata.data.formats.images import Picture
 from fedstrata.data.unpacking import check_npz, most_bytes
 
 NAMES = {  # other names that people give their arrays
+    **{a: a for a in ("x", "y", "test_x", "test_y")},
     **{f"{a}_train": a for a in ("x", "y", "client", "groups")},
     **{f"train_{a}": a for a in ("x", "y", "client", "groups")},
     **{f"{a}_test": f"test_{a}" for a in ("x", "y", "client", "groups")},
@@ -33,6 +34,11 @@ class FilePart:
         return FilePart(x, self.y[rows], None if self.client is None else self.client[rows])
 
 
+def standard_name(key: str) -> str:
+    """Return what we call an array: X, x_train and train_x are x."""
+    return NAMES.get(key.lower(), key)
+
+
 def read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
     """Read arrays, and apart from them the test set if there is one."""
     try:
@@ -42,7 +48,7 @@ def read_npz(path: Path) -> tuple[FilePart, FilePart | None]:
     except (ValueError, EOFError, AttributeError, MemoryError, OverflowError, *DAMAGE) as error:
         said = "it holds Python objects instead of plain arrays" if "pickle" in str(error) else str(error)
         raise RequestError(f"{path} cannot be read: {said}") from None
-    arrays = {NAMES.get(key.lower(), key): array for key, array in arrays.items()}
+    arrays = {standard_name(key): array for key, array in arrays.items()}
     if lacking := [key for key in ("x", "y") if key not in arrays]:
         raise RequestError(f"{path} has no array {lacking[0]}; it has: {', '.join(arrays)}")
     if ("test_x" in arrays) != ("test_y" in arrays):

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedstrata.core import registry
 from fedstrata.core.contract import broken, describe, expect
 from fedstrata.core.errors import RequestError
 from fedstrata.core.part import Part
@@ -114,13 +115,21 @@ class Partition(Part):
         if clients is not None and clients > len(train):
             raise RequestError(f"data.clients = {clients} but there are only {len(train)} training samples")
         if clients is None and not self.counts_clients:
-            raise RequestError(f"{type(self).__name__} needs data.clients: among how many to deal the samples out")
+            raise RequestError(f"{self._key} needs data.clients: among how many to deal the samples out")
         if self.needs_groups and train.groups is None:
-            raise RequestError(f"{type(self).__name__} deals by group, but the data has no groups (domains, subjects)")
+            raise RequestError(
+                f"{self._key} deals by group, but the data has no groups (domains, subjects); choose another, such as "
+                '"dirichlet-class"'
+            )
         deal = expect(self, "split", self.split(train, test, clients or 0, rng), Deal, "Deal(train, test)")
         self._check_rows("train", deal.train, len(train), clients)
         self._check_rows("test", deal.test, len(test), len(deal.train))
         return deal
+
+    @property
+    def _key(self) -> str:
+        """What asked for it, as an experiment says it."""
+        return f'data.partition = "{registry.name_of("partitions", type(self))}"'
 
     def _check_rows(self, name: str, parts: Sequence[np.ndarray], samples: int, clients: int | None) -> None:
         """Refuse rows that are not there or were dealt twice: what is dealt out is not looked at again."""

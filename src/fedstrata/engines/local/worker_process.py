@@ -6,6 +6,7 @@ import pickle
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,10 +21,15 @@ from fedstrata.engines.local.shared_memory import Place, Region
 
 
 def main(socket: int, data: int, model: int, mail: int) -> None:
-    """Serve until the other side hangs up."""
+    """Serve until the other side hangs up, which it may do before we are ready."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then hangs up
     torch.set_num_threads(1)
-    line, shared, received, sent = Connection(socket), Region(data), Region(model), Region(mail)
+    with suppress(EOFError, ConnectionError):
+        serve(Connection(socket), Region(data), Region(model), Region(mail))
+
+
+def serve(line: Connection, shared: Region, received: Region, sent: Region) -> None:
+    """Say when we are ready; then run groups of tasks, one after another."""
     path, plan, layout, classes = pickle.loads(line.recv_bytes())
     sys.path[:] = path
     local: ClientPlan = pickle.loads(plan)
@@ -34,10 +40,7 @@ def main(socket: int, data: int, model: int, mail: int) -> None:
     worker = Worker(local, *samples, int(split.sizes.max()), float(speeds.max()), give_up=remarks.append)
     line.send_bytes(pickle.dumps(("ready", [], [])))
     while True:
-        try:
-            down, work = pickle.loads(line.recv_bytes())
-        except (EOFError, ConnectionError):
-            return
+        down, work = pickle.loads(line.recv_bytes())
         try:
             brought = as_tensors({name: received.view(place) for name, place in down.items()})
             group = []

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from math import inf
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
@@ -31,6 +32,8 @@ class ClusterNode:
     address: str
     cpus: float
     gpus: float
+    free_cpus: float = inf  # that nobody takes, as far as Ray knows
+    free_gpus: float = inf
 
 
 def load_ray() -> Any:
@@ -89,17 +92,16 @@ class Cluster:
             raise FedstrataError(f"no cluster can be started on this machine: {why}") from None
 
     def nodes(self) -> list[ClusterNode]:
-        """Return the machines that are there."""
-        return [
-            ClusterNode(
-                node["NodeID"],
-                node["NodeManagerAddress"],
-                node["Resources"].get("CPU", 0.0),
-                node["Resources"].get("GPU", 0.0),
-            )
-            for node in self.ray.nodes()
-            if node["Alive"]
-        ]
+        """Return the machines that are there, and what is free of each: by what they said a moment ago."""
+        free = import_module("ray._private.state").available_resources_per_node()  # Ray has no other way to ask by node
+        found = []
+        for node in self.ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                left = free.get(node["NodeID"], has)  # one that has just come has not said
+                shares = [of.get(kind, 0.0) for of in (has, left) for kind in ("CPU", "GPU")]
+                found.append(ClusterNode(node["NodeID"], node["NodeManagerAddress"], *shares))
+        return found
 
     def at(self, node: str | None = None) -> Any:
         """Return what has a process started on a node, this one if none is named, and nowhere else."""

@@ -1,11 +1,14 @@
 """The workers that there are: one or several on every node, more when a node joins, fewer when one is lost.
 
-A worker that starts becomes a member when it answers. Those of a node that is new are waited for, so that it plays from
-the next round on; one that takes the place of a lost worker joins when it is ready, and nobody waits for it.
+Workers are started where a node has room that nobody else takes; where others have it, they join when it is free, and
+a run that has none yet waits for that. A worker that starts becomes a member when it answers. Those of a node that is
+new are waited for, so that it plays from the next round on; one that takes the place of a lost worker joins when it is
+ready, and nobody waits for it.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +22,8 @@ from fedstrata.engines.ray.worker import list_versions
 
 PATIENCE = 120.0  # seconds that workers have to start; they import torch
 TRIES = 3  # of starting a worker in one place
+SETTLED = 3.0  # seconds after which nodes have said what is free; they do several times a second
+LOOK = 0.2  # seconds between looks at what is free
 
 
 @dataclass(frozen=True)
@@ -30,19 +35,38 @@ class Share:
     gpus: float = 0.0
 
     def room(self, node: ClusterNode) -> int:
-        """Return how many fit on a node."""
-        shares = [(node.cpus, self.cpus), (node.gpus, self.gpus)]
-        return min(int(there / each + 1e-9) for there, each in shares if each)
+        """Return how many fit on a node that nobody else uses."""
+        return self._fit(node.cpus, node.gpus)
 
-    def slots(self, nodes: Iterable[ClusterNode], avoid: Collection[str] = ()) -> dict[str, ClusterNode]:
-        """Return the places of workers: all, or the first on every node, then the second, and so on.
+    def free(self, node: ClusterNode) -> int:
+        """Return how many more fit on a node beside what it does now."""
+        return self._fit(min(node.cpus, node.free_cpus), min(node.gpus, node.free_gpus))
+
+    def _fit(self, cpus: float, gpus: float) -> int:
+        return min(int(there / each + 1e-9) for there, each in ((cpus, self.cpus), (gpus, self.gpus)) if each)
+
+    def wanted(self, nodes: Iterable[ClusterNode]) -> int:
+        """Return how many workers there would be if nobody else used the cluster."""
+        room = sum(map(self.room, nodes))
+        return room if self.workers == "auto" else min(self.workers, room)
+
+    def places(
+        self, nodes: Iterable[ClusterNode], own: Collection[str] = (), avoid: Collection[str] = ()
+    ) -> dict[str, ClusterNode]:
+        """Return where workers can be started beside our own: the first on every node, then the second, and so on.
 
         Places to avoid come last: for a while after a node is lost, Ray still lists it.
         """
-        places = [(i, node.name, node) for node in nodes for i in range(self.room(node))]
+        places: list[tuple[int, str, ClusterNode]] = []
+        for node in nodes:
+            left = [i for i in range(self.room(node)) if f"{node.name}/{i}" not in own]
+            places += [(i, node.name, node) for i in left[: self.free(node)]]
         ordered = sorted(places, key=lambda place: (f"{place[1]}/{place[0]}" in avoid, place[:2]))
-        wanted = ordered if self.workers == "auto" else ordered[: self.workers]
-        return {f"{name}/{i}": node for i, name, node in wanted}
+        lacking = len(ordered) if self.workers == "auto" else max(self.workers - len(own), 0)
+        return {f"{name}/{i}": node for i, name, node in ordered[:lacking]}
+
+    def __str__(self) -> str:
+        return f"{self.cpus:g} CPU" + (f" and {self.gpus:g} GPU" if self.gpus else "")
 
 
 @dataclass(eq=False)
@@ -87,28 +111,43 @@ class ClusterWorkers:
 
     def start(self) -> None:
         """Start all workers, and wait for them."""
-        nodes = self._cluster.nodes()
-        room = sum(map(self._share.room, nodes))
-        share = f"{self._share.cpus:g} CPU" + (f" and {self._share.gpus:g} GPU" if self._share.gpus else "")
+        share = self._share
+        room = sum(map(share.room, self._cluster.nodes()))
         if not room:
             raise RequestError(
-                f"engine.cpus = {self._share.cpus:g}, engine.gpus = {self._share.gpus:g}: no node of the cluster at "
+                f"engine.cpus = {share.cpus:g}, engine.gpus = {share.gpus:g}: no node of the cluster at "
                 f"{self._cluster.address} has room for a worker"
             )
-        if self._share.workers != "auto" and self._share.workers > room:
-            self._remark(f"{room} of {self._share.workers} workers have room, {share} each; more when a node joins")
+        if share.workers != "auto" and share.workers > room:
+            self._remark(f"{room} of {share.workers} workers have room, {share} each; more when a node joins")
+        self._let_settle()
         self.refresh()
         self.wait()
+        wanted = share.wanted(self._cluster.nodes())
+        if (lacking := wanted - len(self.present) - len(self._joining)) > 0:
+            self._remark(
+                f"{lacking} of {wanted} workers have no room, {share} each: other work takes it; they join when it is "
+                "free"
+            )
+
+    def _let_settle(self) -> None:
+        """Give nodes the moment that they need to say that what an earlier run took is free again."""
+        until = time.monotonic() + SETTLED
+        while time.monotonic() < until:
+            nodes = self._cluster.nodes()
+            if len(self._share.places(nodes)) >= self._share.wanted(nodes):
+                return
+            time.sleep(LOOK)
 
     def refresh(self) -> list[Member]:
         """Look at the nodes: start what is missing, let in who is ready; return those whose node is gone."""
         nodes = self._cluster.nodes()
-        slots, there = self._share.slots(nodes, self._avoid), {node.name for node in nodes}
+        there = {node.name for node in nodes}
         lost = [member for member in self.present.values() if member.node.name not in there]
         for member in lost:
             self.lose(member.name)
-        for name, node in slots.items():
-            if name not in self.present and name not in self._joining and self._tries[name] < TRIES:
+        for name, node in self._share.places(nodes, {*self.present, *self._joining}, self._avoid).items():
+            if self._tries[name] < TRIES:
                 self._tries[name] += 1
                 actor, ready = self._make(node)
                 self._joining[name] = Member(name, node, actor), ready
@@ -119,21 +158,40 @@ class ClusterWorkers:
         return lost
 
     def wait(self) -> None:
-        """Wait until a worker is there."""
-        for _ in range(TRIES):
-            self._admit(self._joining, 0.0)
-            while not self.present and self._joining:
+        """Wait until a worker is there: for room as long as others have it, for one that starts some time."""
+        began = None
+        while not self.present:
+            if not self._joining and not self._room_is_taken():
+                why = self._why or f"none answered within {PATIENCE:.0f} seconds"
+                raise FedstrataError(f"no worker can be started on the cluster at {self._cluster.address}: {why}")
+            if self._joining:
                 refs = [ref for _, ref in self._joining.values()]
                 ready, _ = self._cluster.ray.wait(refs, num_returns=1, timeout=PATIENCE)
-                if not ready:
-                    break
                 self._admit(self._joining, 0.0)
-            if self.present or self._joining:
-                break
-            self.refresh()  # somewhere else
-        if not self.present:
-            why = self._why or f"none answered within {PATIENCE:.0f} seconds; are its CPUs or GPUs taken?"
-            raise FedstrataError(f"no worker can be started on the cluster at {self._cluster.address}: {why}")
+                if not ready:
+                    self._give_up()
+            else:
+                if began is None:
+                    began = time.monotonic()
+                    self._remark(f"no node has room for a worker, {self._share}: other work takes it; waiting for it")
+                time.sleep(LOOK)
+            if not self.present:
+                self.refresh()
+        if began is not None:
+            self._remark(f"there was room for a worker after {time.monotonic() - began:.0f} s")
+
+    def _room_is_taken(self) -> bool:
+        """Say whether a worker can still be started somewhere, once others leave room for it."""
+        nodes = self._cluster.nodes()
+        places = (f"{node.name}/{i}" for node in nodes for i in range(self._share.room(node)))
+        return any(self._tries[place] < TRIES for place in places)
+
+    def _give_up(self) -> None:
+        """Look elsewhere for those that did not start in time: somebody else was quicker to take their place."""
+        for member, _ in self._joining.values():
+            self._cluster.ray.kill(member.actor)
+            self._avoid.add(member.name)
+        self._joining = {}
 
     def _admit(self, names: Iterable[str], timeout: float) -> None:
         """Let in those of the workers that answer in time."""

@@ -61,10 +61,17 @@ def _read(folder: Path) -> dict[str, Any]:
     return known
 
 
+def _names(rows: Any) -> Any:
+    """Return rows or conditions by their names, which say more than what they set."""
+    named = isinstance(rows, list) and all(isinstance(row, Mapping) and "name" in row for row in rows)
+    return [row["name"] for row in rows] if named else rows
+
+
 def _refuse_another(first: Path, one: Mapping[str, Any], folder: Path, other: Mapping[str, Any]) -> None:
     for key in SAME:
         if one[key] != other[key]:
-            edits = differences(one[key], other[key], key)
+            named = _names(one[key]), _names(other[key])
+            edits = differences(*(named if named[0] != named[1] else (one[key], other[key])), key)
             raise RequestError(f"{first} and {folder} do not hold the same comparison ({edits:.300}); merge what does")
 
 
