@@ -56,14 +56,14 @@ def trainer_of(model="mlp", shape=None, module=None, half=False, **asked):
     return trainer
 
 
-def apart(trainer, full=True, make=None):
+def apart(trainer, make=None):
     """Return how far the step of a trainer is from its operations, one by one or compiled."""
     tensors, before = step_tensors(trainer), [t.clone() for t in trainer.state]
     if make is None:
-        graph = trace_step(trainer, tensors, SIZE, full)
-        far = distance(trainer, tensors, lambda tensors: graph(*tensors), SIZE, full)
+        graph = trace_step(trainer, tensors, SIZE)
+        far = distance(trainer, tensors, lambda tensors: graph(*tensors), SIZE)
     else:
-        far = distance(trainer, tensors, make(trainer, tensors, SIZE, full), SIZE, full)
+        far = distance(trainer, tensors, make(trainer, tensors, SIZE), SIZE)
     assert all(map(torch.equal, before, trainer.state))  # what is tried is taken back
     return far
 
@@ -78,8 +78,12 @@ def test_group_norm(model):
     assert apart(trainer_of(model, model__norm="gn")) < 1e-9
 
 
-def test_a_padded_batch_of_a_network_with_batch_norm():
-    assert apart(trainer_of("mlp", model__norm="batch"), full=False) < 1e-9
+def test_a_padded_batch_is_taken_as_it_is_where_padding_matters(monkeypatch):
+    monkeypatch.setattr(compiled_step, "compile_step", refuse)
+    one, other = trainer_of("mlp", model__norm="batch"), trainer_of("mlp", model__norm="batch")
+    Compiler(one.local, "fp64", pytest.fail).step_of(one)(SIZE, False)
+    other.step(SIZE, False)
+    assert torch.equal(one.buf.w, other.buf.w)
 
 
 def test_half_precision_and_augmentation():
@@ -100,7 +104,7 @@ def test_every_method(method):
 def test_convolutions_have_their_channels_last_and_the_step_is_the_same(model, norm):
     trainer = trainer_of(model, **({"model__norm": norm} if norm else {}))
     tensors, laid = step_tensors(trainer), []
-    graph = trace_step(trainer, tensors, SIZE, True)
+    graph = trace_step(trainer, tensors, SIZE)
     put_channels_last(graph)
 
     class Watch(torch.fx.Interpreter):
@@ -111,7 +115,7 @@ def test_convolutions_have_their_channels_last_and_the_step_is_the_same(model, n
                 laid.append(not wide or all(i.is_contiguous(memory_format=torch.channels_last) for i in images))
             return super().call_function(target, args, kwargs)
 
-    assert distance(trainer, tensors, lambda tensors: Watch(graph).run(*tensors), SIZE, True) < 1e-9
+    assert distance(trainer, tensors, lambda tensors: Watch(graph).run(*tensors), SIZE) < 1e-9
     assert laid
     assert all(laid)
 
@@ -120,7 +124,7 @@ def test_steps_of_the_same_operations_share_what_is_compiled():
     def name(**asked):
         trainer = trainer_of(**asked)
         tensors = step_tensors(trainer)
-        return compiled_step._name(trace_step(trainer, tensors, SIZE, True), tensors)
+        return compiled_step._name(trace_step(trainer, tensors, SIZE), tensors)
 
     assert name() == name()
     assert name() != name(method__name="fedprox")
@@ -219,7 +223,7 @@ class Tied(nn.Module):
 def test_a_step_that_is_no_function_of_its_tensors_is_refused(module, why):
     trainer = trainer_of(module=module)
     with pytest.raises(ValueError, match=why):
-        trace_step(trainer, step_tensors(trainer), SIZE, True)
+        trace_step(trainer, step_tensors(trainer), SIZE)
 
 
 def refuse(*_):
@@ -251,9 +255,9 @@ def test_what_fails_or_differs_is_taken_as_it_is_and_said_once(make, why, monkey
 def test_workers_share_what_is_compiled_and_it_is_remembered(monkeypatch):
     one, other, plain, made = trainer_of(), trainer_of(), trainer_of(), []
 
-    def make(trainer, tensors, width, full, channels_last):
-        made.append((width, full))
-        graph = trace_step(trainer, tensors, width, full)
+    def make(trainer, tensors, width, channels_last):
+        made.append(width)
+        graph = trace_step(trainer, tensors, width)
         return lambda tensors: graph(*tensors)
 
     monkeypatch.setattr(compiled_step, "compile_step", make)
@@ -262,7 +266,7 @@ def test_workers_share_what_is_compiled_and_it_is_remembered(monkeypatch):
     for trainer in (one, other):
         compiler.step_of(trainer)(SIZE, True)
     plain.step(SIZE, True)
-    assert made == [(SIZE, True)]
+    assert made == [SIZE]
     assert Compiler(other.local, "fp64", pytest.fail).knows
     for trainer in (one, other):
         assert torch.allclose(trainer.buf.w, plain.buf.w, rtol=0, atol=1e-12)

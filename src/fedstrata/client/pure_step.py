@@ -22,10 +22,10 @@ def step_tensors(trainer: Trainer) -> list[Tensor]:
     return [getattr(trainer.buf, name) for name in _names(trainer)] + own + [c for c, _ in trainer.counters]
 
 
-def pure_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> None:
-    """Take a step on tensors like the trainer's; those that the trainer's step would change are changed."""
+def pure_step(trainer: Trainer, tensors: Sequence[Tensor], width: int) -> None:
+    """Take a step on a full batch and tensors like the trainer's; those that the trainer's step would change are changed."""
     with _on(trainer, iter(tensors)):
-        trainer.step(width, full)
+        trainer.step(width)
 
 
 def _names(trainer: Trainer) -> list[str]:

@@ -60,21 +60,21 @@ class Compiler:
         tensors, device = step_tensors(trainer), trainer.buf.w.device
 
         def step(width: int, full: bool) -> None:
-            key = device, width, full
-            if key not in self._made:
-                self._made[key] = self._compiled(trainer, tensors, width, full)
-            if (run := self._made[key]) is None:
-                trainer.step(width, full)
-            else:
+            key = device, width
+            if full and key not in self._made:
+                self._made[key] = self._compiled(trainer, tensors, width)
+            if full and (run := self._made[key]) is not None:
                 run(tensors)
+            else:  # where padding matters, one step an epoch, which is not worth a compiler's time
+                trainer.step(width, full)
 
         return step
 
-    def _compiled(self, trainer: Trainer, tensors: list[Tensor], width: int, full: bool) -> Run | None:
+    def _compiled(self, trainer: Trainer, tensors: list[Tensor], width: int) -> Run | None:
         os.environ[FOLDER] = str(self._folder)
         try:
-            run = compile_step(trainer, tensors, width, full, self.channels_last)
-            self.apart = distance(trainer, tensors, run, width, full)
+            run = compile_step(trainer, tensors, width, self.channels_last)
+            self.apart = distance(trainer, tensors, run, width)
             if self.apart <= self._near:
                 with suppress(OSError):  # only a later guess depends on it
                     self._folder.mkdir(parents=True, exist_ok=True)
@@ -89,13 +89,11 @@ class Compiler:
         return None
 
 
-def compile_step(
-    trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool, channels_last: bool = False
-) -> Run:
+def compile_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, channels_last: bool = False) -> Run:
     """Compile a step as a function of the tensors that it reads and changes."""
     from torch._inductor import standalone_compile  # noqa: PLC0415  takes seconds, and few runs need it
 
-    graph = trace_step(trainer, tensors, width, full)
+    graph = trace_step(trainer, tensors, width)
     if channels_last:
         put_channels_last(graph)
     with torch.no_grad(), warnings.catch_warnings():
@@ -121,13 +119,13 @@ def _name(graph: torch.fx.GraphModule, tensors: Sequence[Tensor]) -> str:
     return sha256(repr((graph.code, kinds)).encode() + values).hexdigest()
 
 
-def trace_step(trainer: Trainer, tensors: Sequence[Tensor], width: int, full: bool) -> torch.fx.GraphModule:
+def trace_step(trainer: Trainer, tensors: Sequence[Tensor], width: int) -> torch.fx.GraphModule:
     """Take a step, and give all its operations; the trainer is left as it was."""
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
     def step(*tensors: Tensor) -> tuple[()]:
-        pure_step(trainer, tensors, width, full)
+        pure_step(trainer, tensors, width)
         return ()
 
     before = [t.clone() for t in trainer.state]
@@ -175,7 +173,7 @@ def _held(graph: torch.fx.GraphModule) -> list[Tensor]:
     return [t for t in held if isinstance(t, Tensor)]
 
 
-def distance(trainer: Trainer, tensors: Sequence[Tensor], run: Run, width: int, full: bool) -> float:
+def distance(trainer: Trainer, tensors: Sequence[Tensor], run: Run, width: int) -> float:
     """Take steps both ways from where a trainer is; give how far what they change is apart, over how far it moved."""
     buf, apart = trainer.buf, [0.0]
     before = [t.clone() for t in trainer.state]
@@ -183,7 +181,7 @@ def distance(trainer: Trainer, tensors: Sequence[Tensor], run: Run, width: int, 
         if int(buf.t) >= len(buf.weight) or not buf.weight[int(buf.t)].any():  # no batch is left
             break
         start = [t.clone() for t in trainer.state]
-        trainer.step(width, full)
+        trainer.step(width)
         plain = [t.clone() for t in trainer.state]
         _put_back(trainer, start)
         run(tensors)
