@@ -23,7 +23,7 @@ def step_tensors(trainer: Trainer) -> list[Tensor]:
 
 
 def pure_step(trainer: Trainer, tensors: Sequence[Tensor], width: int) -> None:
-    """Take a step on a full batch and tensors like the trainer's; those that the trainer's step would change are changed."""
+    """Take a step on a full batch and tensors like the trainer's; those that the trainer's step would change change."""
     with _on(trainer, iter(tensors)):
         trainer.step(width)
 
