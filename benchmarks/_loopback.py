@@ -24,8 +24,8 @@ from fedstrata.deploy import flower
 from fedstrata.deploy.auth_proxy import HEALTH
 from fedstrata.deploy.client import free_port
 from fedstrata.deploy.processes import Household
+from fedstrata.deploy.run_app import pyproject
 from fedstrata.deploy.server import FederationServer, ask, tail
-from fedstrata.deploy.submit import pyproject
 
 UP = 120.0  # seconds in which Flower must be there
 OFTEN = 0.5  # seconds between two looks at what has come of an app

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from fedstrata.deploy import answering
+from fedstrata.deploy import answering, objects_under_way
+from fedstrata.remote.site_socket import WAKE, Door
 
 
 @pytest.fixture
@@ -49,12 +52,67 @@ def test_an_app_answers_every_message_once_and_the_reply_is_sent(node, monkeypat
     assert reply.content["said"]["word"] == "back"
 
 
+def test_a_site_that_hears_of_a_run_is_woken_and_looks_again_at_once(tmp_path_factory, monkeypatch):
+    """With Flower's own way around a request, as it is called by the module that holds the connection."""
+    connection = pytest.importorskip("flwr.supernode.fleet_http_connection")
+    keys = connection.generate_key_pairs()
+    module = SimpleNamespace(NodeAuthHttpInterceptor=connection.NodeAuthHttpInterceptor)
+    announced = answering.hear(module)
+    around = module.NodeAuthHttpInterceptor(*keys)
+    headers = {}
+
+    def pull(node_config):
+        request = SimpleNamespace(request=SimpleNamespace(headers={}))
+        around.intercept(request, lambda _: SimpleNamespace(headers=headers))
+
+    slept, asked, place = [], [], tmp_path_factory.mktemp("s") / "d" / "s"
+    monkeypatch.setattr(answering.time, "sleep", slept.append)
+    node = SimpleNamespace(**{answering.PULL: pull})
+    answering.look_often(node, announced)
+    told = {"socket": str(place), "site": "a"}
+
+    def look(answer):
+        headers.clear()
+        headers.update(answer)
+        getattr(node, answering.PULL)(node_config=told)
+        node.time.sleep(3)
+
+    look({answering.ANNOUNCED: "1"})  # a site that has gone is no error
+    with Door(lambda request: asked.append(request) or b"", place):
+        look({})
+        look({answering.ANNOUNCED: "1"})
+        look({})
+    assert asked == [WAKE]
+    assert slept == [answering.AT_ONCE, 3, answering.AT_ONCE, 3]
+
+
+def test_objects_that_are_under_way_are_asked_for_again_soon(monkeypatch):
+    objects = pytest.importorskip("flwr.supercore.inflatable.inflatable_utils")
+    monkeypatch.setattr(objects.pull_objects, "__kwdefaults__", dict(objects.pull_objects.__kwdefaults__))
+    objects_under_way.ask_again_soon()
+    assert inspect.signature(objects.pull_objects).parameters["initial_backoff"].default == objects_under_way.PAUSE
+    content = iter([None, None, b"x"])
+
+    def pull(name):
+        if (found := next(content)) is None:
+            raise objects.ObjectUnavailableError(name)
+        return found
+
+    assert objects.pull_objects(["o"], pull) == {"o": b"x"}
+
+
 def test_no_port_is_opened_and_another_version_of_flower_is_noticed():
     command = SimpleNamespace(_start_supernode_http_api=lambda *_: pytest.fail("a port was opened"))
     answering.without_port(command)
     server, thread = command._start_supernode_http_api(None, None)
     server.should_exit = True
     assert not thread.is_alive()
-    for wrap in (answering.without_port, answering.look_often, lambda module: answering.answer_here(module, None)):
+    wraps = (
+        answering.without_port,
+        answering.hear,
+        lambda module: answering.look_often(module, threading.Event()),
+        lambda module: answering.answer_here(module, None),
+    )
+    for wrap in wraps:
         with pytest.raises(AttributeError):
             wrap(SimpleNamespace())

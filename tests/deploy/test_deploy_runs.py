@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import tomllib
 import zipfile
@@ -11,28 +12,30 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tomli_w
 from deployed import a_server, played
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.deploy import flower, state, submit
+from fedstrata.deploy import flower, run_app, server, state, submit
 from fedstrata.deploy.answering import PULL, look_often
 from fedstrata.deploy.app import foreign
+from fedstrata.deploy.run_launcher import SUBMIT
 from fedstrata.remote.flower.app_config import BLANK
 from fedstrata.runs.folder import Run
 
 
-def test_the_app_is_thin_and_the_same_for_every_run(tmp_path):
-    app = submit.write_app(tmp_path / "one")
-    assert [p.name for p in app.iterdir()] == ["pyproject.toml"]
-    assert set(app.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    told = tomllib.loads((app / "pyproject.toml").read_text())
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_the_app_is_thin_and_the_same_for_every_run():
+    pytest.importorskip("flwr")
+    with zipfile.ZipFile(BytesIO(run_app.bundle())) as archive:
+        told = tomllib.loads(archive.read("pyproject.toml").decode())
+    assert set(told["project"]["name"]) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert told["project"]["dependencies"] == []
     components = told["tool"]["flwr"]["app"]["components"]
     assert components["serverapp"] == "fedstrata.remote.flower.server_app:app"
     assert components["clientapp"] == "fedstrata.remote.flower.client_app:app"
-    other = submit.write_app(tmp_path / "two")
-    assert (other / "pyproject.toml").read_bytes() == (app / "pyproject.toml").read_bytes()
+    assert foreign(run_app.bundle()) is None
 
 
 def test_a_run_is_described_by_keys_that_the_app_has(tmp_path):
@@ -55,8 +58,8 @@ def bundle(pyproject: str, **files: str) -> bytes:
     return written.getvalue()
 
 
-def test_a_site_runs_our_app_and_no_other(tmp_path):
-    ours = (submit.write_app(tmp_path) / "pyproject.toml").read_text()
+def test_a_site_runs_our_app_and_no_other():
+    ours = tomli_w.dumps(run_app.pyproject())
     assert foreign(bundle(ours)) is None
     assert foreign(bundle(ours, **{"fedstrata/__init__.py": ""})) == "it holds other files"
     assert foreign(bundle(ours.replace("client_app:app", "other:app"))) == "it points to other code"
@@ -72,15 +75,15 @@ def test_a_site_looks_often_for_messages_while_a_run_is_on(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", slept.append)
 
-    def pull():
+    def pull(node_config):
         run, took = next(runs)
         now[0] += took
         return run
 
     node = SimpleNamespace(**{PULL: pull}, time=time)
-    look_often(node)
+    look_often(node, threading.Event())
     for now[0] in (0.0, 10.0, 65.0, 75.0, 80.0):
-        getattr(node, PULL)()
+        getattr(node, PULL)(node_config={})
         node.time.sleep(3)
     assert slept == [3, 0.3, 0.3, 3, 0.05]
 
@@ -101,26 +104,26 @@ def test_methods_that_exchange_single_batches_need_the_stream(tmp_path, method, 
     assert asked(False) == ("", "", False)
 
 
-def test_submitting_hands_flower_the_app_and_removes_it(tmp_path, monkeypatch, flower_is_there):
-    seen = {}
+def test_submitting_tells_the_server_and_removes_what_was_written(tmp_path, monkeypatch, flower_is_there):
+    seen, answers = {}, [(409, "no\nfederation"), (404, "page"), (200, "77")]
 
-    def call(folder, words):
-        app, config = Path(words[1]), Path(words[4])
-        seen.update(tomllib.loads(config.read_text()), words=words, app=(app / "pyproject.toml").exists())
+    def tell(address, path, authority, body, seconds):
+        seen.update(json.loads(body), where=(address, path))
         seen["rounds"] = Experiment.of(Path(seen["experiment"])).train.rounds
-        return {"success": True, "run-id": "77"}
+        return answers.pop()
 
-    monkeypatch.setattr(flower, "flwr", call)
+    monkeypatch.setattr(server, "tell", tell)
     there = a_server()
     state.private(there.folder)
     asked = submit.new(there, Experiment.of({"train": {"rounds": 3}}), tmp_path / "out", 2)
     with submit.submitted(asked) as number:
         assert number == "77"
         assert Path(seen["experiment"]).exists(), "the server side has yet to read it"
-    assert seen["app"]
-    assert seen["rounds"] == 3
-    assert [seen["words"][i] for i in (0, 2, 3)] == ["run", "fedstrata", "--run-config"]
+    assert (seen["rounds"], seen["where"]) == (3, (there.address, SUBMIT))
     assert not list(there.folder.glob("run-*"))
+    for said in ("another version", r"\(409\): no federation"):
+        with pytest.raises(FedstrataError, match=said), submit.submitted(asked):
+            pass
 
 
 def test_a_folder_with_a_run_is_refused_before_anybody_is_asked(tmp_path):

@@ -18,6 +18,7 @@ from fedstrata.core.web_limits import impatient
 from fedstrata.deploy import auth_proxy, node_signature
 from fedstrata.deploy.auth_proxy import GATE, Gate
 from fedstrata.deploy.node_signature import KnownKeys
+from fedstrata.deploy.run_launcher import SOON, SUBMIT
 
 
 def through(path: str, caller: str | None, called: str = "10.0.0.1", kind: str = "http", keys=None, **headers) -> str:
@@ -39,7 +40,7 @@ def through(path: str, caller: str | None, called: str = "10.0.0.1", kind: str =
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"]
+    "path", ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", SUBMIT, SOON]
 )
 def test_other_machines_reach_only_what_node_keys_guard(path):
     assert through("/v1/fleet/pull-messages", "10.0.0.2") == "app"
@@ -64,7 +65,7 @@ def test_the_gate_shows_that_it_is_there_and_takes_no_web_sockets():
 CONTROL, FLEET = "/v1/control/start-run", "/v1/fleet/push-object"
 
 
-@pytest.mark.parametrize("path", [CONTROL, FLEET, "/v1/runtime/acquire-task"])
+@pytest.mark.parametrize("path", [CONTROL, FLEET, "/v1/runtime/acquire-task", SUBMIT, SOON])
 def test_a_page_in_a_browser_on_the_servers_machine_is_refused(path):
     """It can call loopback, also under a name of its own that leads there (DNS rebinding)."""
     assert through(path, "127.0.0.1", origin="https://evil.example") == "http.response.start 403"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from looping import run_loop
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import auth_proxy, client, run_launcher, site_on_demand
+from fedstrata.deploy.answering import ANNOUNCED
+from fedstrata.deploy.app import foreign
 from fedstrata.deploy.long_poll import PULL, LongPoll
-from fedstrata.deploy.run_launcher import ACQUIRE, SOON, SUBMITTED, RunLauncher
+from fedstrata.deploy.run_launcher import ACQUIRE, SOON, SUBMIT, SUBMITTED, RunLauncher
 from fedstrata.deploy.site_on_demand import SiteOnDemand
-from fedstrata.remote.site_socket import Door
+from fedstrata.remote.flower.app_config import BLANK
+from fedstrata.remote.site_socket import WAKE, Door
 
 HTTP = {"type": "http", "state": {}}
 
@@ -99,6 +103,26 @@ def test_nobody_takes_out_a_message_for_a_site_that_has_left():
     assert (flower.paths, sent) == ([PULL, "/v1/runtime/push-object"], [])
 
 
+def test_sites_that_wait_are_told_of_a_run_that_was_submitted():
+    async def play():
+        app = LongPoll(flower := Calls(), hold=600.0)
+        looks = [asyncio.ensure_future(asked(app, PULL)) for _ in range(2)]
+        while len(flower.paths) < 2:
+            await asyncio.sleep(0)
+        await asked(app, "/v1/runtime/push-logs")
+        assert not any(look.done() for look in looks), "what a run prints is no message"
+        app.announce()
+        told = await asyncio.gather(*looks)
+        late = asyncio.ensure_future(asked(LongPoll(Calls(), hold=0.0), PULL))
+        return told, await late
+
+    told, late = run_loop(play())
+    for start, body in told:
+        assert start["headers"] == [(ANNOUNCED.encode(), b"1")]
+        assert (start["status"], body["body"]) == (200, b"")
+    assert late[0]["headers"] == [], "who looks later hears of it from the run itself"
+
+
 # ---- runs ----------------------------------------------------------------------------------------------------------
 
 TOLD = "import sys; open(sys.argv[1], 'a').write(sys.stdin.readline())"
@@ -142,6 +166,65 @@ def test_nobody_can_take_the_task_of_a_run_over_the_web_and_a_submitted_run_is_l
     assert not runs._called.is_set()
     assert run_loop(asked(runs, SUBMITTED))[0]["status"] == 200
     assert runs._called.is_set()
+
+
+def submitting(app, body: bytes) -> tuple[int, bytes]:
+    """Hand a server a run."""
+
+    async def play():
+        sent, parts = [], [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive():
+            return parts.pop()
+
+        async def send(part):
+            sent.append(part)
+
+        await app({**HTTP, "path": SUBMIT, "method": "POST", "headers": [(b"host", b"h"), (b"x", b"y")]}, receive, send)
+        return sent
+
+    start, body = run_loop(play())
+    return start["status"], body["body"]
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_the_server_submits_our_app_with_the_configuration_that_it_is_told():
+    control = pytest.importorskip("flwr.proto.control_pb2")
+    seen = {}
+
+    async def flower(scope, receive, send):
+        seen.update(path=scope["path"], headers=dict(scope["headers"]), body=(await receive())["body"])
+        answer = control.StartRunResponse(run_id=77).SerializeToString()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": answer})
+
+    told = []
+    runs = RunLauncher(flower, [], lambda: told.append("begins"))
+    assert submitting(runs, json.dumps({**BLANK, "sites": 3}).encode()) == (200, b"77")
+    assert runs._called.is_set(), "its process is to be started"
+    assert told == ["begins"], "sites can wake up"
+    assert (seen["path"], seen["headers"][b"host"]) == (SUBMITTED, b"h")
+    assert b"x" not in seen["headers"]
+    request = control.StartRunRequest.FromString(seen["body"])
+    assert request.override_config["sites"].sint64 == 3
+    assert request.fab.hash_str == sha256(request.fab.content).hexdigest()
+    assert foreign(request.fab.content) is None, "it is the app that sites run"
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_what_is_no_run_is_not_submitted_and_what_flower_says_is_handed_on():
+    pytest.importorskip("flwr")
+
+    def unwanted():
+        pytest.fail("no site is woken for it")
+
+    async def refuse(scope, receive, send):
+        await send({"type": "http.response.start", "status": 409, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    for body in (b"", b"{", b"[]", b'{"sites": 3}', json.dumps({**BLANK, "more": 1}).encode()):
+        assert submitting(RunLauncher(Calls(), [], unwanted), body)[0] == 400
+    assert submitting(RunLauncher(refuse, [], unwanted), json.dumps(BLANK).encode()) == (409, b"no")
 
 
 def test_runs_find_their_way_back_to_the_server():
@@ -212,6 +295,44 @@ def test_the_process_that_holds_the_data_is_there_while_somebody_needs_it(site, 
     now[0] += 1801
     here.turn()
     assert not here.awake
+
+
+def test_what_is_announced_starts_the_process_and_asks_it_nothing(site, monkeypatch):
+    now, asked = [1000.0], []
+    monkeypatch.setattr(site_on_demand.time, "monotonic", lambda: now[0])
+    site.door._server.answer = lambda request: asked.append(request) or b""
+    here = SiteOnDemand(site.start, site.socket, site.forget, rest=5.0)
+    here.answer(WAKE)
+    assert here.awake
+    now[0] += 29
+    here.turn()
+    assert here.awake, "a run takes its time to begin, however soon the owner lets the process rest"
+    here.answer(WAKE)
+    now[0] += 2
+    here.turn()
+    assert not here.awake, "nothing came of it; and a second announcement does not keep the process there"
+    here.answer(WAKE)
+    assert not here.awake
+    assert (len(site.started), asked) == (1, []), "no announcement reached the process, where policies are kept"
+    here.answer(b"fedstrata stream\n{}")
+    now[0] += 6
+    here.turn()
+    assert not here.awake
+    here.answer(WAKE)
+    assert here.awake, "a run came, so the next announcement counts"
+    assert len(site.started) == 3
+
+
+def test_a_process_that_was_started_for_its_owner_rests_and_hears_the_first_announcement(site, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(site_on_demand.time, "monotonic", lambda: now[0])
+    here = SiteOnDemand(site.start, site.socket, site.forget, rest=5.0)
+    here.begin()
+    now[0] += 6
+    here.turn()
+    assert not here.awake
+    here.answer(WAKE)
+    assert here.awake
 
 
 def test_a_process_is_not_ended_while_it_answers(site):

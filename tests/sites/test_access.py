@@ -10,8 +10,9 @@ import pytest
 import tomli_w
 from staging import SITES, wait_for
 
-from fedstrata.deploy import flower, keys, server, submit
+from fedstrata.deploy import flower, keys, server
 from fedstrata.deploy.auth_proxy import GATE
+from fedstrata.deploy.run_app import pyproject
 
 pytestmark = pytest.mark.sites
 
@@ -52,7 +53,7 @@ def test_a_program_that_the_server_sends_is_not_run_at_a_site(federation, tmp_pa
     """Whoever controls the server submits an app of his own."""
     app, home, trace = tmp_path / "theirs", federation.there.folder, tmp_path / "was-here"
     app.mkdir()
-    told = submit.pyproject()
+    told = pyproject()
     told["tool"]["flwr"]["app"] |= {"components": {"serverapp": "their_app:server", "clientapp": "their_app:client"}}
     (app / "pyproject.toml").write_text(tomli_w.dumps(told))
     (app / "their_app.py").write_text(THEIRS.replace("WHERE", str(trace)))

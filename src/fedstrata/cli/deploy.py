@@ -18,6 +18,7 @@ from fedstrata.cli.options import AsJson, ExperimentFile, Quiet, Sets, overrides
 from fedstrata.cli.run import conclude, stop_cleanly
 from fedstrata.core.errors import RequestError
 from fedstrata.core.platforms import require_posix
+from fedstrata.core.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from fedstrata.deploy.client import CheckedClient
@@ -212,13 +213,14 @@ def run(
     from fedstrata.deploy.server import announce
 
     announce(server)  # while torch is imported here, it is there as well
-    from fedstrata.config.experiment import Experiment
-    from fedstrata.deploy import flower, submit
-    from fedstrata.deploy.processes import undisturbed
-    from fedstrata.deploy.run_queue import turn
-    from fedstrata.deploy.server import found
-    from fedstrata.runs.folder import Run
-    from fedstrata.runs.progress import reporter
+    with quick_imports():
+        from fedstrata.config.experiment import Experiment
+        from fedstrata.deploy import flower, submit
+        from fedstrata.deploy.processes import undisturbed
+        from fedstrata.deploy.run_queue import turn
+        from fedstrata.deploy.server import found
+        from fedstrata.runs.folder import Run
+        from fedstrata.runs.progress import reporter
 
     if resume is not None and (experiment or sets or out):
         raise RequestError("--resume takes the experiment from the run folder; leave out the file, --set and --out")

@@ -8,14 +8,24 @@ start.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.remote.flower.app_config import NodeConfig
+from fedstrata.remote.site_socket import WAKE, ask
 
 HELD = 1.0  # seconds: a look for messages that took longer was held by the server until there was one, or for a while
 AT_ONCE = 0.05  # seconds before the next look then
 SOON = 0.3  # seconds between two looks at a server that holds none, in the time after a message
+ANNOUNCED = "fedstrata-run-begins"  # the header of an answer by which the server says that a run was submitted
+SHORT = 10.0  # seconds in which a site that is woken must have taken note
 BUSY = 60.0  # seconds after a message in which the next one is likely
 PULL, PUSH = "_pull_and_store_message", "_push_messages"  # Flower's names for a look, and for sending what was answered
 
@@ -47,15 +57,23 @@ def answer_here(node: Any, app: Any) -> None:
     setattr(node, PUSH, pushed)
 
 
-def look_often(node: Any) -> None:
-    """Let a SuperNode's loop look for messages again as soon as a held look is over; and often after a message."""
+def look_often(node: Any, announced: threading.Event) -> None:
+    """Let a SuperNode's loop look for messages again as soon as a held look is over; and often after a message.
+
+    After a look that was answered with the announcement of a run, the site is woken first.
+    """
     pull, latest, took = getattr(node, PULL), float("-inf"), 0.0
 
-    def pulled(*args: Any, **about: Any) -> Any:
+    def pulled(*, node_config: Mapping[str, object], **about: Any) -> Any:
         nonlocal latest, took
         began = time.monotonic()
-        run = pull(*args, **about)
+        run = pull(node_config=node_config, **about)
         took = time.monotonic() - began
+        if announced.is_set():
+            announced.clear()
+            took = HELD  # it would have been held, and there will be a message soon
+            with suppress(FedstrataError):  # whatever is wrong with the site is said when it is asked
+                ask(Path(NodeConfig.of(node_config).socket), WAKE, SHORT)
         latest = latest if run is None else time.monotonic()
         return run
 
@@ -68,6 +86,24 @@ def look_often(node: Any) -> None:
 
     setattr(node, PULL, pulled)
     node.time = SimpleNamespace(sleep=sleep)
+
+
+def hear(connection: Any) -> threading.Event:
+    """Let the module of a SuperNode's connection note when the server announces a run; return the note."""
+    announced = threading.Event()
+
+    class Hearing(connection.NodeAuthHttpInterceptor):  # type: ignore[misc]
+        """Goes around every request."""
+
+        def intercept(self, context: Any, call_next: Any) -> Any:
+            """Look at the answer's headers."""
+            answer = super().intercept(context, call_next)
+            if ANNOUNCED in answer.headers:
+                announced.set()
+            return answer
+
+    connection.NodeAuthHttpInterceptor = Hearing
+    return announced
 
 
 def without_port(command: Any) -> None:

@@ -16,8 +16,9 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any
 
-from fedstrata.deploy.answering import answer_here, look_often, without_port
+from fedstrata.deploy.answering import answer_here, hear, look_often, without_port
 from fedstrata.deploy.flower import run_command
+from fedstrata.deploy.objects_under_way import ask_again_soon
 
 COMPONENTS = {
     "serverapp": "fedstrata.remote.flower.server_app:app",
@@ -50,9 +51,10 @@ def main() -> None:
     try:
         read, ignored = connection.fab_from_proto, runs.RunNotRunningException
         answer_here(node, import_module(COMPONENTS["clientapp"].partition(":")[0]).app)
-        look_often(node)
+        look_often(node, hear(connection))
         without_port(import_module("flwr.supernode.cli.flower_supernode"))
-    except AttributeError as error:
+        ask_again_soon()
+    except (AttributeError, KeyError) as error:
         sys.exit(f"this version of Flower is not known to fedstrata: {error}")
 
     def checked(told: Any) -> Any:

@@ -29,12 +29,13 @@ from fedstrata import __version__
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN, impatient
 from fedstrata.deploy import site_reports
 from fedstrata.deploy.flower import run_command
-from fedstrata.deploy.long_poll import App, LongPoll, Receive, Scope, Send
+from fedstrata.deploy.long_poll import LongPoll
 from fedstrata.deploy.model_shelf import MODELS, ModelShelf
 from fedstrata.deploy.node_signature import KnownKeys
 from fedstrata.deploy.one_port import serve_on_one_port
 from fedstrata.deploy.run_launcher import RunLauncher
 from fedstrata.deploy.site_reports import ReportBook, SiteReport
+from fedstrata.deploy.web_app import App, Receive, Scope, Send
 from fedstrata.remote.protocol_version import PROTOCOL
 
 FLEET = "/v1/fleet/"
@@ -200,9 +201,10 @@ def main() -> None:
         limits["timeout_graceful_shutdown"] = FAREWELL  # requests that are held
         limits["timeout_keep_alive"] = KEPT
         logging.getLogger("uvicorn.access").addFilter(lambda line: site_reports.PATH not in line.getMessage())
-        runs = RunLauncher(app, _way_back(words))
+        poll = LongPoll(app)
+        runs = RunLauncher(poll, _way_back(words), poll.announce)
         runs.watch(app.state.linkstate_factory.state)
-        shelf = ModelShelf(LongPoll(runs), database.parent, signer)
+        shelf = ModelShelf(runs, database.parent, signer)
         options |= limits | {"proxy_headers": False}  # nobody says where he is from
         if stream := os.environ.get(STREAM):
             serve_on_one_port(uvicorn, Gate(shelf, keys, names, reports), int(stream), **options)

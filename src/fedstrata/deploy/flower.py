@@ -97,11 +97,6 @@ def run_command(name: str) -> None:
 # ---- short commands ------------------------------------------------------------------------------------------------
 
 
-def submission(app: Path, config: Path) -> list[str]:
-    """Return the words of `flwr` that start a run."""
-    return ["run", str(app), CONNECTION, "--run-config", str(config)]
-
-
 def registration(key: Path) -> list[str]:
     """Return the words that let a site connect."""
     return ["supernode", "register", str(key), CONNECTION]

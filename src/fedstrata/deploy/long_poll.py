@@ -2,24 +2,23 @@
 
 A SuperNode asks every few seconds whether there is a message. Here the answer "none" waits until somebody sends one, or
 for a while: messages arrive at once, and an idle site costs a request in twenty seconds.
+
+When a run was submitted on this machine, the answer "none" goes out at once, with a header that says so: a site that
+rests wakes up (`site_on_demand.py`) while the run is still beginning. Who does not hear it wakes up with its first
+message.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+
+from fedstrata.deploy.answering import ANNOUNCED
+from fedstrata.deploy.web_app import App, Message, Receive, Scope, Send, ask_app, whole
 
 PULL = "/v1/fleet/pull-messages"  # a site looks for messages
-NEWS = "/v1/runtime/push-"  # how paths begin on which a run sends some
+NEWS = ("/v1/runtime/push-messages", "/v1/runtime/push-object")  # where a run sends some
 HOLD = 20.0  # seconds; SuperNodes and proxies give up a silent connection after 30 or more
 LONGEST = 1 << 16  # bytes of such a request; longer ones are not held
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class LongPoll:
@@ -28,15 +27,16 @@ class LongPoll:
     def __init__(self, app: App, hold: float = HOLD):
         self._app, self._hold = app, hold
         self._news: asyncio.Event | None = None  # set once, when a message was sent; then there is another one
+        self._begun = 0  # runs that were announced
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hold it."""
         if scope["type"] != "http" or scope["path"] != PULL:
             await self._app(scope, receive, send)
-            if scope["type"] == "http" and scope["path"].startswith(NEWS):
+            if scope["type"] == "http" and scope["path"] in NEWS:
                 self.wake()
             return
-        body = await _whole(receive)
+        body = await whole(receive)
         if body is not None:
             await self._look(scope, body, receive, send)
 
@@ -46,14 +46,19 @@ class LongPoll:
             self._news.set()
             self._news = None
 
+    def announce(self) -> None:
+        """Tell everybody who waits that a run was submitted; to be called in the loop that requests are answered in."""
+        self._begun += 1
+        self.wake()
+
     async def _look(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         until = asyncio.get_running_loop().time() + self._hold
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone, begun = asyncio.ensure_future(_disconnected(receive)), self._begun
         try:
             answer = list[Message]()
             while True:
                 news = self._news = self._news or asyncio.Event()
-                answer = await self._ask(scope, body)
+                answer = await ask_app(self._app, scope, body)
                 left = until - asyncio.get_running_loop().time()
                 if not _nothing(answer) or left <= 0 or len(body) > LONGEST:
                     break
@@ -62,6 +67,9 @@ class LongPoll:
                 waiting.cancel()
                 if gone.done():  # nobody would get the message that is taken out for him
                     return
+                if self._begun != begun:
+                    answer[0] = {**answer[0], "headers": [*answer[0]["headers"], (ANNOUNCED.encode(), b"1")]}
+                    break
             for part in answer:
                 await send(part)
         except asyncio.CancelledError:  # the server is being stopped: who waits is told that there is nothing
@@ -71,39 +79,11 @@ class LongPoll:
         finally:
             gone.cancel()
 
-    async def _ask(self, scope: Scope, body: bytes) -> list[Message]:
-        answer, told = list[Message](), False
-
-        async def receive() -> Message:
-            nonlocal told
-            if told:
-                await asyncio.Event().wait()  # until whoever asks is done
-            told = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(part: Message) -> None:
-            answer.append(part)
-
-        await self._app({**scope, "state": dict(scope.get("state", {}))}, receive, send)
-        return answer
-
 
 def _nothing(answer: list[Message]) -> bool:
     """Say whether an answer is the empty list of messages: nothing at all, in Flower's encoding."""
     statuses = [part["status"] for part in answer if part["type"] == "http.response.start"]
     return statuses == [200] and not any(part.get("body") for part in answer)
-
-
-async def _whole(receive: Receive) -> bytes | None:
-    """Return the body of a request; None where the caller left before its end."""
-    body = bytearray()
-    while True:
-        part = await receive()
-        if part["type"] != "http.request":
-            return None
-        body += part.get("body", b"")
-        if not part.get("more_body", False):
-            return bytes(body)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from fedstrata.deploy.long_poll import App, Receive, Scope, Send
 from fedstrata.deploy.run_book import FINISHED, BookedRun, booked
+from fedstrata.deploy.web_app import App, Receive, Scope, Send
 
 MODELS = "/fedstrata-models"
 FILES = ("model.safetensors", "best.safetensors")  # the last model, and the best one

@@ -1,4 +1,4 @@
-"""Runs become processes: the server itself starts them, as soon as they are submitted.
+"""Runs become processes: the server itself submits and starts them, as soon as somebody on its machine asks for one.
 
 Flower would keep a process beside the server that asks it for work all the time, over an interface (AcquireTask) which
 gives the task of any run to whoever asks first. Here the gate looks into the server's own state when a run was
@@ -12,23 +12,30 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from fedstrata.deploy.long_poll import App, Receive, Scope, Send
+from fedstrata.deploy.run_app import run_number, start_request
+from fedstrata.deploy.web_app import App, Receive, Scope, Send, answer, ask_app, whole
 
 SOON = "/fedstrata-soon"  # somebody on this machine is about to submit a run
+SUBMIT = "/fedstrata-run"  # a run, as its configuration in JSON
 SUBMITTED = "/v1/control/start-run"
+PROTOBUF = b"application/protobuf"
 ACQUIRE = "/v1/runtime/acquire-task"
 FIRST, LOOK = 5.0, 60.0  # seconds until looks for runs that nobody announced: those from before a restart, and others
 PROCESS = [sys.executable, "-P", "-m", "fedstrata.deploy.run_process"]
 
 
 class RunLauncher:
-    """Stands before Flower's web application (ASGI), behind the gate; `words` say how a run reaches the server."""
+    """Stands before Flower's web application (ASGI), behind the gate.
 
-    def __init__(self, app: App, words: Sequence[str]):
+    `words` say how a run reaches the server; `announce` is called when one was submitted.
+    """
+
+    def __init__(self, app: App, words: Sequence[str], announce: Callable[[], None] = lambda: None):
+        self._announce = announce
         self._app, self._words = app, [*words, "--parent-pid", str(os.getpid())]
         self._called = threading.Event()
         self._warm: subprocess.Popen[bytes] | None = None
@@ -38,15 +45,35 @@ class RunLauncher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, and see whether a run came with it."""
         path = scope["path"] if scope["type"] == "http" else ""
-        if path in (SOON, ACQUIRE):
-            if path == SOON:
-                self.warm_up()
-            await send({"type": "http.response.start", "status": 204 if path == SOON else 404, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await self._app(scope, receive, send)
-        if path == SUBMITTED:
+        if path == SOON:
+            self.warm_up()
+            await answer(send, 204)
+        elif path == ACQUIRE:
+            await answer(send, 404)
+        elif path == SUBMIT:
+            await answer(send, *await self._submit(scope, receive))
+        else:
+            await self._app(scope, receive, send)
+        if path in (SUBMIT, SUBMITTED):
             self._called.set()
+
+    async def _submit(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        """Let Flower start a run; give its number, or what Flower says."""
+        try:
+            request = start_request(await whole(receive) or b"")
+        except (ValueError, TypeError) as error:
+            return 400, str(error).encode()
+        kind = [(b"content-type", PROTOBUF), (b"accept", PROTOBUF), (b"content-length", b"%d" % len(request))]
+        host = [(name, value) for name, value in scope["headers"] if name == b"host"]
+        about = {**scope, "method": "POST", "path": SUBMITTED, "raw_path": SUBMITTED.encode(), "headers": host + kind}
+        said = await ask_app(self._app, about, request)
+        status, body = said[0]["status"], b"".join(part.get("body", b"") for part in said[1:])
+        if status != 200:
+            return status, body
+        if not (number := run_number(body)):
+            return 500, b"Flower started no run"
+        self._announce()
+        return 200, number.encode()
 
     def warm_up(self) -> None:
         """Start a process for the next run, unless one waits already."""

@@ -24,9 +24,11 @@ from fedstrata.deploy.logs import cut_printed, keep_log, note
 from fedstrata.deploy.processes import Household, running
 from fedstrata.deploy.roll_watch import RollWatch
 from fedstrata.deploy.run_book import RunWatch
-from fedstrata.deploy.run_launcher import SOON
+from fedstrata.deploy.run_launcher import SOON, SUBMIT
 
 READY = 90.0  # seconds in which a server must be up
+SUBMITTING = 120.0  # seconds in which it must have taken a run
+LONGEST = 1 << 16  # bytes of an answer
 Say = Callable[[str], None]
 
 INSECURE = """\
@@ -169,6 +171,19 @@ def announce(text: str) -> None:
         ask(server.address, SOON, server.authority)
 
 
+def hand_in(server: FederationServer, config: Mapping[str, Any]) -> str:
+    """Tell a server how a run is configured; give Flower's number of the run."""
+    try:
+        status, said = tell(server.address, SUBMIT, server.authority, json.dumps(config).encode(), SUBMITTING)
+    except (OSError, ValueError) as error:
+        raise FedstrataError(f"the server at {server.address} does not answer: {error}") from None
+    if status == 404:
+        raise FedstrataError("the server was started with another version of fedstrata; start it again")
+    if status != 200:
+        raise FedstrataError(f"the server does not take the run ({status}): {' '.join(said.split())[:500]}")
+    return said
+
+
 def register(server: FederationServer, wanted: Mapping[str, str], say: Say) -> None:
     """Let exactly the sites connect whose public keys are given; Flower keeps that over restarts."""
     folder, known = server.folder, _known(server.folder)
@@ -223,17 +238,22 @@ def next_steps(server: FederationServer) -> str:
 
 def ask(address: str, path: str, authority: Path | None, seconds: float = 5.0) -> int:
     """Ask a server for a path and give the status; OSError where there is no answer, as of another certificate."""
+    return tell(address, path, authority, None, seconds)[0]
+
+
+def tell(address: str, path: str, authority: Path | None, body: bytes | None, seconds: float) -> tuple[int, str]:
+    """Send a server something, or just ask; give the status and what it says."""
     trust = None if authority is None else ssl.create_default_context(cafile=str(authority))
     handlers: list[Any] = [urllib.request.ProxyHandler({})]
     if trust is not None:
         handlers.append(urllib.request.HTTPSHandler(context=trust))
-    scheme = "http" if trust is None else "https"
+    request = urllib.request.Request(f"{'http' if trust is None else 'https'}://{address}{path}", body)
     try:
-        with urllib.request.build_opener(*handlers).open(f"{scheme}://{address}{path}", timeout=seconds) as answer:
-            return int(answer.status)
+        with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
+            return int(answer.status), answer.read(LONGEST).decode(errors="replace")
     except urllib.error.HTTPError as error:
         with error:
-            return error.code
+            return error.code, error.read(LONGEST).decode(errors="replace")
 
 
 def tail(log: Path, lines: int = 15) -> str:

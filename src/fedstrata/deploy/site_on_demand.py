@@ -1,9 +1,13 @@
 """The process that holds a site's data is there while somebody needs it.
 
 It takes hundreds of megabytes (torch, the data), and most of the time nobody asks it for anything. So the door of the
-site is kept by the command itself, which is small: it starts the process when the first word of a run comes, hands
-requests on, and ends it when it had nothing to do for a while. What the process has to remember lies on the disk; a
-server whose run goes on after such a rest tells it of the run again, as after a restart.
+site is kept by the command itself, which is small: it starts the process when a run is announced or its first word
+comes, hands requests on, and ends it when it had nothing to do for a while. What the process has to remember lies on
+the disk; a server whose run goes on after such a rest tells it of the run again, as after a restart.
+
+An announcement is answered here: nothing of it reaches the process, so it asks for nothing that the site's policy would
+have to allow. After one of which nothing came, no other is heeded until somebody asks: whoever announces runs all day
+costs a site one start.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from pathlib import Path
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy.logs import note
 from fedstrata.remote.flower.invitation import STREAM
-from fedstrata.remote.site_socket import LONGEST_WAIT, ask, look
+from fedstrata.remote.site_socket import LONGEST_WAIT, WAKE, ask, look
 
-WAKE = b""  # a request that wants no answer: somebody will ask soon
+EXPECTED = 30.0  # seconds that a process waits at least for what was announced
 REST = 60.0  # seconds without a request after which the process ends; a run over a stream is one long request
 BETWEEN = 3600.0  # the same, where requests come as messages, with hours of others' work between them
 LOADING = 3600.0  # seconds that reading the data may take
@@ -40,6 +44,7 @@ class SiteOnDemand:
         self._lock = threading.RLock()  # around starting, counting and ending
         self._busy = 0  # requests under way
         self._until = 0.0  # when the process may rest, if nobody asks before
+        self._asked = True  # whether anything came of the last announcement
 
     @property
     def awake(self) -> bool:
@@ -49,13 +54,11 @@ class SiteOnDemand:
     def answer(self, request: bytes) -> bytes:
         """Hand a request to the process, which is started where it is not there."""
         with self._lock:
-            if self._child is None:
-                self._child = self._start()
-                note("process_started")
-            child = self._child
-            self._until = max(self._until, time.monotonic() + self._rest)
             if request == WAKE:
+                self._expect()
                 return b""
+            child = self._there()
+            self._asked = True
             self._busy += 1
         try:
             self._wait(child)
@@ -68,9 +71,10 @@ class SiteOnDemand:
 
     def begin(self) -> None:
         """Start the process now and wait until it has read the data, so that what is wrong is said at once."""
-        self.answer(WAKE)
-        assert self._child is not None
-        self._wait(self._child)
+        with self._lock:
+            self._until = time.monotonic() + self._rest
+            child = self._there()
+        self._wait(child)
 
     def turn(self) -> None:
         """End the process if it has nothing to do; to be called now and then."""
@@ -88,6 +92,19 @@ class SiteOnDemand:
             self._forget()
             note("process_rests")
 
+    def _expect(self) -> None:
+        """Have the process there for a request that is announced, unless none came since the last announcement."""
+        if self._asked:
+            self._asked = False
+            self._there()
+            self._until = max(self._until, time.monotonic() + max(self._rest, EXPECTED))
+
+    def _there(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            self._child = self._start()
+            note("process_started")
+        return self._child
+
     def _wait(self, child: subprocess.Popen[bytes]) -> None:
         """Wait until the process can be asked."""
         deadline = time.monotonic() + LOADING
@@ -96,7 +113,7 @@ class SiteOnDemand:
                 raise FedstrataError("the site's data cannot be served; its own log says why")
             if time.monotonic() > deadline:
                 raise FedstrataError(f"the site has not read its data after {LOADING:.0f} s")
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def _served(self) -> bool:
         try:

@@ -1,7 +1,7 @@
-"""Runs at real sites: a thin Flower app is submitted, and the run folder that its server side writes is followed.
+"""Runs at real sites: the server is told of one, and the run folder that its server side writes is followed.
 
-The app holds nothing but a pyproject that points into the installed package; it is the same for every run. What
-differs goes into the run configuration: paths on the server's machine, and how many sites to wait for.
+For Flower all runs are the same thin app (`run_app.py`). What differs goes into the run configuration: paths on the
+server's machine, and how many sites to wait for.
 """
 
 from __future__ import annotations
@@ -16,63 +16,28 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from fedstrata import __version__
 from fedstrata.config.experiment import Experiment
 from fedstrata.config.naming import folder_name, name_run
 from fedstrata.config.open_stages import fill
 from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.core.event_lines import DAMAGED, read_event
 from fedstrata.deploy import flower, state
-from fedstrata.deploy.app import COMPONENTS
 from fedstrata.deploy.logs import asker
 from fedstrata.deploy.run_book import BookedRun, book
-from fedstrata.deploy.server import FederationServer, tail
+from fedstrata.deploy.server import FederationServer, hand_in, tail
 from fedstrata.deploy.site_reports import conditions
 from fedstrata.remote.conditions import possible_at_sites
 from fedstrata.remote.few_sites import to_submit
-from fedstrata.remote.flower.app_config import BLANK, RunConfig
+from fedstrata.remote.flower.app_config import RunConfig
 from fedstrata.remote.flower.failure import FAILED, forget_failure, read_failure
 from fedstrata.runs.folder import Run
 from fedstrata.runs.journal import Watch
 
-APP = "fedstrata-run"  # Flower takes letters, digits and hyphens
 LOOK = 0.2  # seconds between two looks at the run folder
 ASK = 15.0  # seconds without news after which Flower is asked how the run is doing
 GONE = 5.0  # seconds after which a run folder that nobody holds any more is given up
 
 SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and then
-
-
-def pyproject() -> dict[str, Any]:
-    """Return the whole app."""
-    return {
-        "project": {
-            "name": APP,
-            "version": __version__,
-            "description": "A fedstrata run; the code is in the installed package",
-            "license": {"text": "Apache-2.0"},
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "fedstrata",
-                    "components": COMPONENTS,
-                    "config": BLANK,
-                }
-            }
-        },
-    }
-
-
-def write_app(folder: Path) -> Path:
-    """Write the app folder."""
-    app = folder / APP
-    app.mkdir(parents=True)
-    (app / "pyproject.toml").write_text(tomli_w.dumps(pyproject()))
-    return app
 
 
 @dataclass(frozen=True)
@@ -141,19 +106,17 @@ def fine(experiment: Experiment) -> bool:
 
 @contextmanager
 def submitted(submission: Submission) -> Iterator[str]:
-    """Hand a run to Flower, and give Flower's number of it; what was written for that is removed in the end."""
+    """Hand a run to the server, and give Flower's number of it; what was written for that is removed in the end."""
     flower.required()
     forget_failure(submission.path)
     folder = submission.server.folder
     with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as name:
-        place = Path(name)
-        app, experiment, config = write_app(place), place / "experiment.toml", place / "run.toml"
+        experiment = Path(name) / "experiment.toml"
         experiment.write_text(to_submit(submission.experiment))
-        config.write_text(tomli_w.dumps(submission.config(experiment)))
         submission.server.begun(submission.path)
         submission.news.unlink(missing_ok=True)
         try:
-            number = str(flower.flwr(folder, flower.submission(app, config))["run-id"])
+            number = hand_in(submission.server, submission.config(experiment))
             book(folder, submission.booked(number))
             yield number
         finally:

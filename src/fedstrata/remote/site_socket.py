@@ -22,6 +22,7 @@ from fedstrata.core.errors import FedstrataError, RequestError
 from fedstrata.remote.transport import LONGEST, Answer, Failure, attempted
 
 ASKED, TOLD = struct.Struct("<Q"), struct.Struct("<BQ")
+WAKE = b""  # a request that wants no answer: somebody will ask soon
 LONGEST_PATH = 103  # bytes that every system has room for
 ASKING = 60.0  # seconds in which a caller says what he wants, and takes its answer
 LONGEST_WAIT = 2_000_000.0  # seconds (23 days): the most that a socket can be told to wait

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedstrata.core.errors import FedstrataError
 from fedstrata.remote.flower.app_config import NodeConfig
 from fedstrata.remote.flower.records import unwrap, wrap
-from fedstrata.remote.site_socket import ask
+from fedstrata.remote.site_socket import WAKE, ask
 
 RAISED = 2  # Flower's own code for an app that could not answer
 
@@ -36,7 +36,7 @@ def introduce(message: Message, context: Context) -> Message:
     """Say which site this is, if its process is there."""
     try:
         config = NodeConfig.of(context.node_config)
-        ask(Path(config.socket), b"", 60.0)  # and its process, which may rest, knows that somebody will ask more
+        ask(Path(config.socket), WAKE, 60.0)  # and its process, which may rest, knows that somebody will ask more
         record = ConfigRecord({"name": config.site})
     except FedstrataError as error:
         return Message(Error(RAISED, str(error)), reply_to=message)

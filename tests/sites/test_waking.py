@@ -1,0 +1,37 @@
+"""A site that rests hears that a run was submitted, and wakes up before the run has said anything to it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from staging import wait_for
+
+from fedstrata.deploy.server import hand_in
+from fedstrata.remote.flower.app_config import BLANK
+
+pytestmark = pytest.mark.sites
+
+
+def test_a_site_that_rests_wakes_up_when_a_run_is_submitted_and_rests_again_when_none_comes(federation, tmp_path):
+    restart(federation, "--rest", "1")
+    log = federation.folder / "state/site-a/log.jsonl"
+    begin = max(i for i, event in enumerate(events(log)) if event == "site_started")
+    wait_for(lambda: "process_rests" in events(log)[begin:])
+    awake = len(events(log))
+    hand_in(federation.there, {**BLANK, "out": str(tmp_path / "none")})  # it ends before it looks for sites
+    wait_for(lambda: "process_started" in events(log)[awake:])
+    wait_for(lambda: "process_rests" in events(log)[awake:])
+    assert "run config experiment" in (tmp_path / "none" / "failed.json").read_text()
+    assert "run_admitted" not in events(log)[awake:]
+    restart(federation)
+
+
+def restart(federation, *changes):
+    federation.commands["a"].process.terminate()
+    federation.commands["a"].ends(0)
+    federation.start_site("a", *changes)
+
+
+def events(log):
+    return [json.loads(line)["event"] for line in log.read_text().splitlines()]
