@@ -77,7 +77,7 @@ def in_words(paper: str, judged: Mapping[str, Judged]) -> str:
 
 
 def _found(tables: list[Judged]) -> Iterator[str]:
-    settled = [own for own in tables if own.verdict.word != OPEN]
+    known = [own for own in tables if own.verdict.word != OPEN or (own.results.done and own.verdict.contrast.mean)]
     runs = sum(len(own.results.runs) for own in tables if not own.results.table.same_runs)
     plain = [own for own in tables if not own.results.table.reading]
     if not runs:
@@ -87,15 +87,16 @@ def _found(tables: list[Judged]) -> Iterator[str]:
     yield f"So far {runs} runs were played; of {len(plain)} tables {done} {'has' if done == 1 else 'have'} all runs of"
     yield "the primary contrast."
     counted = Counter(own.verdict.word for own in plain)
-    yield f"Verdicts: {', '.join(f'{word} {number}' for word, number in counted.most_common())}."
-    for own in settled:
+    yield f"Verdicts: {'; '.join(f'{word} ({number})' for word, number in counted.most_common())}."
+    for own in known:
         contrast = own.verdict.contrast
         if contrast.mean is None:
             yield f"{own.results.table.id} {own.verdict.word}."
             continue
         claimed = "" if contrast.claimed is None else f" where the paper prints {write_gain(contrast.claimed)}"
         apart = f"; {told}" if (told := from_printed(own.results)) else ""
-        yield f"{own.results.table.id} {own.verdict.word}: {write_gain(contrast.mean)}{claimed}{apart}."
+        word = "stays open" if own.verdict.word == OPEN else own.verdict.word
+        yield f"{own.results.table.id} {word}: {write_gain(contrast.mean)}{claimed}{apart}."
 
 
 def oddities(tables: Collection[Judged]) -> dict[str, list[str]]:
