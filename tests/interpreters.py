@@ -38,7 +38,7 @@ READY = (  # what takes long to import
     "torch._dynamo",  # when gradients are first mapped over clients
 )
 ABOVE = 512  # file descriptors wait here until they are put in their places
-KNOWN = {"stdin", "stdout", "stderr", "cwd", "env", "pass_fds", "text"}  # of the arguments of Popen
+KNOWN = {"stdin", "stdout", "stderr", "cwd", "env", "pass_fds", "text", "process_group"}  # of the arguments of Popen
 
 
 class Process:
@@ -127,7 +127,8 @@ class Interpreters:
         for file in given:
             os.close(file)
         connection = Connection(line.detach())
-        connection.send((list(args[1:]), os.path.abspath(how.get("cwd") or "."), env, (0, 1, 2, *more)))
+        folder, group = os.path.abspath(how.get("cwd") or "."), how.get("process_group")
+        connection.send((list(args[1:]), folder, env, (0, 1, 2, *more), group))
         return Process(args, connection, ours.get("stdout"), ours.get("stderr"))
 
 
@@ -172,10 +173,12 @@ def bear(line: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, files, _, _ = socket.recv_fds(line, 1, 64)
     told = Connection(line.detach())
-    args, folder, env, places = told.recv()
+    args, folder, env, places, group = told.recv()
     child = os.fork()
     if child == 0:
         told.close()
+        if group is not None:
+            os.setpgid(0, group)
         live(args, folder, env, dict(zip(places, files, strict=True)))
     for file in files:
         os.close(file)

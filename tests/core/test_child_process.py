@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fedstrata.core.child_process import wait_or_kill, why_unsendable
+from fedstrata.core.child_process import start_child, wait_or_kill, why_unsendable
+from tests.interpreters import KNOWN
 
 
 def test_what_cannot_be_sent_says_why():
@@ -27,3 +28,12 @@ def test_a_process_that_does_not_end_is_killed():
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as stuck:
         wait_or_kill(stuck, 0.05)
         assert stuck.returncode == -9
+
+
+def test_tests_can_start_children_from_a_process_that_is_ready(monkeypatch):
+    """What `Interpreters` does not know is started as always, in two seconds each: nothing fails, and all is slow."""
+    asked = {}
+    monkeypatch.setattr(subprocess, "Popen", lambda args, **how: asked.update(how))
+    start_child("fedstrata.runs.compare.worker")
+    assert asked
+    assert asked.keys() <= KNOWN

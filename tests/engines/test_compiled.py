@@ -171,6 +171,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.extended
+@pytest.mark.xdist_group("compiler")  # which takes seconds to import
+@pytest.mark.parametrize("asked", [{"method__name": "scaffold"}, {"model__norm": "batch"}])
+def test_what_the_compiler_makes(asked, folder, monkeypatch):
+    monkeypatch.setenv(compiled_step.FOLDER, folder)
+    assert apart(trainer_of("mlp", **asked), make=compile_step) < 1e-9
+
+
+@pytest.mark.extended
+@pytest.mark.xdist_group("compiler")
 def test_another_process_finds_what_was_compiled(folder, monkeypatch):
     from torch._dynamo.utils import counters  # noqa: PLC0415  imports the compiler
 
@@ -179,16 +188,9 @@ def test_another_process_finds_what_was_compiled(folder, monkeypatch):
     for _ in range(2):
         compiled_step._COMPILED.clear()  # as it is in a new process
         counters.clear()
-        assert apart(trainer_of("mlp"), make=compile_step) < 1e-9
+        assert apart(trainer_of("mlp", method__name="scaffold"), make=compile_step) < 1e-9
     assert counters["inductor"]["fxgraph_cache_hit"] == 1
     assert not counters["inductor"]["fxgraph_cache_miss"]
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("asked", [{"method__name": "scaffold"}, {"model__norm": "batch"}])
-def test_what_the_compiler_makes(asked, folder, monkeypatch):
-    monkeypatch.setenv(compiled_step.FOLDER, folder)
-    assert apart(trainer_of("mlp", **asked), make=compile_step) < 1e-9
 
 
 # ---- what is not compiled --------------------------------------------------------------------------------------------
