@@ -247,3 +247,8 @@ def test_what_a_method_suggests_counts_where_the_user_set_nothing():
         assert training(source, method__name="fedavg") == (0.1, 16, 0.0)
     assert training(None, method__name="stratify-batch", train__lr=0.3) == (0.3, 64, 0.9)
     assert training(None, method__name="stratify-batch", train__optimizer__weight_decay=1e-3) == (0.05, 64, 0.9)
+
+
+def test_an_option_of_another_data_set_says_whose_it_is():
+    with pytest.raises(RequestError, match=r'data.path is not an option.*; data.name = "hf" or "own" has it$'):
+        Experiment.of({"data": {"path": "mine.csv"}})

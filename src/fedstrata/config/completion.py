@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "lr_schedule": {"kind": "constant"},
     "partition": {"kind": "dirichlet-class", "alpha": 0.1},
 }
+MANY = 4  # names that would tell nothing
 
 
 def make(stage: str, spec: Mapping[str, Any], key: str) -> Any:
@@ -43,6 +45,16 @@ def complete(stage: str, spec: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {"kind": registry.name_of(stage, type(part)), **dataclasses.asdict(part)}
 
 
+def _who_has(stage: str, option: str, key: str) -> str:
+    """Say under which other name there is such an option: whoever gives a path has data of his own."""
+    others = []
+    for name in registry.names(stage):
+        with suppress(RequestError):  # one that needs a package which is not here
+            if option in registry.options(stage, name, key):
+                others.append(f'"{name}"')
+    return f"; {key}.name = {' or '.join(others)} has it" if 0 < len(others) < MANY else ""
+
+
 def complete_named(stage: str, section: BaseModel, key: str) -> Any:
     """Do the same for the tables that have a name instead of a kind, with options beside their own keys."""
     options, own = section.model_extra or {}, {field: getattr(section, field) for field in type(section).model_fields}
@@ -51,7 +63,8 @@ def complete_named(stage: str, section: BaseModel, key: str) -> Any:
     known = set() if given else registry.options(stage, name, f"{key}.name")
     for option in options:
         if option not in known:
-            raise registry.unknown_option(f"{key}.{option}", option, known | set(own))
+            refused = registry.unknown_option(f"{key}.{option}", option, known | set(own))
+            raise RequestError(f"{refused}{_who_has(stage, option, key)}")
     if given:
         return section
     built = registry.build(stage, name, options, key)
