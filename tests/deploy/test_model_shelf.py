@@ -18,7 +18,7 @@ from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.client import CheckedClient, FederationClient
 from fedstrata.deploy.fetch import Shelf, chosen, shelf_of
 from fedstrata.deploy.model_shelf import MODELS, ModelShelf, path_of
-from fedstrata.deploy.node_signature import KnownKeys, sign_time
+from fedstrata.deploy.node_signature import KnownKeys, NodeKey
 from fedstrata.deploy.run_book import BookedRun
 
 WHO = {"user": "ada", "uid": 7, "host": "h"}
@@ -82,7 +82,7 @@ def test_the_gate_lets_only_sites_with_a_known_key_to_the_shelf(server, made, tm
     key = (made / "sites/a/node.pub").read_text()
     (tmp_path / "nodes.json").write_text(json.dumps({"a": {"node": "1", "key": key}}))
     keys = KnownKeys(tmp_path / "nodes.json")
-    signed, stranger = sign_time(made / "sites/a/node.key"), sign_time(made / "sites/b/node.key")
+    signed, stranger = NodeKey(made / "sites/a/node.key").sign_time(), NodeKey(made / "sites/b/node.key").sign_time()
     by_key = lambda scope: keys.signer({n.decode(): v.decode() for n, v in scope["headers"]}) or ""  # noqa: E731
     gate = Gate(ModelShelf(nobody, server, by_key), keys)
     status, body, _ = got(gate, MODELS, **signed)

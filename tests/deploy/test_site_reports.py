@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.deploy import flower, server, site_reporter, site_reports, state, status
 from fedstrata.deploy.auth_proxy import Gate
 from fedstrata.deploy.kept_connection import KeptConnection
-from fedstrata.deploy.node_signature import KnownKeys, sign_time
+from fedstrata.deploy.node_signature import KEY, KnownKeys, NodeKey
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.site_reporter import RevokedError, SiteReporter, unwritable
 from fedstrata.deploy.site_reports import ReportBook, SiteReport, conditions
@@ -79,7 +80,7 @@ def test_the_gate_takes_reports_of_sites_of_themselves_alone(made, tmp_path):
     gate = Gate(None, KnownKeys(tmp_path / "nodes.json"), reports=ReportBook(tmp_path / site_reports.FILE))
 
     def says(site, key="a", **more):
-        headers = sign_time(made / f"sites/{key}/node.key")
+        headers = NodeKey(made / f"sites/{key}/node.key").sign_time()
         return gate._hear({**headers, site_reports.HEADER: SiteReport(site, "disk full", 0.0).header(), **more})
 
     assert says("a") == 204
@@ -116,6 +117,25 @@ def reporter(tmp_path, monkeypatch, answers, said=None):
     monkeypatch.setattr(site_reporter, "KeptConnection", lambda *_: Line())
     say = [] if said is None else said
     return SiteReporter("a", "h:8000", None, tmp_path, tmp_path / "nobody", say.append), sent
+
+
+def test_a_site_reports_with_the_key_that_it_began_with(made, tmp_path, monkeypatch):
+    """Else a site whose keys were renewed is taken, while its connection, with the old one, is not."""
+    used = []
+
+    class Line:
+        def get(self, path, headers):
+            used.append(headers[KEY])
+            return answer()
+
+    monkeypatch.setattr(site_reporter, "KeptConnection", lambda *_: Line())
+    keys = shutil.copytree(made / "sites/a", tmp_path / "a")
+    here = SiteReporter("a", "h:8000", keys, tmp_path, tmp_path / "nobody", print)
+    here.report()
+    shutil.copy(made / "sites/b/node.key", keys / "node.key")
+    here.report()
+    assert used[0] == used[1] == NodeKey(made / "sites/a/node.key").sign_time()[KEY]
+    assert used[1] != NodeKey(keys / "node.key").sign_time()[KEY]
 
 
 def refusal(code):

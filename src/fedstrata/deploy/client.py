@@ -202,21 +202,21 @@ def attend(client: CheckedClient, say: Say) -> None:
         keep_log(folder, site=client.site, server=client.server)
         note("site_started", version=__version__, keys=client.keys is not None, data=client.told["data"]["data"])
         _load(client, site, household, say)
-        reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
-        try:
-            with Door(site.answer, socket):
-                _connect(client, household, socket, say)
-                note("site_connected")
+        with Door(site.answer, socket):
+            _connect(client, household, socket, say)
+            note("site_connected")
+            reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
+            try:
                 while (gone := household.gone()) is None:
                     site.turn()
                     reporter.turn()
                     cut_printed(folder)
                     time.sleep(0.5)
-            note("site_ended_by_itself", logging.ERROR, what=gone)
-            reporter.check_known()  # a server that shut the site out is the reason, whatever Flower says
-            raise _ended(client, gone)
-        finally:
-            reporter.leave()
+                note("site_ended_by_itself", logging.ERROR, what=gone)
+                reporter.check_known()  # a server that shut the site out is the reason, whatever Flower says
+                raise _ended(client, gone)
+            finally:
+                reporter.leave()
     finally:
         household.close()
         shutil.rmtree(private, ignore_errors=True)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.deploy import node_signature, state
+from fedstrata.deploy import state
 from fedstrata.deploy.client import CheckedClient
 from fedstrata.deploy.model_shelf import FILES, HASH, MODELS, PIECE, path_of
+from fedstrata.deploy.node_signature import NodeKey
 
 WAIT = 60.0  # seconds that a server may be silent
 LONGEST = 1 << 20  # bytes of a list of runs
@@ -73,7 +74,7 @@ class Shelf:
         if self.keys is not None:
             trust = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
             handlers.append(urllib.request.HTTPSHandler(context=trust))
-            headers = node_signature.sign_time(self.keys / "node.key")
+            headers = NodeKey(self.keys / "node.key").sign_time()
         scheme = "http" if self.keys is None else "https"
         request = urllib.request.Request(f"{scheme}://{self.server}{path}", headers=headers)
         try:

@@ -28,14 +28,20 @@ KEY, SIGNATURE, TIME = "flwr-public-key", "flwr-signature", "flwr-timestamp"  # 
 OLD, EARLY = 305.0, 5.0  # seconds that a signature may be behind or before our clock, as Flower has it
 
 
-def sign_time(path: Path) -> dict[str, str]:
-    """Sign the time with a node key; return the headers of a request that is so signed."""
-    key = load_ssh_private_key(path.read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    now = datetime.now(UTC).isoformat()
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    signed = {KEY: public, SIGNATURE: key.sign(now.encode(), ec.ECDSA(SHA256()))}
-    return {TIME: now, **{name: b64encode(value).decode() for name, value in signed.items()}}
+class NodeKey:
+    """A site's key, read once: a file that is renewed later does not change who the site is."""
+
+    def __init__(self, path: Path):
+        key = load_ssh_private_key(path.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self._key = key
+
+    def sign_time(self) -> dict[str, str]:
+        """Return the headers of a request that is signed now."""
+        now = datetime.now(UTC).isoformat()
+        public = self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        signed = {KEY: public, SIGNATURE: self._key.sign(now.encode(), ec.ECDSA(SHA256()))}
+        return {TIME: now, **{name: b64encode(value).decode() for name, value in signed.items()}}
 
 
 class KnownKeys:

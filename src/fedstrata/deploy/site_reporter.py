@@ -12,8 +12,8 @@ from typing import Any
 
 from fedstrata import __version__
 from fedstrata.core.errors import FedstrataError, RequestError
-from fedstrata.deploy import node_signature
 from fedstrata.deploy.kept_connection import KeptConnection
+from fedstrata.deploy.node_signature import NodeKey
 from fedstrata.deploy.site_reports import (
     BUSY,
     EVERY,
@@ -55,6 +55,8 @@ class SiteReporter:
     _told: str = ""  # the server's version that was spoken of
 
     def __post_init__(self) -> None:
+        # The same key as the connection's, also when another lies there: whoever is shut out with it must hear so.
+        self._key = None if self.keys is None else NodeKey(self.keys / "node.key")
         self._line = KeptConnection(self.server, None if self.keys is None else self.keys / "ca.crt")
 
     def turn(self) -> None:
@@ -98,7 +100,7 @@ class SiteReporter:
     def _send(self, report: SiteReport) -> None:
         headers = {
             HEADER: report.header(),
-            **({} if self.keys is None else node_signature.sign_time(self.keys / "node.key")),
+            **({} if self._key is None else self._key.sign_time()),
         }
         try:
             status, told = self._line.get(PATH, headers)
