@@ -15,10 +15,10 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from benchmarks._counting import Counting
+from benchmarks._ports import free_port
 from benchmarks._site import ECHO
 from benchmarks._telling import measuring
 from fedstrata.config.experiment import Experiment
-from fedstrata.deploy.client import free_port
 from fedstrata.remote.flower.messages import Messages
 from fedstrata.remote.flower.server_app import wait_for
 from fedstrata.remote.flower.stream import open_stream
@@ -117,11 +117,11 @@ def batch(transport: Transport, sites: int, batches: int, rounds: int) -> float:
 def counted(messages: Transport, sites: int, size: Size) -> dict[str, tuple[int, int]]:
     """Return, by method, the bytes that the account of a run says, and those that crossed the wire meanwhile."""
     found: dict[str, tuple[int, int]] = {}
-    port = free_port()
     for name, asked in {
         "FedAvg": FEDAVG | {"train.rounds": size.counted_rounds},
         "Stratify batch": STRATIFY | {"train.rounds": 1, "method.schedule.length": size.counted_batches * BATCH},
     }.items():
+        port = free_port()
         with Counting(port) as wire:
             stream = open_stream(messages, wire.address, f"counted-{len(found)}", listen=f"127.0.0.1:{port}")
             try:

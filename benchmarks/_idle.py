@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks._ports import free_port
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import keys
-from fedstrata.deploy.client import free_port
 from fedstrata.deploy.processes import everybody, family
 from fedstrata.deploy.server import tail
 
@@ -66,7 +66,7 @@ class Command:
 
     def megabytes(self) -> float:
         """Return the resident memory of all of them."""
-        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.members()) * PAGE / 1e6
+        return sum(map(_pages, self.members())) * PAGE / 1e6
 
     def end(self) -> None:
         """End it as Ctrl-C does."""
@@ -158,6 +158,13 @@ def _federation(sites: tuple[str, ...]) -> Iterator[tuple[Path, Command, list[Co
         finally:
             for command in reversed(started):
                 command.end()
+
+
+def _pages(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:  # it has ended meanwhile
+        return 0
 
 
 def _seconds(pid: int) -> float:

@@ -19,10 +19,10 @@ from unittest.mock import patch
 
 import tomli_w
 
+from benchmarks._ports import free_port
 from fedstrata.core.errors import FedstrataError
 from fedstrata.deploy import flower
 from fedstrata.deploy.auth_proxy import HEALTH
-from fedstrata.deploy.client import free_port
 from fedstrata.deploy.processes import Household
 from fedstrata.deploy.run_app import pyproject
 from fedstrata.deploy.server import FederationServer, ask, tail
@@ -68,7 +68,7 @@ def loopback(sites: Collection[str]) -> Iterator[Loopback]:
     with tempfile.TemporaryDirectory(prefix="sites-") as name, importable():
         folder = Path(name)
         port = free_port()
-        server = FederationServer(flower.LOOPBACK, port, port + 1, flower.LOOPBACK, None)
+        server = FederationServer(flower.LOOPBACK, port, None, flower.LOOPBACK, None)
         flower.configure(folder, server.address, None)
         around = flower.environment(folder)
         household = Household(folder, "this benchmark")

@@ -54,7 +54,7 @@ if __name__ == "__main__":
     call("deploy", "keys", "keys", "--sites", ",".join(SITES))
     port = free_port()
     with ExitStack() as running:
-        options = ["--keys", "keys/server", "--port", port, "--stream-port", free_port()]
+        options = ["--keys", "keys/server", "--port", port]
         start(running, "server", "the server is up", "server", *options)
         for i, site in enumerate(SITES):
             options = ["--keys", f"keys/sites/{site}", "--server", f"127.0.0.1:{port}", "--site", site]

@@ -372,7 +372,7 @@ def test_a_stream_is_known_by_its_first_bytes():
     assert one_port.wants_stream(hello(), False), "without keys, nothing but a stream speaks TLS"
 
 
-def test_what_is_no_stream_gets_the_connection_itself_and_a_stream_is_passed_on():
+def test_what_is_no_stream_gets_the_connection_itself_and_a_stream_is_passed_on(tmp_path):
     class Tells(asyncio.Protocol):
         def connection_made(self, transport):
             self.transport = transport
@@ -385,9 +385,9 @@ def test_what_is_no_stream_gets_the_connection_itself_and_a_stream_is_passed_on(
         writer.close()
 
     async def play():
-        run = await asyncio.start_server(echo, "127.0.0.1", 0)
+        run = await asyncio.start_unix_server(echo, tmp_path / "s")
         listener = one_port.listen("127.0.0.1", 0, 10)
-        port = one_port.OnePort(listener, Tells, None, run.sockets[0].getsockname()[1])
+        port = one_port.OnePort(listener, Tells, None, str(tmp_path / "s"))
         told = {}
         for name, first in (("web", b"GET /"), ("stream", hello("h2"))):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
@@ -433,7 +433,7 @@ def test_who_stays_silent_is_looked_at_ever_more_seldom(monkeypatch, said):
 
 
 def test_where_sites_find_streams():
-    assert a_server(one_port=True).streams == ("h:8000", "127.0.0.1:8001")
+    assert a_server(stream_port=None, stream_socket="/tmp/x/s").streams == ("h:8000", "unix:/tmp/x/s")
     assert a_server().streams == ("h:8001", "0.0.0.0:8001")
 
 

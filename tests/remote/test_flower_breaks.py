@@ -13,6 +13,7 @@ pytest.importorskip("grpc")
 
 from streams import ECHO, PATIENCE, everybody, refused, streaming, wait_until
 
+from benchmarks._ports import free_port
 from fedstrata.remote.flower import stream
 
 
@@ -59,12 +60,6 @@ class Relay:
         self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
         self.cut()
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextmanager

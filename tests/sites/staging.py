@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from benchmarks._ports import free_port
 from fedstrata.config.experiment import Experiment
 from fedstrata.deploy import keys, processes, submit
 from fedstrata.deploy.authority import Authority
-from fedstrata.deploy.client import free_port
 from fedstrata.deploy.server import FederationServer, found
 from fedstrata.runs.folder import Run
 

@@ -14,7 +14,7 @@ import pytest
 from sklearn.datasets import load_digits
 from staging import WHILE, Started, wait_for
 
-from fedstrata.deploy.client import free_port
+from benchmarks._ports import free_port
 
 pytestmark = pytest.mark.sites
 

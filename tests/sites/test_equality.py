@@ -64,14 +64,14 @@ def test_an_enclave_at_the_server_that_sites_verify_and_tell(federation, tmp_pat
 
 
 def test_masked_labels_have_names_at_a_site_and_none_at_the_server(federation, tmp_path):
-    asked = SMALL | {"privacy.labels": "prf", "train.rounds": 6, "train.lr": 0.2, "data.partition": "iid"}
+    asked = SMALL | {"privacy.labels": "prf", "train.rounds": 30, "train.lr": 0.2, "data.partition": "iid"}
     run = federation.run(tmp_path / "there", asked, stream=True)
     digits = build_federation(Experiment.of(None, **asked)).test
     np.savez(tmp_path / "digits.npz", x=digits.x.numpy() * 16, y=digits.y.numpy())  # raw: what was done to them travels
     site = open_model(run.path, federation.folder / "keys/sites/a")
     assert sorted(site.classes) == list(range(10))
     assert site.evaluate(tmp_path / "digits.npz")["accuracy"] == pytest.approx(run.summary["accuracy"], abs=0.1)
-    assert run.summary["accuracy"] > 0.25  # and one in ten by chance
+    assert run.summary["accuracy"] > 0.5  # and one in ten by chance
     assert set(run.predict(tmp_path / "digits.npz")) <= {f"placeholder {i}" for i in range(10)}
     with pytest.raises(RequestError, match="not those of a site"):
         open_model(run.path, federation.folder / "keys/server")

@@ -85,10 +85,9 @@ def server(
     asked = FederationServer(
         host=host,
         port=port,
-        stream_port=stream_port or min(port + 1, 65535),
+        stream_port=stream_port,
         public=public or public_name(host, names),
         keys=None if folder is None else str(folder),
-        one_port=stream_port is None,
         approval=approve_runs,
     )
     if metrics_port is not None:

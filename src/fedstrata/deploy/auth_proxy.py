@@ -45,7 +45,7 @@ NODES = "nodes.json"  # beside the database: which site has which node id and ke
 BODY = 16 << 20  # bytes of a request: Flower sends objects one by one, and ours have half of that at most
 SILENCE = 30.0  # seconds between two pieces of a body
 BROWSERS = ("origin", "sec-fetch-site")  # what they send with every request that could do harm, and Flower never does
-STREAM = "FEDSTRATA_STREAM_PORT"  # the port on loopback to which streams are passed on; without it they have their own
+STREAM = "FEDSTRATA_STREAM"  # the socket to which streams are passed on; without it they have a port of their own
 TAKEN = 204  # what a report is answered with
 KEPT = 3 * round(site_reports.EVERY)  # seconds that a connection is kept for its next request; sites report on theirs
 FAREWELL = 2  # seconds in which requests under way are ended, when the server is
@@ -207,7 +207,7 @@ def main() -> None:
         shelf = ModelShelf(runs, database.parent, signer)
         options |= limits | {"proxy_headers": False}  # nobody says where he is from
         if stream := os.environ.get(STREAM):
-            serve_on_one_port(uvicorn, Gate(shelf, keys, names, reports), int(stream), **options)
+            serve_on_one_port(uvicorn, Gate(shelf, keys, names, reports), stream, **options)
         else:
             serve(Gate(shelf, keys, names, reports), **options)
 

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import shutil
-import socket as sockets
 import ssl
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -39,7 +36,7 @@ from fedstrata.deploy.processes import Household
 from fedstrata.deploy.server import Say, ask, tail
 from fedstrata.deploy.site_on_demand import REST, SiteOnDemand
 from fedstrata.deploy.site_reporter import SiteReporter
-from fedstrata.remote.site_socket import LONGEST_PATH, Door
+from fedstrata.remote.site_socket import Door
 
 if TYPE_CHECKING:
     from fedstrata.config.experiment import Experiment
@@ -184,29 +181,25 @@ def attend(client: CheckedClient, say: Say) -> None:
     """Start a site and keep it until one of its processes ends by itself, or somebody ends it."""
     flower.required()
     folder = state.private(state.of_site(client.site))
-    household = Household(folder, f"site {client.site}")
-    private = Path(tempfile.mkdtemp(prefix=f"fedstrata-site-{client.site[:16]}-"))  # short, mode 700
-    try:
-        socket = private / "site"
-        if len(os.fsencode(socket)) > LONGEST_PATH:
-            raise RequestError(f"the folder for temporary files, {private.parent}, has too long a path: set TMPDIR")
+    name = f"site {client.site}"
+    with state.for_sockets(f"site-{client.site}") as sockets, closing(Household(folder, name)) as household:
         if client.keys is None:
             say(INSECURE)
         _reach(client, say)
         for line in () if client.keys is None else expiring(client.keys):
             say(f"WARNING: {line}")
-        process = socket.with_name("process")
+        door, process = sockets / "site", sockets / "process"
         site = on_demand(client, household, process)
         if client.metrics_port is not None:
             serve_metrics(SiteFigures(folder, lambda: site.awake), client.metrics_port, client.metrics_host)
         keep_log(folder, site=client.site, server=client.server)
         note("site_started", version=__version__, keys=client.keys is not None, data=client.told["data"]["data"])
         _load(client, site, household, say)
-        with Door(site.answer, socket):
-            _connect(client, household, socket, say)
+        with Door(site.answer, door):
+            _connect(client, household, door, say)
             note("site_connected")
             reporter = SiteReporter(client.site, client.server, client.keys, folder, process, say)
-            try:
+            with closing(reporter):
                 while (gone := household.gone()) is None:
                     site.turn()
                     reporter.turn()
@@ -215,11 +208,6 @@ def attend(client: CheckedClient, say: Say) -> None:
                 note("site_ended_by_itself", logging.ERROR, what=gone)
                 reporter.check_known()  # a server that shut the site out is the reason, whatever Flower says
                 raise _ended(client, gone)
-            finally:
-                reporter.leave()
-    finally:
-        household.close()
-        shutil.rmtree(private, ignore_errors=True)
 
 
 def check_server(client: FederationClient) -> None:
@@ -322,13 +310,6 @@ def _not_plain(client: CheckedClient) -> RequestError:
     return RequestError(
         f"--server = {client.server} does not answer as a server without TLS does; leave out --insecure"
     )
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with sockets.socket(sockets.AF_INET, sockets.SOCK_STREAM) as probe:
-        probe.bind((flower.LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _since(log: Path, begin: int) -> str:

@@ -3,7 +3,8 @@
 Whoever connects speaks first, and says in his first bytes what he wants: a stream's are the hello of TLS that offers
 HTTP/2 and nothing else, Flower's that of any other (without keys: no TLS at all). They are looked at, not taken: the
 connection itself goes to the web server, which so sees the caller's own address, as the gate must; the bytes of a
-stream are passed on to the run's port on loopback, still encrypted, for its certificate is the run's own.
+stream are passed on to the run, still encrypted, for its certificate is the run's own. The run listens at a Unix socket
+in a folder of the server's: a port could be somebody else's, now or when the run is over.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any
 
 from fedstrata.core.web_limits import CONNECTIONS, WITHIN
 
-LOOPBACK = "127.0.0.1"
 HELLO, ALPN = 0x16, 16  # a TLS record of a handshake; the extension that names protocols
 LONGEST = 5 + (1 << 14)  # bytes of a record
 PIECE = 1 << 20  # bytes that are passed on at once
@@ -68,7 +68,7 @@ class OnePort:
         listener: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
-        stream: int,  # the port on loopback where a run listens
+        stream: str,  # the socket at which a run listens
     ):
         self.sockets = [listener]
         self._listener, self._protocol, self._tls, self._stream = listener, protocol, tls, stream
@@ -139,7 +139,7 @@ class OnePort:
             pause = min(1.5 * pause, SELDOM)
 
     async def _pass_on(self, caller: socket.socket) -> None:
-        here = await asyncio.open_connection(LOOPBACK, self._stream, limit=PIECE)
+        here = await asyncio.open_unix_connection(self._stream, limit=PIECE)
         there = await asyncio.open_connection(sock=caller, limit=PIECE)
         try:
             await asyncio.gather(_flow(here[0], there[1]), _flow(there[0], here[1]))
@@ -156,7 +156,7 @@ async def _flow(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
         sink.write_eof()
 
 
-def serve_on_one_port(uvicorn: Any, app: Any, stream: int, **options: Any) -> None:
+def serve_on_one_port(uvicorn: Any, app: Any, stream: str, **options: Any) -> None:
     """Do what `uvicorn.run` does, on a port that streams share."""
 
     class Server(uvicorn.Server):  # type: ignore[misc]

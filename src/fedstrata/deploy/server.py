@@ -10,8 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,17 @@ class FederationServer:
 
     host: str  # where it listens
     port: int
-    stream_port: int  # where a run listens that keeps connections to its sites
+    stream_port: int | None  # where a run listens that keeps connections to its sites; None: they come in at `port`
     public: str  # what sites call its machine
     keys: str | None  # its key folder; None: insecure
     approval: bool = False  # whether an operator has to approve runs
-    one_port: bool = False  # whether sites reach streams at `port`, and `stream_port` is one on loopback
+    stream_socket: str = ""  # to which they are passed on then
 
     @property
     def streams(self) -> tuple[str, str]:
         """Where sites find a stream, and where a run listens for it."""
-        if self.one_port:
-            here = state.join_address(flower.LOOPBACK, self.stream_port)
-            return state.join_address(self.public, self.port), here
+        if self.stream_port is None:
+            return state.join_address(self.public, self.port), f"unix:{self.stream_socket}"
         return state.join_address(self.public, self.stream_port), state.join_address(self.host, self.stream_port)
 
     @property
@@ -97,20 +96,21 @@ class FederationServer:
         return run if run is not None and (run / "events.jsonl").exists() else None
 
 
-def serve(server: FederationServer, say: Say) -> None:
+def serve(asked: FederationServer, say: Say) -> None:
     """Start a server and keep it until it ends or somebody ends it."""
     flower.required()
-    folder = state.private(server.folder)
-    household = Household(folder, f"a server on port {server.port}")
-    try:
-        _free(server.host, server.port)
+    folder = state.private(asked.folder)
+    name = f"a server on port {asked.port}"
+    with state.for_sockets(f"server-{asked.port}") as sockets, closing(Household(folder, name)) as household:
+        _free(asked.host, asked.port)
+        server = replace(asked, stream_socket=str(sockets / "stream"))
         log = folder / "superlink.log"
         path = None if server.keys is None else Path(server.keys)
         (folder / "server.json").unlink(missing_ok=True)  # of an earlier life: who asks now waits until we are up
         flower.configure(folder, server.address, server.authority)
         forget_strangers(folder, path)
         command = flower.superlink(folder, server.host, server.port, path)
-        around = flower.environment(folder) | ({STREAM: str(server.stream_port)} if server.one_port else {})
+        around = flower.environment(folder) | ({STREAM: server.stream_socket} if server.stream_port is None else {})
         household.start("the server", command, log, around, folder)
         _wait(server, household, log)
         if server.keys is None:
@@ -131,8 +131,6 @@ def serve(server: FederationServer, say: Say) -> None:
                 register(server, keys.nodes(Path(server.keys), rolls.roll), say)
         note("server_ended_by_itself", logging.ERROR)
         raise FedstrataError(f"the server ended by itself; the end of {log}:\n{tail(log)}")
-    finally:
-        household.close()
 
 
 def public_name(host: str, names: Sequence[str]) -> str:

@@ -77,7 +77,7 @@ class SiteReporter:
             self._state, self._since = state, time.time()
         self._send(SiteReport(self.site, state, self._since, about[:200], __version__, roll))
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Say that the site goes; whoever does not hear it finds out."""
         with suppress(RequestError):
             self._send(SiteReport(self.site, LEFT, time.time(), "", __version__))

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
 
 PORT = 8000
+LONGEST_FOLDER = 90  # bytes: the path of a socket has 103 at the most, on every system
 
 
 def folder() -> Path:
@@ -42,6 +47,18 @@ def private(path: Path) -> Path:
     except OSError as error:
         raise RequestError(f"{path} cannot be made: {error}; set FEDSTRATA_STATE to another folder") from None
     return path
+
+
+@contextmanager
+def for_sockets(name: str) -> Iterator[Path]:
+    """Make a folder for sockets, which must have short paths, that nobody else can enter; and remove it in the end."""
+    made = Path(tempfile.mkdtemp(prefix=f"fedstrata-{name[:24]}-"))
+    try:
+        if len(os.fsencode(made)) > LONGEST_FOLDER:
+            raise RequestError(f"the folder for temporary files, {made.parent}, has too long a path: set TMPDIR")
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def site_name(name: str, key: str = "--site") -> str:

@@ -67,7 +67,7 @@ class Door:
 
     def __init__(self, answer: Answer, path: Path):
         self._path = Path(path)
-        _make_private(self._path.parent)
+        make_private(self._path.parent)
         if len(os.fsencode(self._path)) > LONGEST_PATH:
             raise RequestError(f"socket = {self._path} is too long; allowed: at most {LONGEST_PATH} bytes")
         _clear(self._path)
@@ -138,7 +138,8 @@ def _read(line: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
+    """Make a folder for sockets, if it is not there; refuse one that others can enter."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.stat()
     if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:

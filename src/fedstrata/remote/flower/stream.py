@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hmac import compare_digest
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -30,8 +31,10 @@ from fedstrata.remote.flower.certificate import make_certificate
 from fedstrata.remote.flower.framing import ALIVE, FROM_SITE, METHOD, Kind, Parcel, parcels
 from fedstrata.remote.flower.invitation import FORMS, Invitation
 from fedstrata.remote.flower.messages import Messages
+from fedstrata.remote.site_socket import make_private
 from fedstrata.remote.transport import SMALL, Failure, Transport
 
+UNIX = "unix:"  # how the address of a socket begins
 MOST = 2048  # connections at once; each has a thread
 STRANGERS = (  # who connects must come to the point: half-open connections are closed, and are never more than so many
     ("grpc.server_handshake_timeout_ms", 10_000),
@@ -103,6 +106,8 @@ class StreamServer:
         service, _, method = METHOD.strip("/").partition("/")
         handlers = {method: grpc.stream_stream_rpc_method_handler(self._join)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        if listen is not None and listen.startswith(UNIX):
+            make_private(Path(listen.removeprefix(UNIX)).parent)  # whoever cleans up may have removed it meanwhile
         port = 0
         with suppress(RuntimeError):
             port = self._server.add_secure_port(listen or address, grpc.ssl_server_credentials([(key, certificate)]))
