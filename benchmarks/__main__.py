@@ -40,8 +40,7 @@ def main() -> None:
     if asked.save:
         (HERE / "results").mkdir(exist_ok=True)
         kept = {"benchmark": asked.name, **about(benchmark), "rows": rows}
-        file = benchmark.saved_as() if hasattr(benchmark, "saved_as") else asked.name
-        (HERE / "results" / f"{file}.json").write_text(json.dumps(kept, indent=2) + "\n")
+        (HERE / "results" / f"{asked.name}.json").write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

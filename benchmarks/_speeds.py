@@ -1,14 +1,14 @@
-"""Write into the package what a local step and a multiplication cost, for `fedstrata reproduce list`.
+"""Write into the package what multiplications, steps and rounds cost, for `fedstrata reproduce list`.
 
-`python -m benchmarks._speeds` reads benchmarks/results: of a CPU, `work.json`; of a GPU, `work-gpu.json` or, as long as
-nobody has measured that, the two whole runs of `gpu.json`. The two costs are those that come nearest to all rows, each
-off by as small a share as possible.
+`python -m benchmarks._speeds` reads, of a CPU, `work.json` among the benchmarks' results; of a GPU, the papers' tables
+that were played on one: several runs at a time, so a run's seconds are its part. The costs are those that come nearest
+to all of them, each off by as small a share as possible.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +16,55 @@ import numpy as np
 from scipy.optimize import nnls
 
 import fedstrata
-from benchmarks.gpu import CIFAR, FASHION, ROUNDS
 from benchmarks.work import WORKLOADS
+from fedstrata.reproduce.minutes import Timing
+from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import all_tables
-from fedstrata.reproduce.work import Work, count_products, name_network, network, work_of
+from fedstrata.reproduce.work import Work, count_products, name_network, network
 
-RESULTS = Path(__file__).parent / "results"
+HERE = Path(__file__).parent
+BENCHMARKS, TABLES = HERE / "results", HERE.parent / "reproduce/results"
 SPEEDS = Path(fedstrata.__file__).parent / "reproduce" / "speeds.json"
-SOURCES = {"cpu": ("work",), "gpu": ("work-gpu", "gpu")}  # the first that is there
+QUANTITIES = {"cpu": ("products", "steps"), "gpu": ("products", "sequence", "rounds")}
 
 
 def speeds() -> dict[str, Any]:
     """Return the costs by kind of device, where they come from, and the multiplications of the papers' networks."""
-    costs = {device: _fitted(*_first(names)) for device, names in SOURCES.items()}
+    costs = {"cpu": _of_cpu(), "gpu": _of_gpu()}
     places = ((table, c, row) for table in all_tables().values() for c in table.conditions for row in table.rows)
     networks = sorted({network(table.settings(condition, row)) for table, condition, row in places}, key=repr)
     return {**costs, "products": {name_network(*one): count_products(*one) for one in networks}}
 
 
-def _first(names: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    name = next(name for name in names if (RESULTS / f"{name}.json").exists())
-    return name, json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def _fitted(name: str, kept: dict[str, Any]) -> dict[str, Any]:
-    measured = list(_measured(name, {row["name"]: row["value"] for row in kept["rows"]}))
-    shares = np.array([[work.steps / seconds, work.products / seconds] for work, seconds in measured])
-    scale = shares.max(axis=0)  # a step and a multiplication are many orders apart
-    step, product = nnls(shares / scale, np.ones(len(shares)))[0] / scale
-    machine = kept["machine"]
+def _of_cpu() -> dict[str, Any]:
+    kept = json.loads((BENCHMARKS / "work.json").read_text())
+    measured, machine = {row["name"]: row["value"] for row in kept["rows"]}, kept["machine"]
     return {
-        "seconds_a_step": float(f"{step:.4g}"),
-        "seconds_a_product": float(f"{product:.4g}"),
-        "hardware": machine.get("gpus", [f"{machine['cores']} cores of {machine['cpu']}"])[0],
-        "measured": f"benchmarks/results/{name}.json, {kept['date'][:10]}",
+        "seconds": _fitted("cpu", [(one.work, measured[one.name]) for one in WORKLOADS]),
+        "hardware": f"{machine['cores']} cores of {machine['cpu']}",
+        "measured": f"benchmarks/results/work.json, {kept['date'][:10]}",
     }
 
 
-def _measured(name: str, rows: dict[str, float]) -> Iterator[tuple[Work, float]]:
-    if name != "gpu":
-        yield from ((one.work, rows[one.name]) for one in WORKLOADS)
-        return
-    start = rows["fashion-mnist, CNN tf32: first round after the command"]
-    for said, asked, rounds in (
-        ("fashion-mnist, CNN tf32", FASHION, ROUNDS),
-        ("cifar10, ResNet-18 GN bf16, crop and flip", CIFAR, ROUNDS // 3),
-    ):
-        yield work_of(asked | {"train.rounds": rounds - 1}), rows[f"{said}: a run of ours"] - start
+def _of_gpu() -> dict[str, Any]:
+    played = [Results(table, TABLES) for table in all_tables().values()]
+    timings = [Timing(results, "gpu") for results in played]
+    measured = [(one.results.table.work(*place), seconds) for one in timings for place, seconds in one.measured.items()]
+    runs = [run for results in played for run in results.runs.values() if run["device"] == "gpu"]
+    last = max(runs, key=lambda run: run["date"])
+    return {
+        "seconds": _fitted("gpu", measured),
+        "hardware": last["hardware"],
+        "measured": f"reproduce/results, {len(runs)} runs until {last['date'][:10]}",
+    }
+
+
+def _fitted(device: str, measured: Sequence[tuple[Work, float]]) -> dict[str, float]:
+    names = QUANTITIES[device]
+    shares = np.array([[getattr(work, name) / seconds for name in names] for work, seconds in measured])
+    scale = shares.max(axis=0)  # a round and a multiplication are many orders apart
+    costs = nnls(shares / scale, np.ones(len(shares)))[0] / scale
+    return {name: float(f"{cost:.4g}") for name, cost in zip(names, costs, strict=True)}
 
 
 if __name__ == "__main__":

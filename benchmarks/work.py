@@ -44,7 +44,8 @@ class Workload:
         with torch.device("meta"):
             module = registry.build("models", self.model, {}, "model").build(self.shape, CLASSES)
             products = products_a_sample(module, torch.empty(2, *self.shape))
-        return Work(self.samples / self.batch_size, (1 + BACKWARD) * products * self.samples)
+        steps = self.samples / self.batch_size
+        return Work((1 + BACKWARD) * products * self.samples, steps, steps / CLIENTS, 1)
 
 
 WORKLOADS = (
@@ -66,11 +67,6 @@ WORKLOADS = (
     ),
     Workload("ResNet-18, batches of 64", "resnet18", (3, 32, 32), 128, 64, {}),
 )
-
-
-def saved_as() -> str:
-    """Return the name of the file: a CPU and a GPU have one each."""
-    return "work-gpu" if torch.cuda.is_available() else "work"
 
 
 def measure(quick: bool = False) -> list[dict[str, Any]]:

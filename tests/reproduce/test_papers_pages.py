@@ -51,10 +51,13 @@ def test_the_work_of_a_run_follows_from_its_settings():
     passes = 200 * 10 * 6000
     network = work.speeds()["products"]["cnn-fedbss 1x28x28"]
     assert own.steps == pytest.approx(passes / 64)
+    assert own.sequence == pytest.approx(passes / 64 / 10), "ten clients train side by side"
+    assert own.rounds == 200
     assert own.products == pytest.approx(network * (3 * passes + 200 * 10_000))
     stratify = all_tables()["S6"]  # a round is one schedule, as long as the training data
     rounds = stratify.settings("#C=1", "stratify")["train.rounds"]
-    assert stratify.work("#C=1", "stratify").steps == pytest.approx(rounds * 50_000 / 64)
+    played = stratify.work("#C=1", "stratify")
+    assert played.steps == played.sequence == pytest.approx(rounds * 50_000 / 64)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """How much a run computes, known from its settings alone: nothing is fetched, built or played.
 
-Two quantities tell its time: local steps, each of which costs something whatever its size, and multiplications of the
-model on the samples that are trained and tested. What either costs on a CPU and on a GPU was measured: `speeds.json` is
-written by `python -m benchmarks._speeds` from committed results of benchmarks. That is the cost of a plain method;
-probes, corrections and second passes come on top.
+A few quantities tell its time: multiplications of the model on the samples that are trained and tested; local steps,
+each of which costs something whatever its size, on a GPU those that follow one another, as clients train side by side
+there; and rounds. What they cost was measured: `speeds.json` is written by `python -m benchmarks._speeds` from results
+that are committed. On a CPU that is the cost of a plain method; probes, corrections and second passes come on top.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from fedstrata.engines.local.cost import products_a_sample
 Settings = Mapping[str, Any]  # dotted keys of an experiment, as a file sets them
 
 BACKWARD = 2  # a backward pass takes two forward ones
+USUAL = 10.0  # clients of a round, where the data say how many there are
 
 
 @dataclass(frozen=True)
 class Work:
     """What a run computes."""
 
-    steps: float
     products: float
+    steps: float  # of all clients
+    sequence: float  # of one client, or of a schedule: steps of which each needs the one before
+    rounds: float
 
     def seconds(self, device: str) -> float:
         """Return how long it takes on a "cpu" or "gpu" such as those that were measured."""
-        cost = speeds()[device]
-        return float(self.steps * cost["seconds_a_step"] + self.products * cost["seconds_a_product"])
+        costs: Mapping[str, float] = speeds()[device]["seconds"]
+        return float(sum(getattr(self, quantity) * cost for quantity, cost in costs.items()))
 
 
 @cache
@@ -61,11 +64,15 @@ def work_of(settings: Settings) -> Work:
     products = _products(*network(settings))
     train = Train()
     asked = {key: settings.get(f"train.{key}", getattr(train, key)) for key in ("rounds", "epochs", "batch_size")}
-    passes = asked["rounds"] * asked["epochs"] * samples * _share(settings, train)
+    rounds, share = asked["rounds"], _share(settings, train)
     if "schedule" in _stages(settings):  # a round is one schedule, about as long as the training data
-        passes = asked["rounds"] * samples
-    evaluations = asked["rounds"] / settings.get("train.evaluate.every", 1)
-    return Work(passes / asked["batch_size"], products * ((1 + BACKWARD) * passes + evaluations * tests))
+        passes, at_once = rounds * samples, 1.0
+    else:
+        passes = rounds * asked["epochs"] * samples * share
+        at_once = max(1.0, share * settings["data.clients"]) if "data.clients" in settings else USUAL
+    evaluations = rounds / settings.get("train.evaluate.every", 1)
+    steps = passes / asked["batch_size"]
+    return Work(products * ((1 + BACKWARD) * passes + evaluations * tests), steps, steps / at_once, rounds)
 
 
 def network(settings: Settings) -> tuple[str, tuple[tuple[str, Any], ...], tuple[int, ...]]:
