@@ -16,7 +16,7 @@ from fedstrata.runs.metrics import Metric, metrics_of
 
 TABLES = {  # every table and figure with results: part of a paper, data set where one has several
     "stratify": "S1 S2 S3 S4 S5-pacs S5-digits-dg S6 S7 S8 S9-covtype S9-pacs S9-digits-dg S10-single S10-batch S10-bn "
-    "S11-cifar10 S11-pacs S11-digits-dg S12-cifar10 S12-cifar100",
+    "S11-cifar10 S11-pacs S11-digits-dg S11-transfers S12-cifar10 S12-cifar100",
     "flips": "L1 L2 L3 L4 L5 L6 L6-mit-bih L6-ham10000 L6-femnist",
     "fedpbs": "P1 P2",
     "fedbss": "B1 B1-cifar10 B1-cifar100 B2 B2-cifar10 B2-cifar100 B3 B3-cifar10 B3-cifar100 B4-domainnet B4-warmup "
@@ -24,7 +24,7 @@ TABLES = {  # every table and figure with results: part of a paper, data set whe
     "terraform": "T1 T2-cifar100 T2-tiny-imagenet T2-femnist T3 T4 T4-femnist",
 }
 KEYS = ["id", "paper", "what", "claim", "status", "method", "seeds", "order", "notes", "quick"]
-FURTHER = ["baselines", "figures", "deviations", "printed", "readings", "oddities"]
+FURTHER = ["baselines", "figures", "deviations", "costs", "readings", "oddities", "not_comparable"]
 
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -59,7 +59,7 @@ def test_a_file_says_what_the_paper_prints(path):
         printed = next(iter(figures.values()))
         assert paper["method"] in printed
         assert set(paper.get("baselines", ())) <= printed.keys()
-    shown = paper.get("printed", {})
+    shown = paper.get("costs", {})
     for named in (*figures.values(), *paper.get("deviations", {}).values(), *shown.values()):
         assert named.keys() <= set(rows)
         assert all(len(values) == len(conditions) for values in named.values())

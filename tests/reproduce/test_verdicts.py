@@ -1,6 +1,8 @@
 """Verdicts by rule, on figures made up so that the answer is known."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 from paper_tables import TEXT
@@ -9,7 +11,7 @@ import fedstrata
 from fedstrata.core.errors import RequestError
 from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, departures, figure_of
 from fedstrata.reproduce.results import Results
-from fedstrata.reproduce.show import from_printed
+from fedstrata.reproduce.show import cost_grid_of, from_printed, text_of
 from fedstrata.reproduce.table import Wanted, read_table
 from fedstrata.reproduce.verdict import BETTER, FAILS, IN_ORDER, NOT_INFERIOR, OTHER, SMALLER, WORSE, contrast, judge
 
@@ -53,6 +55,18 @@ def test_a_method_of_ours_beside_a_table(tmp_path, ours, said):
     own = Results(beside, tmp_path)
     assert judge({beside.id: own})[beside.id].word == said
     assert contrast(own).mean == (None if ours is None else pytest.approx(ours))
+
+
+def test_costs_stand_beside_the_paper_s_in_times_the_first_row_s(tmp_path):
+    """Three seconds a run here; the paper's row takes half as much again as its first one, in its own unit."""
+    table = replace(TABLE, costs={"seconds": {"fedavg": (40.0, math.nan), "fedprox": (60.0, 7.0)}})
+    own = results(tmp_path, {"fedavg": (0.5, 0.6), "fedprox": (0.5, 0.6)}, table=table)
+    lines = [line[1:] for line in cost_grid_of(own, "seconds").lines]
+    assert lines[:2] == [["fedavg", "40", "3", "1", "1"], ["fedprox", "60", "3", "1.5", "1"]]
+    assert lines[2:] == [["fedavg", "-", "3", "-", "1"], ["fedprox", "7", "3", "-", "1"]]
+    assert "seconds of a run" in text_of(own, judge({table.id: own})[table.id])
+    nothing = [line[-3:] for line in cost_grid_of(Results(table, tmp_path / "none"), "seconds").lines]
+    assert nothing == [["-", "1", "-"], ["-", "1.5", "-"], ["-", "-", "-"], ["-", "-", "-"]]
 
 
 def test_the_paper_s_own_figures_hold(tmp_path):
@@ -129,7 +143,7 @@ def test_a_table_without_a_contrast_holds_by_its_figures(tmp_path):
 
 
 def test_fewer_rounds_are_better(tmp_path):
-    text = TEXT.replace("figures.accuracy", 'figures."rounds_to:0.5"').replace("deviations.accuracy", 'printed."other"')
+    text = TEXT.replace("figures.accuracy", 'figures."rounds_to:0.5"').replace("deviations.accuracy", 'costs."seconds"')
     table = read_table(text.replace("[52.0, 64.0]", "[40, 30]").replace('"other"', '"best_accuracy_round"'))
     assert table.baseline("few") == "fedavg"
     assert table.figure("rounds_to:0.5", "fedprox", "few") == 40

@@ -13,10 +13,9 @@ from fedstrata.reproduce.show import (
     commands,
     contrast_so_far,
     describe,
-    grid_of,
+    grids_of,
     run_command,
     state_of,
-    title_of,
     write_gain,
 )
 from fedstrata.reproduce.table import PAPERS
@@ -91,8 +90,8 @@ def _paper(paper: str, judged: All) -> Iterator[str]:
         table = own.results.table
         yield f"## {_head(own)}\n\n{fill(table.claim, 120)}\n"
         yield "\n".join(_item(said) for said in describe(own.results, own.verdict)) + "\n"
-        for name in table.metrics:
-            yield f"{title_of(own.results, name)}:\n\n{markdown_grid(grid_of(own.results, name))}"
+        for title, grid in grids_of(own.results):
+            yield f"{title}:\n\n{markdown_grid(grid)}"
         for head, items in _remarks(own):
             yield f"{head}:\n\n" + "\n".join(map(_item, items)) + "\n"
         yield f"`{run_command(table)}`\n"
@@ -145,16 +144,14 @@ def _section(own: Judged) -> Iterator[str]:
     table = own.results.table
     yield f'<h3 id="{escape(table.id)}">{escape(_head(own))}</h3><p>{escape(table.claim)}</p>'
     yield "".join(f"<p>{escape(said)}</p>" for said in describe(own.results, own.verdict))
-    for name in table.metrics:
-        grid = grid_of(own.results, name)
-        head = "".join(f'<th scope="col">{escape(title)}</th>' for title in grid.titles)
+    for title, grid in grids_of(own.results):
+        head = "".join(f'<th scope="col">{escape(column)}</th>' for column in grid.titles)
         rows = ""
         for at, line in enumerate(grid.lines):
             cells = (_strong(escape(cell), (at, c) in grid.best) for c, cell in enumerate(line))
             rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-        yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(f"{table.id}, {name}")}"><table>'
-        caption = escape(title_of(own.results, name))
-        yield f"<caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(f"{table.id}, {title}")}"><table>'
+        yield f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     remarks = "".join(line for head, items in _remarks(own) for line in _listed(head, items))
     yield f"<details><summary>Settings that we chose, notes, readings</summary>{remarks}</details>"
     yield f"<p><code>{'<br>'.join(map(escape, commands(own.results)))}</code></p>"

@@ -34,7 +34,7 @@ from fedstrata.runs.metrics import Metric, evaluations
 
 FOLDER = Path("reproduce") / "results"
 ALWAYS = ("accuracy", "best", "mean_last10", "balanced_accuracy", "best_balanced_accuracy")
-COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds")
+COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds", "best_accuracy_round")
 POINTS = 50  # of a curve
 
 Key = tuple[str, str, int]  # condition, row and seed
@@ -90,12 +90,13 @@ class Results:
         own = {seed: e["figures"] for (c, m, seed), e in self.runs.items() if (c, m) == (condition, method)}
         return {seed: _number(figures[metric.name]) for seed, figures in sorted(own.items()) if metric.name in figures}
 
-    def cost(self, name: str, method: str) -> float | None:
-        """Return what a run of a row took, in the mean: "client_updates", or "bytes" in all directions."""
+    def cost(self, name: str, method: str, condition: str | None = None) -> float | None:
+        """Return what a run of a row took, in the mean: one of `COSTS`, or "bytes" in all directions."""
         if self.base is not None and method != self.table.method:
-            return self.base.cost(name, method)
+            return self.base.cost(name, method, condition)
         kinds = ("bytes_up", "bytes_down", "bytes_p2p") if name == "bytes" else (name,)
-        own = [sum(e["costs"][kind] for kind in kinds) for (_, m, _), e in self.runs.items() if m == method]
+        asked = [e["costs"] for (c, m, _), e in self.runs.items() if m == method and condition in (None, c)]
+        own = [sum(costs[kind] for kind in kinds) for costs in asked if costs.keys() >= set(kinds)]
         return sum(own) / len(own) if own else None
 
     def add(self, wanted: Wanted, run: Run, jobs: int = 1) -> None:

@@ -25,6 +25,14 @@ SHOWN = ("data.", "model.", "train.", "system.")  # sections of a file that `sho
 SEARCHED = ("digits", "fashion-mnist")  # data on which the stages of strata were searched
 
 
+def grids_of(results: Results) -> Iterator[tuple[str, Grid]]:
+    """Return all that a table shows, each with its title: figures, and costs."""
+    table = results.table
+    if table.figures or not table.costs:
+        yield from ((title_of(results, name), grid_of(results, name)) for name in table.metrics)
+    yield from ((f"{name} of a run; verdicts are not about it", cost_grid_of(results, name)) for name in table.costs)
+
+
 def grid_of(results: Results, name: str) -> Grid:
     """Return a metric of a table: as the paper prints it, as long as nothing is played; then figure by figure."""
     metric = results.table.metrics[name]
@@ -56,6 +64,24 @@ def _rounds(table: PaperTable, own: Figure) -> int:
     return int(table.settings(own.setting, own.method)["train.rounds"])
 
 
+def cost_grid_of(results: Results, name: str) -> Grid:
+    """Return what rows took, as printed and as played; and, as units and machines differ, in times the first row's."""
+    table, printed = results.table, results.table.costs[name]
+    first, lines = next(iter(printed)), list[list[str]]()
+    for at, condition in enumerate(table.conditions):
+        for row, values in printed.items():
+            theirs, ours = (values[at], printed[first][at]), [results.cost(name, r, condition) for r in (row, first)]
+            known = [(math.nan if a is None else a, math.nan if b is None else b) for a, b in (theirs, ours)]
+            lines.append([condition if row == first else "", row, *(_number(own) for own, _ in known)])
+            lines[-1] += [_number(own / base if base else math.nan) for own, base in known]
+    grid = Grid([["setting", "method", "paper", "ours", f"paper, in times {first}", f"ours, in times {first}"]], lines)
+    return grid if table.conditions != [""] else grid.take(range(1, 6))
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3g}" if value < 1e4 else f"{value:.3e}"
+
+
 def title_of(results: Results, name: str) -> str:
     """Say what a grid shows."""
     unit = "rounds, less is better" if results.table.metrics[name].lower else "%"
@@ -79,10 +105,8 @@ def describe(results: Results, verdict: Verdict) -> list[str]:
     elif printed:
         said.append(f"{named}: {printed}")
     done, all_runs = len(results.runs), len(table.wanted())
-    said.append(
-        f"runs: {done} of {all_runs}; the primary contrast has {contrast.seeds} of {contrast.wanted} seeds; "
-        f"status {table.status}: {STATUS[table.status]}"
-    )
+    seeds = f"; the primary contrast has {contrast.seeds} of {contrast.wanted} seeds" if against else ""
+    said.append(f"runs: {done} of {all_runs}{seeds}; status {table.status}: {STATUS[table.status]}")
     if results.outdated:
         said.append(f"{results.outdated} stored runs belong to settings that have changed, and do not count")
     if results.partial:
@@ -105,8 +129,8 @@ def text_of(results: Results, verdict: Verdict, width: int = WIDTH, brief: bool 
     lines = _wrapped(f"{table.id}: {PAPERS[table.paper]}, {table.what}", width)
     lines += [] if brief else _wrapped(f"claim: {table.claim}", width)
     lines += [line for said in describe(results, verdict) for line in _wrapped(said, width)] + [""]
-    for name in table.metrics:
-        lines += [f"{title_of(results, name)}:", *in_blocks(grid_of(results, name), width), ""]
+    for title, grid in grids_of(results):
+        lines += [f"{title}:", *in_blocks(grid, width), ""]
     if brief:
         return "\n".join([*lines, f"play it: {run_command(table)}"])
     set_by_file = {k: v for k, v in table.settings("").items() if k.startswith(SHOWN)}

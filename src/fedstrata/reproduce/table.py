@@ -68,7 +68,7 @@ class PaperTable:
     experiment: Mapping[str, Any] = field(repr=False)  # the tables of the file, without `[paper]`
     figures: Mapping[str, Printed] = field(default_factory=dict)  # by metric; verdicts are about the first
     deviations: Mapping[str, Printed] = field(default_factory=dict)
-    printed: Mapping[str, Printed] = field(default_factory=dict)  # figures of which no verdict is given
+    costs: Mapping[str, Printed] = field(default_factory=dict)  # what runs took, in any unit; no verdict is given
     baselines: Sequence[str] | None = None  # rows of the contrast; if not said, all others; if empty, there is none
     seeds: int = 6  # of the primary contrast; the other rows have those of `[compare]`
     order: int = 99  # which tables are played first
@@ -164,7 +164,7 @@ class PaperTable:
     def check(self) -> None:
         """Refuse a file in which what was printed does not fit what is compared."""
         rows = {entry.name for entry in self.design.entries}  # which checks all experiments
-        for figures in (*self.figures.values(), *self.deviations.values(), *self.printed.values()):
+        for figures in (*self.figures.values(), *self.deviations.values(), *self.costs.values()):
             for row, values in figures.items():
                 if row not in rows or len(values) != len(self.conditions):
                     raise RequestError(f"{self.id}: {row} must be a row with {len(self.conditions)} figures")

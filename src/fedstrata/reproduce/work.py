@@ -97,7 +97,8 @@ def _stages(settings: Settings) -> set[str]:
 
 def _options(stage: str, name: str, section: str, settings: Settings) -> tuple[tuple[str, Any], ...]:
     known = registry.options(stage, name, f"{section}.name")
-    given = {key.removeprefix(f"{section}."): value for key, value in settings.items()}
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}  # hashable
+    given = {key.removeprefix(f"{section}."): value for key, value in plain.items()}
     return tuple((key, given[key]) for key in sorted(known) if key in given)
 
 
