@@ -28,7 +28,7 @@ from fedstrata.deploy.processes import everybody, family
 from fedstrata.deploy.server import tail
 
 UP = 180.0  # seconds in which a command must be ready
-REST = "30"  # seconds without a request after which a site's process ends: long enough to meet one that has not
+REST = 30  # seconds without a request after which a site's process ends: long enough to meet one that has not
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -79,12 +79,12 @@ def _installed() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def measure_idle(sites: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def measure_idle(sites: tuple[str, ...], seconds: float, rest: int = REST) -> dict[str, Any]:
     """Return the cost of a server and of a site at rest, and the seconds of two runs to their first round.
 
     The first run meets sites that were started just now; the second one such as have given their memory back.
     """
-    with _federation(sites) as (folder, server, clients):
+    with _federation(sites, rest) as (folder, server, clients):
         soon = _first_round(folder, "soon", len(sites))
         _wait_for_rest(folder, len(sites))
         told: dict[str, Any] = {"soon": soon, **_cost(server, clients, seconds)}
@@ -93,12 +93,16 @@ def measure_idle(sites: tuple[str, ...], seconds: float) -> dict[str, Any]:
 
 
 def _wait_for_rest(folder: Path, sites: int) -> None:
-    """Wait until every site has logged that its process rests."""
+    """Wait until every site has logged that its process rests, and nothing of another start."""
     until = time.monotonic() + UP
-    while sum('"process_rests"' in log.read_text() for log in folder.glob("state/site-*/log.jsonl")) < sites:
+    while sum(_rests(log.read_text()) for log in folder.glob("state/site-*/log.jsonl")) < sites:
         if time.monotonic() > until:
             raise FedstrataError("the processes of sites do not end")
         time.sleep(0.5)
+
+
+def _rests(log: str) -> bool:
+    return log.rfind('"process_rests"') > log.rfind('"process_started"')
 
 
 def _cost(server: Command, clients: list[Command], seconds: float) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def _first_round(folder: Path, name: str, sites: int) -> float:
 
 
 @contextmanager
-def _federation(sites: tuple[str, ...]) -> Iterator[tuple[Path, Command, list[Command]]]:
+def _federation(sites: tuple[str, ...], rest: int) -> Iterator[tuple[Path, Command, list[Command]]]:
     with tempfile.TemporaryDirectory(prefix="idle-") as name:
         folder, started = Path(name), list[Command]()
         keys.make(folder / "keys", list(sites))
@@ -150,7 +154,7 @@ def _federation(sites: tuple[str, ...]) -> Iterator[tuple[Path, Command, list[Co
             server.says("the server is up")
             for i, site in enumerate(sites):
                 who = ("--site", site, "--keys", f"keys/sites/{site}", "--server", f"127.0.0.1:{port}")
-                data = ("--data", "digits", "--partition", f"{i}/{len(sites)}", "--rest", REST)
+                data = ("--data", "digits", "--partition", f"{i}/{len(sites)}", "--rest", str(rest))
                 started.append(Command(folder, site, "client", *who, *data))
             for site, client in zip(sites, started[1:], strict=True):
                 client.says(f"site {site}: connected")
