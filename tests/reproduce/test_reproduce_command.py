@@ -70,6 +70,12 @@ def test_the_primary_contrast_can_be_played_alone(typed, tmp_path):
     assert {(run["condition"], run["method"], run["seed"]) for run in runs} == primary
 
 
+def test_some_rows_can_be_played_alone(typed, tmp_path):
+    assert typed("run", "X1", "--row", "fedlc", "--shard", "1/2", "-q").exit_code == 0
+    runs = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
+    assert {run["method"] for run in runs} == {"fedlc"}
+
+
 def test_a_table_that_was_never_played_shows_the_paper_and_what_to_type(typed):
     shown = typed("show", "X1").output
     assert "as the paper prints it; nothing is played yet" in shown
@@ -182,6 +188,7 @@ def test_quick_plays_every_row_and_keeps_nothing(typed, tmp_path):
         (("run", "X1", "--shard", "2"), "must look like 2/5"),
         (("run", "X1", "--minutes", "0"), "minutes = 0.0"),
         (("run", "X1", "--reading", "less"), 'reading = "less" is unknown'),
+        (("run", "X1", "--row", "fedpros"), '--row = "fedpros" is unknown (did you mean "fedprox"?)'),
         (("run", "X1", "--with", "stratta"), 'method.name = "stratta" is unknown'),
         (("run", "X1", "--with", "fedavg"), 'with = "fedavg" is a row of X1 already'),
         (("run", "X1", "--with", "strata", "--reading", "more local work"), "leave --reading out"),

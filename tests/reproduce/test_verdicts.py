@@ -130,6 +130,26 @@ def test_holm_counts_the_tables_of_a_paper(tmp_path):
     assert among.p_holm == pytest.approx(3 * alone.contrast.p)
 
 
+def test_a_reading_may_look_at_some_conditions_alone_or_at_another_figure_of_the_same_runs(tmp_path):
+    readings = {
+        "many alone": {"compare": {"conditions": ["many"]}},
+        "longer": {"train": {"epochs": 2}, "compare": {"metric": "best_accuracy"}},
+        "longer, at the end": {"train": {"epochs": 2}},
+    }
+    table = replace(TABLE, readings=readings)
+    results(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.40, 0.66)}, table=table)
+    many = Results(table.read_as("many alone"), tmp_path)
+    assert (many.table.conditions, len(many.runs), many.missing(), many.outdated) == (["many"], 12, [], 0)
+    assert contrast(many).mean == pytest.approx(0.06)
+    assert contrast(many).claimed == pytest.approx(0.04)
+    assert [table.read_as(name).played_as for name in readings] == ["X1", "X1 as longer", "X1 as longer"]
+    assert [table.read_as(name).same_runs for name in readings] == [True, False, True]
+    longer = table.read_as("longer")
+    results(tmp_path, {"fedavg": (0.50, 0.60)}, table=replace(longer, id="X1-as-longer"))
+    assert not Results(longer, tmp_path).runs, "they do not have the figure"
+    assert len(Results(table.read_as("longer, at the end"), tmp_path).runs) == 12
+
+
 def test_what_cannot_be_compared_says_so(tmp_path):
     table = read_table(TEXT.replace('status = "A"', 'status = "A"\nnot_comparable = "no such data"'))
     assert word(tmp_path, {"fedavg": (0.50, 0.60), "fedprox": (0.52, 0.64)}, table=table) == OTHER

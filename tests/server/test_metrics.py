@@ -102,7 +102,8 @@ def test_the_mean_over_participants_is_that_of_those_who_trained():
     steps = [probe, outcome(Report(0, 10), Report(1, 30), Report(2, 5)), outcome(Report(1, 30))]
     figures = round_figures(steps, 1.0, accuracies={0: 0.2, 1: 0.6, 3: 1.0})  # the third has no test data
     assert figures["participant_mean"] == pytest.approx(0.4)
-    assert "participant_mean" not in round_figures(steps, 1.0)
+    assert figures["last_step_mean"] == pytest.approx(0.6)
+    assert not {"participant_mean", "last_step_mean"} & round_figures(steps, 1.0).keys()
 
 
 def test_a_round_in_which_nobody_trained_has_no_loss_and_no_drift():

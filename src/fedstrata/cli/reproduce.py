@@ -15,11 +15,11 @@ import typer
 from fedstrata.cli import completing
 from fedstrata.cli.options import AsJson, Quiet
 from fedstrata.cli.run import stop_cleanly
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import RequestError, unknown_name
 
 if TYPE_CHECKING:
-    from fedstrata.reproduce.play import Played
-    from fedstrata.reproduce.table import Wanted
+    from fedstrata.reproduce.play import Only, Played
+    from fedstrata.reproduce.table import PaperTable, Wanted
 
 app = typer.Typer(
     help="Play the tables of the five papers again. Ours stand beside what they printed, with a verdict by rule.",
@@ -67,6 +67,9 @@ def run(
     primary: Annotated[
         bool, typer.Option("--primary", help="Only what the verdict needs: the paper's method, its best baseline.")
     ] = False,
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", metavar="NAME", help="Only this row of the table; repeat for more.")
+    ] = None,
     reading: Annotated[
         str | None, typer.Option(metavar="NAME", help="Read the paper in another way that the file names.")
     ] = None,
@@ -101,12 +104,13 @@ def run(
             _conclude(play_quickly(table, Path(folder), _line(quiet)), "")
         return
     own = Results(table, results)
-    todo = runs_to_play(own, share, primary)
+    only = _only(table, primary, rows)
+    todo = runs_to_play(own, share, only)
     if todo and not quiet:
         about = in_words(Timing(own, "gpu" if torch.cuda.is_available() else "cpu").minutes(todo))
         print(f"{len(todo)} of {len(table.wanted())} runs to play, about {about} in all", file=sys.stderr)
     try:
-        played = play(own, out, _line(quiet), minutes, share, jobs, primary)
+        played = play(own, out, _line(quiet), minutes, share, jobs, only)
     except KeyboardInterrupt:
         print(f"stopped; {len(own.runs)} runs are in {own.path}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -182,6 +186,14 @@ def page(
     except OSError as error:
         raise RequestError(f"a page cannot be written: {error}") from None
     print(f"{len(written)} files in {markdown}, and {out}{f'; headlines in {readme}' if marked else ''}")
+
+
+def _only(table: PaperTable, primary: bool, rows: list[str] | None) -> Only:
+    """Return which runs were asked for: all, those of the primary contrast, or those of some rows."""
+    for row in rows or ():
+        if row not in table.rows:
+            raise unknown_name("--row", row, table.rows)
+    return lambda one: (not primary or table.primary(one)) and (not rows or one.method in rows)
 
 
 def _line(quiet: bool) -> Any:

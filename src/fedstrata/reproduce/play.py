@@ -22,6 +22,7 @@ from fedstrata.runs.folder import Run
 WHOLE = Shard()
 
 Tell = Callable[[Wanted, Mapping[str, Any]], None]
+Only = Callable[[Wanted], bool]  # which runs to play
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class Played:
     left: int = 0
 
 
-def runs_to_play(results: Results, shard: Shard = WHOLE, primary: bool = False) -> list[Wanted]:
-    """Return what this machine has still to play: all, or every n-th run; or of these the primary contrast alone."""
+def runs_to_play(results: Results, shard: Shard = WHOLE, only: Only | None = None) -> list[Wanted]:
+    """Return what this machine has still to play: all, or every n-th run; and of these only some."""
     place = {one: number for number, one in enumerate(results.table.wanted())}
     own = [one for one in results.missing() if place[one] % shard.of == shard.number - 1]
-    return [one for one in own if not primary or results.table.primary(one)]
+    return own if only is None else [one for one in own if only(one)]
 
 
 def play(
@@ -47,15 +48,15 @@ def play(
     minutes: float | None = None,
     shard: Shard = WHOLE,
     jobs: int | None = None,
-    primary: bool = False,
+    only: Only | None = None,
 ) -> Played:
     """Play what is missing, and keep every run that ends."""
     deadline = Deadline(minutes)
-    table, todo = results.table, runs_to_play(results, shard, primary)
+    table, todo = results.table, runs_to_play(results, shard, only)
     cells = make_cells(table.design, todo, out / folder_name(table.played_as), estimate(table, todo), table.digest)
     at_a_time = choose_jobs(cells, None, None, jobs)[0]
     played = _play(cells, tell, partial(results.add, jobs=at_a_time), deadline, at_a_time)
-    return replace(played, left=len(runs_to_play(results, shard, primary)))
+    return replace(played, left=len(runs_to_play(results, shard, only)))
 
 
 def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:

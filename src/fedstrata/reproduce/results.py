@@ -30,10 +30,11 @@ from fedstrata.reproduce.table import PaperTable, Wanted, all_tables
 from fedstrata.reproduce.work import data_set
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.folder import Run, finite
-from fedstrata.runs.metrics import Metric, evaluations
+from fedstrata.runs.metrics import BY_CLIENT, LAST, Metric, evaluations
 
 FOLDER = Path("reproduce") / "results"
 ALWAYS = ("accuracy", "best", "mean_last10", "balanced_accuracy", "best_balanced_accuracy")
+MAYBE = tuple(f"{name}{end}" for name in BY_CLIENT for end in ("", f"_last{LAST}"))  # where runs measured them
 COSTS = ("rounds", "client_updates", "bytes_up", "bytes_down", "bytes_p2p", "time", "seconds", "best_accuracy_round")
 POINTS = 50  # of a curve
 
@@ -60,13 +61,15 @@ class Results:
 
     @property
     def runs(self) -> dict[Key, dict[str, Any]]:
-        """The entries whose experiment is the present one, by condition, method and seed."""
-        return {key: e for key, e in self._entries.items() if self._digests.get(key) == e["experiment"]}
+        """The entries whose experiment is the present one, and that have the figure, by condition, method and seed."""
+        figure = self.table.metrics[self.table.metric].name
+        present = ((key, e) for key, e in self._entries.items() if self._digests.get(key) == e["experiment"])
+        return {key: e for key, e in present if figure in e["figures"]}
 
     @property
     def outdated(self) -> int:
         """How many entries belong to settings that have changed since, or are not wanted any more."""
-        return len(self._entries) - len(self.runs)
+        return 0 if self.table.same_runs else len(self._entries) - len(self.runs)
 
     @property
     def done(self) -> bool:
@@ -108,7 +111,8 @@ class Results:
             "method": wanted.method,
             "seed": wanted.seed,
             "experiment": self.table.digest(wanted),
-            "figures": {name: metric.read(summary, scored) for name, metric in metrics.items()},
+            "figures": {name: metric.read(summary, scored) for name, metric in metrics.items()}
+            | {name: summary[name] for name in MAYBE if name in summary},
             "costs": {name: summary[name] for name in COSTS},
             "jobs": jobs,
             "data": self._trained_on(wanted, run),

@@ -98,8 +98,14 @@ class PaperTable:
         """The experiment as the file gives it, and what is compared; nothing is checked yet."""
         if self.base is not None:
             return self._beside(*self.base.asked)
-        read = self.readings.get(self.reading, {})
-        return lay_over(self.experiment, {section: own for section, own in read.items() if section != "compare"})
+        source, request = lay_over(self.experiment, _settings_of(self._read))
+        named = self._read.get("compare", {}).get("conditions")
+        kept = [one for one in request.conditions if named is None or one.name in named]
+        return source, replace(request, conditions=kept)
+
+    @property
+    def _read(self) -> Mapping[str, Any]:
+        return self.readings.get(self.reading, {})
 
     @property
     def rows(self) -> list[str]:
@@ -176,23 +182,31 @@ class PaperTable:
         if reading not in self.readings:
             raise unknown_name("reading", reading, self.readings)
         found = replace(self, id=f"{self.id} as {reading}", reading=reading)
-        other = self.readings[reading].get("compare", {}).get("metric", self.metric)
-        if other == self.metric:
-            return found
-        figures, deviations = (
-            {other: by[self.metric]} if self.metric in by else {} for by in (self.figures, self.deviations)
+        compare = self.readings[reading].get("compare", {})
+        at = [self.conditions.index(name) for name in compare.get("conditions", self.conditions)]
+        figures, deviations, costs = (
+            {metric: {row: [values[i] for i in at] for row, values in rows.items()} for metric, rows in by.items()}
+            for by in (self.figures, self.deviations, self.costs)
         )
-        return replace(found, figures=figures, deviations=deviations)
+        if (other := compare.get("metric", self.metric)) != self.metric:
+            figures, deviations = (
+                {other: by[self.metric]} if self.metric in by else {} for by in (figures, deviations)
+            )
+        return replace(found, figures=figures, deviations=deviations, costs=costs)
 
     @property
     def same_runs(self) -> bool:
-        """Whether this reading only takes another figure from the runs of the table as its file has it."""
-        return list(self.readings.get(self.reading, ())) == ["compare"]
+        """Whether this reading only looks otherwise at runs of the table as its file has it, or of a reading before."""
+        return bool(self.reading) and self.played_as != self.id
 
     @property
     def played_as(self) -> str:
-        """The id under which its runs are kept."""
-        return self.id.removesuffix(f" as {self.reading}") if self.same_runs else self.id
+        """The id under which its runs are kept: that of the first reading with the same settings."""
+        if self.base is not None:
+            return self.id
+        settings, own = _settings_of(self._read), self.id.removesuffix(f" as {self.reading}")
+        first = next((name for name, read in self.readings.items() if _settings_of(read) == settings), "")
+        return f"{own} as {first}" if settings else own
 
     def beside(self, method: str) -> PaperTable:
         """Return a table with one row, a method that the paper does not have, against the paper's own method."""
@@ -267,6 +281,11 @@ class PaperTable:
         row = next(one.overrides for one in request.variants if one.name == wanted.method)
         settings = source, dict(condition), dict(row), wanted.seed
         return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _settings_of(reading: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reading changes in experiments; `compare` says how to look at them."""
+    return {section: own for section, own in reading.items() if section != "compare"}
 
 
 @cache

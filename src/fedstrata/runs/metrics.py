@@ -17,7 +17,8 @@ from fedstrata.core.errors import RequestError, unknown_name
 
 LAST = 10  # evaluations whose mean papers give
 CURVES = ("accuracy", "balanced_accuracy")
-BY_CLIENT = ("client_mean", "participant_mean")  # accuracy on own test data: of all clients, of those of the round
+# Accuracy on clients' own test data: of all, of those who trained in the round, of those of its last step alone.
+BY_CLIENT = ("client_mean", "participant_mean", "last_step_mean")
 HIGHER = (
     *CURVES,
     *(f"best_{name}" for name in CURVES),

@@ -112,7 +112,11 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         ],
         "privacy": _statement(session, state.round),
     }
-    summary |= {key: last[key] for key in ("participant_mean", "personal_mean", "personal_worst10") if key in last}
+    summary |= {
+        key: last[key]
+        for key in ("participant_mean", "last_step_mean", "personal_mean", "personal_worst10")
+        if key in last
+    }
     if chosen := [describe_choice(event) for event in events if event["event"] == "choice"]:
         summary["choices"] = chosen
     summary |= schedule_figures(session, state, scored)

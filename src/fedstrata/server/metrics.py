@@ -90,9 +90,11 @@ def round_figures(
 
     `accuracies` are those of the new model on clients' own test data, where it was evaluated.
     """
-    trained = [r for o in outcomes if o.step.combine for r in o.reports]
+    combined = [o.reports for o in outcomes if o.step.combine]
+    trained = [r for reports in combined for r in reports]
     ground_truth = None if view is None else view.client_info.ground_truth
     clients = sorted({r.client for r in trained})
+    last = sorted({r.client for r in next((reports for reports in reversed(combined) if reports), ())})
     asked = sorted({a.client for o in outcomes if o.step.combine for a in o.step.asks})
     losses = [figures for o in outcomes if o.step.combine for figures in _told(o)]
     whole = [figures for o in outcomes if o.step.combine and o.step.part == WHOLE for figures in _told(o)]  # of a round
@@ -100,14 +102,16 @@ def round_figures(
         **({} if ground_truth is None else _divergences(ground_truth, clients, asked)),
         "loss_train": _mean([loss for loss, _, _ in losses], [samples for _, _, samples in losses]),
         "update_norm": _mean([length for _, length, _ in whole]),
-        **(
-            {"participant_mean": float(np.mean(own))}
-            if (own := [accuracies[c] for c in clients if c in accuracies])
-            else {}
-        ),
+        **_mean_over(accuracies, {"participant_mean": clients, "last_step_mean": last}),
         "jain": jain,
         "steps": _each(outcomes) if len(outcomes) <= LISTED else _by_kind(outcomes),
     }
+
+
+def _mean_over(accuracies: Mapping[int, float], groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """Return the mean accuracy of each group of clients, where some of them have one."""
+    known = {name: [accuracies[c] for c in clients if c in accuracies] for name, clients in groups.items()}
+    return {name: float(np.mean(own)) for name, own in known.items() if own}
 
 
 def _told(outcome: Outcome) -> list[tuple[float, float, int]]:
