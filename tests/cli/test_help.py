@@ -38,3 +38,10 @@ def test_every_argument_says_what_it_is(cli):
         assert [own.name for own in arguments if not own.help] == [], path
         found += len(arguments)
     assert found > 20
+
+
+@pytest.mark.parametrize("words", [("rn",), ("reproduce", "rum")], ids=" ".join)
+def test_what_was_probably_meant_is_said_once(cli, words):
+    code, _, err = cli(*words)
+    assert code == 2
+    assert err.count("Did you mean 'run'?") == 1

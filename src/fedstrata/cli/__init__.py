@@ -82,6 +82,8 @@ def main() -> None:
     """Run the command line; errors become a message and an exit code."""
     find_own_parts_in(os.getcwd())
     typer.core.HAS_RICH = False  # help is plain; typer 0.20, which Flower wants, would print \[required] for rich
+    click = getattr(typer.core, "click", None)  # which newer ones do without; it may say by itself what was meant
+    app.suggest_commands = not hasattr(getattr(click, "exceptions", None), "NoSuchCommand")
     try:
         with answering_bash(os.environ):
             app()
