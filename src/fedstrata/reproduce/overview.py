@@ -89,14 +89,26 @@ def _found(tables: list[Judged]) -> Iterator[str]:
     counted = Counter(own.verdict.word for own in plain)
     yield f"Verdicts: {'; '.join(f'{word} ({number})' for word, number in counted.most_common())}."
     for own in known:
-        contrast = own.verdict.contrast
+        table, contrast = own.results.table, own.verdict.contrast
+        if table.reading and any(f"{other.results.table.id} as {table.reading}" == table.id for other in known):
+            continue  # told with the table itself
         if contrast.mean is None:
-            yield f"{own.results.table.id} {own.verdict.word}."
+            yield f"{table.id}: {own.verdict.word}."
             continue
         claimed = "" if contrast.claimed is None else f" where the paper prints {write_gain(contrast.claimed)}"
         apart = f"; {told}" if (told := from_printed(own.results)) else ""
-        word = "stays open" if own.verdict.word == OPEN else own.verdict.word
-        yield f"{own.results.table.id} {word}: {write_gain(contrast.mean)}{claimed}{apart}."
+        yield f"{table.id} {_word(own)}: {write_gain(contrast.mean)}{claimed}{apart}."
+        if others := [one for one in known if one.results.table.id == f"{table.id} as {one.results.table.reading}"]:
+            yield f"Read otherwise: {'; '.join(map(_read_otherwise, others))}."
+
+
+def _word(own: Judged) -> str:
+    return "stays open" if own.verdict.word == OPEN else own.verdict.word
+
+
+def _read_otherwise(own: Judged) -> str:
+    gain = own.verdict.contrast.mean
+    return f"{own.results.table.reading}, {_word(own)}{'' if gain is None else f' ({write_gain(gain)})'}"
 
 
 def oddities(tables: Collection[Judged]) -> dict[str, list[str]]:

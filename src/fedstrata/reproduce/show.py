@@ -48,6 +48,7 @@ def _as_printed(table: PaperTable, figures: list[Figure], metric: Metric) -> Gri
 
 def _as_played(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
     lines, best = list[list[str]](), set[tuple[int, int]]()
+    figures = [own for own in figures if own.mean is not None or not table.reading]  # of which only some are played
     for at, own in enumerate(figures):
         first = at == 0 or figures[at - 1].setting != own.setting
         ends = "-" if own.low is None else f"{_write(own.low, metric)} to {_write(own.high, metric)}"
