@@ -40,7 +40,7 @@ def _of_cpu() -> dict[str, Any]:
     kept = json.loads((BENCHMARKS / "work.json").read_text())
     measured, machine = {row["name"]: row["value"] for row in kept["rows"]}, kept["machine"]
     return {
-        "seconds": _fitted("cpu", [(one.work, measured[one.name]) for one in WORKLOADS]),
+        **_fitted("cpu", [(one.work, measured[one.name]) for one in WORKLOADS]),
         "hardware": f"{machine['cores']} cores of {machine['cpu']}",
         "measured": f"benchmarks/results/work.json, {kept['date'][:10]}",
     }
@@ -53,18 +53,23 @@ def _of_gpu() -> dict[str, Any]:
     runs = [run for results in played for run in results.runs.values() if run["device"] == "gpu"]
     last = max(runs, key=lambda run: run["date"])
     return {
-        "seconds": _fitted("gpu", measured),
+        **_fitted("gpu", measured),
         "hardware": last["hardware"],
         "measured": f"reproduce/results, {len(runs)} runs until {last['date'][:10]}",
     }
 
 
-def _fitted(device: str, measured: Sequence[tuple[Work, float]]) -> dict[str, float]:
+def _fitted(device: str, measured: Sequence[tuple[Work, float]]) -> dict[str, Any]:
+    """Return the seconds of each quantity, and within which factor of all that was measured they tell it."""
     names = QUANTITIES[device]
     shares = np.array([[getattr(work, name) / seconds for name in names] for work, seconds in measured])
     scale = shares.max(axis=0)  # a round and a multiplication are many orders apart
     costs = nnls(shares / scale, np.ones(len(shares)))[0] / scale
-    return {name: float(f"{cost:.4g}") for name, cost in zip(names, costs, strict=True)}
+    off = max(max(share, 1 / share) for share in shares @ costs)
+    return {
+        "seconds": {name: float(f"{cost:.4g}") for name, cost in zip(names, costs, strict=True)},
+        "within": float(f"{off:.2g}"),
+    }
 
 
 if __name__ == "__main__":

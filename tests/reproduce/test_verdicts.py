@@ -9,7 +9,7 @@ from paper_tables import TEXT
 
 import fedstrata
 from fedstrata.core.errors import RequestError
-from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, departures, figure_of
+from fedstrata.reproduce.figures import DIFFERS, HOLDS, OPEN, costs_of, departures, figure_of
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.show import cost_grid_of, from_printed, text_of
 from fedstrata.reproduce.table import Wanted, read_table
@@ -64,6 +64,7 @@ def test_costs_stand_beside_the_paper_s_in_times_the_first_row_s(tmp_path):
     lines = [line[1:] for line in cost_grid_of(own, "seconds").lines]
     assert lines[:2] == [["fedavg", "40", "3", "1", "1"], ["fedprox", "60", "3", "1.5", "1"]]
     assert lines[2:] == [["fedavg", "-", "3", "-", "1"], ["fedprox", "7", "3", "-", "1"]]
+    assert costs_of(own, "seconds")[2]["paper_in_times"] is None
     assert "seconds of a run" in text_of(own, judge({table.id: own})[table.id])
     nothing = [line[-3:] for line in cost_grid_of(Results(table, tmp_path / "none"), "seconds").lines]
     assert nothing == [["-", "1", "-"], ["-", "1.5", "-"], ["-", "-", "-"], ["-", "-", "-"]]

@@ -46,8 +46,8 @@ def _cells(own: Judged) -> list[str | Text]:
     word = own.verdict.word
     if word == "open":
         word = f"{played} of {len(table.wanted())} runs" if played else "not played"
-    name, _, reading = table.id.partition(" as ")
-    about = f"read as {reading}" if reading else table.what
+    name = table.id if table.base else table.file_id
+    about = f"read as {table.reading}" if table.reading else table.what
     missing = bool(fetch_commands(table))
     return [name, "fetch" if missing else "here", *times, Text(word, style=STYLES.get(word, "")), about]
 

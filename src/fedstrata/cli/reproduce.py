@@ -120,7 +120,7 @@ def run(
 @app.command()
 def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
     """Show a table: the paper's figures, ours, and the verdict. Then settings, what is open, how to play it."""
-    from fedstrata.reproduce.figures import figures_of
+    from fedstrata.reproduce.figures import costs_of, figures_of
     from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.show import describe, text_of
     from fedstrata.reproduce.table import find_table
@@ -137,6 +137,7 @@ def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> 
                 "claim": own.results.table.claim,
                 "said": describe(own.results, own.verdict),
                 "rows": [f.to_json() for metric in own.results.table.metrics for f in figures_of(own.results, metric)],
+                "costs": [cost for name in own.results.table.costs for cost in costs_of(own.results, name)],
                 "not_stated": list(own.results.table.not_stated),
                 "oddities": list(own.results.table.oddities),
                 "notes": list(own.results.table.notes),

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedstrata.core.errors import RequestError
+from fedstrata.remote.site_socket import LONGEST_PATH
 
 PORT = 8000
-LONGEST_FOLDER = 90  # bytes: the path of a socket has 103 at the most, on every system
 
 
 def folder() -> Path:
@@ -54,7 +54,7 @@ def for_sockets(name: str) -> Iterator[Path]:
     """Make a folder for sockets, which must have short paths, that nobody else can enter; and remove it in the end."""
     made = Path(tempfile.mkdtemp(prefix=f"fedstrata-{name[:24]}-"))
     try:
-        if len(os.fsencode(made)) > LONGEST_FOLDER:
+        if len(os.fsencode(made / "process")) > LONGEST_PATH:
             raise RequestError(f"the folder for temporary files, {made.parent}, has too long a path: set TMPDIR")
         yield made
     finally:

@@ -74,6 +74,26 @@ def figure_of(results: Results, name: str, row: str, condition: str) -> Figure:
     return Figure(condition, row, name, paper, mean, low, high, len(values), verdict)
 
 
+def costs_of(results: Results, name: str) -> list[dict[str, Any]]:
+    """Return what runs took, by condition and row: as printed, as played, and both in times the first row's.
+
+    Units and machines differ, so the last two are what can be compared. What is not known is None.
+    """
+    table, printed = results.table, results.table.costs[name]
+    first, told = next(iter(printed)), list[dict[str, Any]]()
+    for at, condition in enumerate(table.conditions):
+        for row, values in printed.items():
+            costs = {"paper": values[at], "ours": results.cost(name, row, condition)}
+            base = {"paper": printed[first][at], "ours": results.cost(name, first, condition)}
+            shares = {f"{key}_in_times": _in_times(own, base[key]) for key, own in costs.items()}
+            told.append(finite({"setting": condition, "method": row, "cost": name, "first": first, **costs, **shares}))
+    return told
+
+
+def _in_times(own: float | None, first: float | None) -> float | None:
+    return None if own is None or not first else own / first
+
+
 def departures(results: Results) -> tuple[float, float] | None:
     """Return how far from the paper's figures the two sides of its primary contrast are, in the mean over conditions.
 

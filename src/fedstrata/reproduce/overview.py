@@ -90,7 +90,7 @@ def _found(tables: list[Judged]) -> Iterator[str]:
     yield f"Verdicts: {'; '.join(f'{word} ({number})' for word, number in counted.most_common())}."
     for own in known:
         table, contrast = own.results.table, own.verdict.contrast
-        if table.reading and any(f"{other.results.table.id} as {table.reading}" == table.id for other in known):
+        if table.reading and any(other.results.table.id == table.file_id for other in known):
             continue  # told with the table itself
         if contrast.mean is None:
             yield f"{table.id}: {own.verdict.word}."
@@ -98,8 +98,9 @@ def _found(tables: list[Judged]) -> Iterator[str]:
         claimed = "" if contrast.claimed is None else f" where the paper prints {write_gain(contrast.claimed)}"
         apart = f"; {told}" if (told := from_printed(own.results)) else ""
         yield f"{table.id} {_word(own)}: {write_gain(contrast.mean)}{claimed}{apart}."
-        if others := [one for one in known if one.results.table.id == f"{table.id} as {one.results.table.reading}"]:
-            yield f"Read otherwise: {'; '.join(map(_read_otherwise, others))}."
+        readings = [one for one in known if one.results.table.reading and one.results.table.file_id == table.id]
+        if readings:
+            yield f"Read otherwise: {'; '.join(map(_read_otherwise, readings))}."
 
 
 def _word(own: Judged) -> str:

@@ -6,13 +6,12 @@ The terminal, the Markdown pages and the HTML page show the same grids and say t
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from textwrap import wrap
 
 from fedstrata.data import store
 from fedstrata.data.published import Published
-from fedstrata.reproduce.figures import HOLDS, Figure, departures, figures_of
+from fedstrata.reproduce.figures import HOLDS, Figure, costs_of, departures, figures_of
 from fedstrata.reproduce.minutes import DEVICES, Timing, in_words
 from fedstrata.reproduce.results import Results
 from fedstrata.reproduce.table import PAPERS, STATUS, PaperTable
@@ -67,20 +66,20 @@ def _rounds(table: PaperTable, own: Figure) -> int:
 
 def cost_grid_of(results: Results, name: str) -> Grid:
     """Return what rows took, as printed and as played; and, as units and machines differ, in times the first row's."""
-    table, printed = results.table, results.table.costs[name]
-    first, lines = next(iter(printed)), list[list[str]]()
-    for at, condition in enumerate(table.conditions):
-        for row, values in printed.items():
-            theirs, ours = (values[at], printed[first][at]), [results.cost(name, r, condition) for r in (row, first)]
-            known = [(math.nan if a is None else a, math.nan if b is None else b) for a, b in (theirs, ours)]
-            lines.append([condition if row == first else "", row, *(_number(own) for own, _ in known)])
-            lines[-1] += [_number(own / base if base else math.nan) for own, base in known]
-    grid = Grid([["setting", "method", "paper", "ours", f"paper, in times {first}", f"ours, in times {first}"]], lines)
+    costs, table = costs_of(results, name), results.table
+    first = costs[0]["first"]
+    columns = {"paper": "paper", "ours": "ours", "paper_in_times": f"paper, in times {first}"}
+    columns |= {"ours_in_times": f"ours, in times {first}"}
+    lines = [
+        [one["setting"] if one["method"] == first else "", one["method"], *(_number(one[key]) for key in columns)]
+        for one in costs
+    ]
+    grid = Grid([["setting", "method", *columns.values()]], lines)
     return grid if table.conditions != [""] else grid.take(range(1, 6))
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3g}" if value < 1e4 else f"{value:.3e}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 1e4 else f"{value:.3e}"
 
 
 def title_of(results: Results, name: str) -> str:
@@ -160,7 +159,7 @@ def commands(results: Results) -> Iterator[str]:
 def run_command(table: PaperTable) -> str:
     """Say what to type to play a table."""
     reading = f' --reading "{table.reading}"' if table.reading else f" --with {table.method}" if table.base else ""
-    return f"fedstrata reproduce run {re.split(' as | with ', table.id)[0]}{reading}"
+    return f"fedstrata reproduce run {table.file_id}{reading}"
 
 
 def fetch_commands(table: PaperTable) -> list[str]:

@@ -195,6 +195,11 @@ class PaperTable:
         return replace(found, figures=figures, deviations=deviations, costs=costs)
 
     @property
+    def file_id(self) -> str:
+        """The id of its file: of a reading, and of a method beside a table, that of the table itself."""
+        return self.id.removesuffix(f" as {self.reading}") if self.base is None else self.base.id
+
+    @property
     def same_runs(self) -> bool:
         """Whether this reading only looks otherwise at runs of the table as its file has it, or of a reading before."""
         return bool(self.reading) and self.played_as != self.id
@@ -204,9 +209,9 @@ class PaperTable:
         """The id under which its runs are kept: that of the first reading with the same settings."""
         if self.base is not None:
             return self.id
-        settings, own = _settings_of(self._read), self.id.removesuffix(f" as {self.reading}")
+        settings = _settings_of(self._read)
         first = next((name for name, read in self.readings.items() if _settings_of(read) == settings), "")
-        return f"{own} as {first}" if settings else own
+        return f"{self.file_id} as {first}" if settings else self.file_id
 
     def beside(self, method: str) -> PaperTable:
         """Return a table with one row, a method that the paper does not have, against the paper's own method."""
