@@ -44,7 +44,8 @@ def needed(name: str, extras: frozenset[str], found: dict[str, set[str]]) -> dic
     return found
 
 
-PACKAGES = sorted(needed("fedstrata", frozenset({"dev"}), {}))
+CUDA = re.compile(r"(nvidia|cuda|triton)\b")  # of torch's build for GPUs, which `make lock` leaves out, too
+PACKAGES = sorted(name for name in needed("fedstrata", frozenset({"dev"}), {}) if not CUDA.match(name))
 
 
 def licence(name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import fedstrata
+from fedstrata.core.archives import unpack
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedstrata"
@@ -38,7 +39,7 @@ def built(tmp_path_factory):
     run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", place, cwd=ROOT)
     (source,) = place.glob("*.tar.gz")
     with tarfile.open(source) as archive:
-        archive.extractall(place / "source", filter="data")
+        unpack(archive, place / "source")
     (unpacked,) = (place / "source").iterdir()
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place, cwd=unpacked)
     (wheel,) = place.glob("*.whl")

@@ -25,6 +25,7 @@ from looping import run_loop
 from test_model_shelf import WHO
 
 from fedstrata.core import json_log
+from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import metrics, one_port, run_book, state
 from fedstrata.deploy.authority import Authority
@@ -49,7 +50,7 @@ def packed(made, tmp_path_factory):
     for archive in (folder / "out").iterdir():
         assert stat.S_IMODE(archive.stat().st_mode) == 0o600
         with tarfile.open(archive) as file:
-            file.extractall(folder, filter="tar")
+            unpack(file, folder)
     return folder
 
 
@@ -334,7 +335,7 @@ def test_what_is_there_is_never_written_over(kept, tmp_path, cli, monkeypatch):
 
 def test_a_backup_that_was_changed_is_refused(kept, tmp_path):
     with tarfile.open(kept) as archive:
-        archive.extractall(tmp_path / "x", filter="data")
+        unpack(archive, tmp_path / "x")
     (tmp_path / "x/state/nodes.json").write_text("{}")
     with tarfile.open(tmp_path / "y.tar.gz", "w:gz") as archive:
         for path in (tmp_path / "x").iterdir():

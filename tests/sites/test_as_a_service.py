@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from staging import WHILE, Started, wait_for
 
 from benchmarks._ports import free_port
+from fedstrata.core.archives import unpack
 
 pytestmark = pytest.mark.sites
 
@@ -63,7 +64,7 @@ def test_packages_run_and_the_model_comes_home_with_the_names_of_its_classes(tmp
     called(tmp_path, "deploy", "package", "out", "--keys", "keys", "--server", f"127.0.0.1:{port}", "--data", "digits")
     for archive in (tmp_path / "out").iterdir():
         with tarfile.open(archive) as file:
-            file.extractall(tmp_path, filter="tar")
+            unpack(file, tmp_path)
     try:
         commands.append(server := Packaged(tmp_path, "server", "--host", "127.0.0.1"))
         server.says("the server is up")

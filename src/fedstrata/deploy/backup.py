@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata import __version__
+from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
 from fedstrata.core.json_log import append
 from fedstrata.deploy import state
@@ -63,7 +64,7 @@ def restore(file: Path, port: int | None = None, runs: Path | None = None, keys:
     """Bring a server's state back to a machine that has none; nothing that is there is written over."""
     try:
         with tarfile.open(file) as archive, tempfile.TemporaryDirectory(prefix="restore-") as name:
-            archive.extractall(name, filter="data")
+            unpack(archive, Path(name))
             return _restore(Path(name), port, runs or Path("runs"), keys)
     except (OSError, tarfile.TarError, EOFError) as error:
         raise RequestError(f"{file} cannot be read: {error}") from None

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fedstrata.config.experiment import Experiment
+from fedstrata.core.archives import unpack
 from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.engines.local.gpu import NEIGHBOURS
@@ -205,7 +206,7 @@ class CellQueue:
         if folder is not None:
             cell.path.mkdir(parents=True, exist_ok=True)
             with tarfile.open(fileobj=io.BytesIO(folder)) as archive:
-                archive.extractall(cell.path, filter="data")
+                unpack(archive, cell.path)
         with suppress(Pruned):
             tell(cell, event)
 
