@@ -171,7 +171,8 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path, hear):
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=hear == "everybody"
     )
-    wait_until(lambda: children(process.pid).read_text(), process)
+    begun = tmp_path / "run/events.jsonl"  # what is stopped before has nothing to be continued, and says nothing
+    wait_until(lambda: children(process.pid).read_text() and begun.exists(), process)
     (os.killpg if hear == "everybody" else os.kill)(process.pid, signal.SIGINT)
     _, err = process.communicate()  # ends when the last worker has closed it
     assert (process.returncode, err) == (130, "stopped; continue with: fedstrata run --resume run\n")
