@@ -70,6 +70,38 @@ def test_the_primary_contrast_can_be_played_alone(typed, tmp_path):
     assert {(run["condition"], run["method"], run["seed"]) for run in runs} == primary
 
 
+def test_several_tables_share_a_queue_in_which_what_decides_comes_first(typed, tmp_path, monkeypatch):
+    text = TEXT.replace("seeds = 6", "seeds = 2").replace("seeds = 2", "seeds = 1")
+    known = {name: table.read_table(text.replace('"X1"', f'"{name}"')) for name in ("X1", "X2")}
+    for module in (table, overview, results):
+        monkeypatch.setattr(module, "all_tables", lambda: known)
+    done = typed("run", "X2", "x1", "X2", "--jobs", "1")
+    assert done.exit_code == 0, done.output
+    told = [line.split(": accuracy")[0] for line in done.output.splitlines() if ": accuracy" in line]
+    assert len(told) == len(set(told)) == sum(len(one.wanted()) for one in known.values())
+    primary = [
+        f"{name}, {one.name}" for name in ("X2", "X1") for one in known[name].wanted() if known[name].primary(one)
+    ]
+    assert told[: len(primary)] == primary
+    assert f"{len(told)} runs" in done.output
+    for name, own in known.items():
+        kept = json.loads((tmp_path / f"reproduce/results/{name}.json").read_text())["runs"]
+        assert len(kept) == len(own.wanted())
+    assert "0 runs" in typed("run", "all", "-q").output
+
+
+def test_all_are_the_tables_whose_data_are_here(typed, tmp_path, monkeypatch):
+    known = {"X1": table.read_table(TEXT), "X2": table.read_table(TEXT.replace('"X1"', '"X2"'))}
+    elsewhere = table.read_table(TEXT.replace('"X1"', '"X3"').replace("[data]", '[data]\nname = "cifar100"'))
+    for module in (table, overview, results):
+        monkeypatch.setattr(module, "all_tables", lambda: {**known, "X3": elsewhere})
+    assert typed("run", "all", "--shard", "1/14", "-q").exit_code == 0
+    assert sorted(path.stem for path in (tmp_path / "reproduce/results").glob("*.json")) == ["X1", "X2"]
+    for module in (table, overview, results):
+        monkeypatch.setattr(module, "all_tables", lambda: {"X3": elsewhere})
+    assert "the data of no table are here" in str(typed("run", "all").exception)
+
+
 def test_some_rows_can_be_played_alone(typed, tmp_path):
     assert typed("run", "X1", "--row", "fedlc", "--shard", "1/2", "-q").exit_code == 0
     runs = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]

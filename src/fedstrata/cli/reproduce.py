@@ -18,7 +18,8 @@ from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError, unknown_name
 
 if TYPE_CHECKING:
-    from fedstrata.reproduce.play import Only, Played
+    from fedstrata.reproduce.play import Only
+    from fedstrata.reproduce.results import Results
     from fedstrata.reproduce.table import PaperTable, Wanted
 
 app = typer.Typer(
@@ -32,6 +33,14 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="ID", help="A table; `fedstrata reproduce list` names them.", autocompletion=completing.tables
+    ),
+]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ID...",
+        help='Tables; `fedstrata reproduce list` names them. "all": every one whose data are here.',
+        autocompletion=completing.tables,
     ),
 ]
 ResultsFolder = Annotated[
@@ -56,7 +65,7 @@ def listing(results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
 
 @app.command()
 def run(
-    name: Name,
+    names: Names,
     quick: Annotated[bool, typer.Option("--quick", help="Every run tiny, once: to see that it works.")] = False,
     minutes: Annotated[
         float | None, typer.Option(metavar="N", help="Stop after so long; the same command goes on.")
@@ -84,37 +93,34 @@ def run(
     results: ResultsFolder = KEPT,
     quiet: Quiet = False,
 ) -> None:
-    """Play what is missing of a table. What decides comes first, and every run that ends is kept at once."""
-    import torch
-
-    from fedstrata.reproduce.minutes import Timing, in_words
+    """Play what is missing of tables. What decides comes first, and every run that ends is kept at once."""
     from fedstrata.reproduce.play import play, play_quickly, runs_to_play
     from fedstrata.reproduce.results import Results
-    from fedstrata.reproduce.table import find_table
     from fedstrata.runs.compare.shards import Shard
 
     stop_cleanly()
-    table, share = find_table(name), Shard.read(shard)
     if reading is not None and beside is not None:
         raise RequestError("--with plays beside the table as its file has it; leave --reading out")
-    table = table if reading is None else table.read_as(reading)
-    table = table if beside is None else table.beside(beside)
+    share = Shard.read(shard)
+    tables = [_read_as(table, reading, beside) for table in _find(names)]
+    line = _line(quiet, named=len(tables) > 1)
     if quick:
         with tempfile.TemporaryDirectory() as folder:
-            _conclude(play_quickly(table, Path(folder), _line(quiet)), "")
+            played = [play_quickly(table, Path(folder), line) for table in tables]
+        _conclude(sum(one.finished for one in played), {k: v for one in played for k, v in one.failed.items()})
         return
-    own = Results(table, results)
-    only = _only(table, primary, rows)
-    todo = runs_to_play(own, share, only)
-    if todo and not quiet:
-        about = in_words(Timing(own, "gpu" if torch.cuda.is_available() else "cpu").minutes(todo))
-        print(f"{len(todo)} of {len(table.wanted())} runs to play, about {about} in all", file=sys.stderr)
+    own = [Results(table, results) for table in tables]
+    only = _only(tables, primary, rows)
+    if not quiet:
+        _announce(own, [runs_to_play(one, share, only) for one in own])
     try:
-        played = play(own, out, _line(quiet), minutes, share, jobs, only)
+        done = play(own, out, line, minutes, share, jobs, only)
     except KeyboardInterrupt:
-        print(f"stopped; {len(own.runs)} runs are in {own.path}; the same command goes on", file=sys.stderr)
+        where = ", ".join(f"{len(one.runs)} runs are in {one.path}" for one in own)
+        print(f"stopped; {where}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
-    _conclude(played, f"look at it: fedstrata reproduce show {name}")
+    look = f"show {tables[0].file_id}" if len(tables) == 1 else "list"
+    _conclude(done.finished, done.failed, done.left, f"look at it: fedstrata reproduce {look}")
 
 
 @app.command()
@@ -189,31 +195,68 @@ def page(
     print(f"{len(written)} files in {markdown}, and {out}{f'; headlines in {readme}' if marked else ''}")
 
 
-def _only(table: PaperTable, primary: bool, rows: list[str] | None) -> Only:
+def _find(names: list[str]) -> list[PaperTable]:
+    """Return tables by their ids, each once; of "all" of them those whose data are here."""
+    from fedstrata.reproduce.show import fetch_commands
+    from fedstrata.reproduce.table import all_tables, find_table
+
+    if "all" not in names:
+        return list({table.id: table for table in map(find_table, names)}.values())
+    there = [table for table in all_tables().values() if not fetch_commands(table)]
+    if not there:
+        raise RequestError('"all": the data of no table are here; `fedstrata reproduce list` says what to fetch')
+    return there
+
+
+def _read_as(table: PaperTable, reading: str | None, beside: str | None) -> PaperTable:
+    table = table if reading is None else table.read_as(reading)
+    return table if beside is None else table.beside(beside)
+
+
+def _only(tables: list[PaperTable], primary: bool, rows: list[str] | None) -> Only:
     """Return which runs were asked for: all, those of the primary contrast, or those of some rows."""
+    known = [row for table in tables for row in table.rows]
     for row in rows or ():
-        if row not in table.rows:
-            raise unknown_name("--row", row, table.rows)
-    return lambda one: (not primary or table.primary(one)) and (not rows or one.method in rows)
+        if row not in known:
+            raise unknown_name("--row", row, known)
+    return lambda table, one: (not primary or table.primary(one)) and (not rows or one.method in rows)
 
 
-def _line(quiet: bool) -> Any:
-    def tell(one: Wanted, event: Mapping[str, Any]) -> None:
+def _announce(tables: list[Results], todo: list[list[Wanted]]) -> None:
+    """Say how much there is to do, before it begins."""
+    import torch
+
+    from fedstrata.reproduce.minutes import Timing, in_words
+
+    device = "gpu" if torch.cuda.is_available() else "cpu"
+    total = 0.0
+    for own, runs in zip(tables, todo, strict=True):
+        if runs:
+            total += (minutes := Timing(own, device).minutes(runs))
+            named = f"{own.table.id}: " if len(tables) > 1 else ""
+            every = len(own.table.wanted())
+            print(f"{named}{len(runs)} of {every} runs to play, about {in_words(minutes)} in all", file=sys.stderr)
+    if len(tables) > 1 and total:
+        print(f"{sum(map(len, todo))} runs, about {in_words(total)}", file=sys.stderr)
+
+
+def _line(quiet: bool, named: bool = False) -> Any:
+    def tell(table: PaperTable, one: Wanted, event: Mapping[str, Any]) -> None:
         from fedstrata.runs.progress import Reporter
 
         if Reporter.asked_to_stop:
             raise KeyboardInterrupt
         if event["event"] == "finished" and not quiet:
-            summary = event["summary"]
-            print(f"{one.name}: accuracy {summary['accuracy']:.4f}, {summary['seconds']:.1f} s", file=sys.stderr)
+            summary, of = event["summary"], f"{table.id}, " if named else ""
+            print(f"{of}{one.name}: accuracy {summary['accuracy']:.4f}, {summary['seconds']:.1f} s", file=sys.stderr)
 
     return tell
 
 
-def _conclude(played: Played, then: str) -> None:
-    for name, why in played.failed.items():
+def _conclude(finished: int, failed: Mapping[str, str], left: int = 0, then: str = "") -> None:
+    for name, why in failed.items():
         print(f"error: {name} failed: {why}", file=sys.stderr)
-    left = f"; {played.left} are left: the same command goes on" if played.left else ""
-    print(f"{played.finished} runs played{left}{f'; {then}' if then else ''}")
-    if played.failed:
+    more = f"; {left} are left: the same command goes on" if left else ""
+    print(f"{finished} runs played{more}{f'; {then}' if then else ''}")
+    if failed:
         raise typer.Exit(1)

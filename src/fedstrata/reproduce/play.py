@@ -1,10 +1,9 @@
-"""Playing what is missing of a table: the weightiest runs first, as many as the time allows, each kept when it ends."""
+"""Playing what is missing of tables: the weightiest runs first, as many as the time allows, each kept when it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from fedstrata.runs.compare.layout import guess_seconds
 from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.compare.shards import Shard
-from fedstrata.runs.folder import Run
 
 WHOLE = Shard()
 
-Tell = Callable[[Wanted, Mapping[str, Any]], None]
-Only = Callable[[Wanted], bool]  # which runs to play
+Tell = Callable[[PaperTable, Wanted, Mapping[str, Any]], None]
+Only = Callable[[PaperTable, Wanted], bool]  # which runs to play
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,14 @@ class Played:
 
 def runs_to_play(results: Results, shard: Shard = WHOLE, only: Only | None = None) -> list[Wanted]:
     """Return what this machine has still to play: all, or every n-th run; and of these only some."""
-    place = {one: number for number, one in enumerate(results.table.wanted())}
+    table = results.table
+    place = {one: number for number, one in enumerate(table.wanted())}
     own = [one for one in results.missing() if place[one] % shard.of == shard.number - 1]
-    return own if only is None else [one for one in own if only(one)]
+    return own if only is None else [one for one in own if only(table, one)]
 
 
 def play(
-    results: Results,
+    tables: Sequence[Results],
     out: Path,
     tell: Tell,
     minutes: float | None = None,
@@ -50,13 +49,21 @@ def play(
     jobs: int | None = None,
     only: Only | None = None,
 ) -> Played:
-    """Play what is missing, and keep every run that ends."""
+    """Play what is missing, and keep every run that ends.
+
+    Tables share one queue, so that a device is never idle between two of them: first what decides, table by table, and
+    then the other rows.
+    """
     deadline = Deadline(minutes)
-    table, todo = results.table, runs_to_play(results, shard, only)
-    cells = make_cells(table.design, todo, out / folder_name(table.played_as), estimate(table, todo), table.digest)
-    at_a_time = choose_jobs(cells, None, None, jobs)[0]
-    played = _play(cells, tell, partial(results.add, jobs=at_a_time), deadline, at_a_time)
-    return replace(played, left=len(runs_to_play(results, shard, only)))
+    tasks = list[Task]()
+    for own in tables:
+        table, todo = own.table, runs_to_play(own, shard, only)
+        cells = make_cells(table.design, todo, out / folder_name(table.played_as), estimate(table, todo), table.digest)
+        tasks += [Task(cell, table, one, own) for cell, one in zip(cells, todo, strict=True)]
+    tasks.sort(key=lambda task: not task.table.primary(task.wanted))
+    jobs = choose_jobs([task.cell for task in tasks], None, None, jobs)[0]
+    played = _play(tasks, tell, deadline, jobs)
+    return replace(played, left=sum(len(runs_to_play(own, shard, only)) for own in tables))
 
 
 def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:
@@ -66,24 +73,36 @@ def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:
     rows = [entry.name for entry in design.entries]
     todo = [Wanted(first, row, design.seeds[0]) for row in rows]
     todo += [Wanted(condition, rows[0], design.seeds[0]) for condition in others]
-    return _play(make_cells(design, todo, out / folder_name(table.id)), tell, lambda *_: None, Deadline(None), 1)
+    cells = make_cells(design, todo, out / folder_name(table.id))
+    tasks = [Task(cell, table, one) for cell, one in zip(cells, todo, strict=True)]
+    return _play(tasks, tell, Deadline(None), 1)
 
 
-def _play(
-    cells: Sequence[Cell], tell: Tell, keep: Callable[[Wanted, Run], None], deadline: Deadline, jobs: int
-) -> Played:
-    finished, failed = list[Wanted](), dict[str, str]()
+@dataclass(frozen=True)
+class Task:
+    """A run of a table, and where its figures are kept."""
+
+    cell: Cell
+    table: PaperTable
+    wanted: Wanted
+    kept_in: Results | None = None
+
+
+def _play(tasks: Sequence[Task], tell: Tell, deadline: Deadline, jobs: int) -> Played:
+    finished, failed = list[Task](), dict[str, str]()
+    known = {task.cell.path: task for task in tasks}
 
     def watch(cell: Cell, event: Mapping[str, Any]) -> None:
-        one = Wanted(*cell.key)
+        task = known[cell.path]
         if event["event"] == "finished":
-            keep(one, cell.run)
-            finished.append(one)
+            if task.kept_in is not None:
+                task.kept_in.add(task.wanted, cell.run, jobs)
+            finished.append(task)
         elif event["event"] == "failed":
-            failed[one.name] = event["why"]
-        tell(one, event)
+            failed[f"{task.table.id}, {task.wanted.name}"] = event["why"]
+        tell(task.table, task.wanted, event)
 
-    play_cells(cells, None, None, watch, jobs, deadline)
+    play_cells([task.cell for task in tasks], None, None, watch, jobs, deadline)
     return Played(len(finished), failed)
 
 
