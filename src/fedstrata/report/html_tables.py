@@ -59,9 +59,9 @@ def html(
         ]
         about = of_methods([methods[at]] if methods else ()) + (' class="winner"' if at in badges else "")
         body += f"<tr{about}>{''.join(cells)}</tr>"
-    note = f"<caption>{escape(caption)}</caption>" if caption else ""
+    note = f'<p class="quiet">{escape(caption)}</p>' if caption else ""  # a caption is no wider than its table
     region = f'class="scroll" tabindex="0" role="region" aria-label="{escape(caption or table.name)}"'
-    return f"<div {region}><table>{note}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"{note}<div {region}><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def tiles(table: Table) -> str:
