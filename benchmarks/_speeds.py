@@ -47,10 +47,10 @@ def _of_cpu() -> dict[str, Any]:
 
 
 def _of_gpu() -> dict[str, Any]:
-    played = [Results(table, TABLES) for table in all_tables().values()]
-    timings = [Timing(results, "gpu") for results in played]
+    tables = [Results(table, TABLES) for table in all_tables().values()]
+    timings = [Timing(results, "gpu") for results in tables]
     measured = [(one.results.table.work(*place), seconds) for one in timings for place, seconds in one.measured.items()]
-    runs = [run for results in played for run in results.runs.values() if run["device"] == "gpu"]
+    runs = [run for results in tables for run in results.runs.values() if run["device"] == "gpu"]
     last = max(runs, key=lambda run: run["date"])
     return {
         **_fitted("gpu", measured),

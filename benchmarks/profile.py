@@ -23,7 +23,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 BUSY = """
 import sys, time, torch
@@ -88,7 +88,7 @@ def _inside(model: str, samples: int, rounds: int) -> float:
     )
 
     def one_round() -> None:
-        play_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
+        run_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
         state.round += 1
 
     with one_thread():

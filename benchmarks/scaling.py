@@ -31,7 +31,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 HOLDS, CLASSES, WARM = 10, 10, 4
 
@@ -134,7 +134,7 @@ def _workers(workers: int, images: int) -> Told:
     with one_thread():
         for round in range(8):
             start = perf_counter()
-            play_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
+            run_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
             seconds.append(perf_counter() - start)
     beside = _of_workers()
     engine.close()

@@ -61,16 +61,16 @@ def _compared(folder: Path, kinds: Sequence[str], table: Table, methods: Sequenc
     cases = [(name, i, method) for i in range(most) for name in kinds for method in methods if i < len(SOMEWHERE[name])]
     found: dict[tuple[str, int], dict[str, str]] = {}
     for row, (name, number, method) in table.left((rows[case[0]], case) for case in cases):
-        expected = found.get(PLAINLY) or found.setdefault(PLAINLY, _played(folder / "plain", {}, {}, methods))
+        expected = found.get(PLAINLY) or found.setdefault(PLAINLY, _run_methods(folder / "plain", {}, {}, methods))
         around, overrides = SOMEWHERE[name][number]
         if (name, number) not in found:
-            found[name, number] = _played(folder / f"{name}-{number}", around, overrides, methods)
+            found[name, number] = _run_methods(folder / f"{name}-{number}", around, overrides, methods)
         outcome = found[name, number].get(method, "nothing")
         where = f"{method} with {dict(around) | dict(overrides)}"
         row.note(None if outcome == expected[method] else f"{where}: {outcome}")
 
 
-def _played(
+def _run_methods(
     folder: Path, around: Mapping[str, str], overrides: Mapping[str, Any], methods: Sequence[str]
 ) -> dict[str, str]:
     """Play methods in an environment; give what came of each."""

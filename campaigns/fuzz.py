@@ -49,14 +49,14 @@ def main(arguments: Sequence[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _used(), hard))
     with TemporaryDirectory() as folder:
         try:
-            rows = play(Path(folder), asked.cases, table, asked.reader, asked.first)
+            rows = run_cases(Path(folder), asked.cases, table, asked.reader, asked.first)
         except LookupError as error:
             parser.error(str(error))
     show(rows)
     return int(any(row.lost for row in rows))
 
 
-def play(folder: Path, cases: int, table: Table, only: str | None = None, first: int = 0) -> list[Row]:
+def run_cases(folder: Path, cases: int, table: Table, only: str | None = None, first: int = 0) -> list[Row]:
     """Play so many cases, dealt out by what one costs."""
     there = readers(folder)
     chosen = [reader for reader in there if only in (None, reader.name)]

@@ -128,7 +128,9 @@ def federation_of(data: str, condition: str, seed: int) -> Federation:
     return federation.with_noise(noise, seed)
 
 
-def play(study: str, data: Sequence[str], conditions: Sequence[str], rows: Sequence[Row], seeds: Iterable[int]) -> None:
+def run_missing(
+    study: str, data: Sequence[str], conditions: Sequence[str], rows: Sequence[Row], seeds: Iterable[int]
+) -> None:
     """Play what is missing, a federation at a time; every run that ends is a line at once."""
     there = {line["key"] for line in read(study)}
     for place in [(name, condition, seed) for seed in seeds for name in data for condition in conditions]:
@@ -138,7 +140,7 @@ def play(study: str, data: Sequence[str], conditions: Sequence[str], rows: Seque
         for row, key in todo:
             began = time.perf_counter()
             named = {"data": place[0], "condition": place[1], "seed": place[2], "row": row.name}
-            line = {"key": key, **named, "by": row.by, "set": row.settings, **_played(place, row)}
+            line = {"key": key, **named, "by": row.by, "set": row.settings, **_run(place, row)}
             line |= {"seconds": round(time.perf_counter() - began, 2), **_made_with()}
             file = RESULTS / study / f"{place[0]}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +179,7 @@ def _chosen(place: tuple[str, str, int], row: Row) -> list[Any]:
     return [settle(experiment, federation)[0].method.model_dump(mode="json")]
 
 
-def _played(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
+def _run(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
     data, condition, seed = place
     federation, asked = federation_of(*place), CONDITIONS[condition]
     budget = spent_by_fedavg(data, condition, seed, row.settings.get("model.name", "mlp"))

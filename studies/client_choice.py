@@ -56,7 +56,9 @@ def measure(federation: Federation, schedule: Stratified, mode: Mode, epochs: in
     gradients, whole = _gradients(federation)
     parts, errors = np.zeros(4), np.zeros(4)
     for seed in range(epochs):
-        clients, samples = (np.array(column) for column in zip(*_played(federation, schedule, mode, seed), strict=True))
+        clients, samples = (
+            np.array(column) for column in zip(*_run_epoch(federation, schedule, mode, seed), strict=True)
+        )
         parts += [np.mean(own == 0) for own in np.array_split(clients, 4)]
         stretches = samples[: len(samples) // STRETCH * STRETCH].reshape(-1, STRETCH)
         off = ((gradients[stretches].mean(1) - whole) ** 2).sum(1)
@@ -64,7 +66,7 @@ def measure(federation: Federation, schedule: Stratified, mode: Mode, epochs: in
     return parts / epochs, errors / epochs
 
 
-def _played(federation: Federation, schedule: Stratified, mode: Mode, seed: int) -> Iterator[tuple[int, int]]:
+def _run_epoch(federation: Federation, schedule: Stratified, mode: Mode, seed: int) -> Iterator[tuple[int, int]]:
     """Play an epoch: clients and their samples, in order."""
     streams = Streams(seed)
     info = federation.client_info(schedule.needs, streams)

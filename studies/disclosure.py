@@ -23,7 +23,7 @@ from fedstrata.core.messages import REFUSED, Report, Task
 from fedstrata.core.steps import Step
 from fedstrata.privacy.setup import protect_engine
 from fedstrata.runs.session import build_session
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.tiny import in_process
 
 UNKNOWN = 10**9  # a total that nobody is told
@@ -93,7 +93,7 @@ def listen(asked: dict[str, Any]) -> tuple[Transcript, np.ndarray]:
     info, replacement = view.client_info, bool(session.plan.driver.schedule.replacement)
     transcript = Transcript(info.labels > 0, info.totals, replacement)
     state = session.initial_state()
-    play_round(session.plan, state, view, Overheard(engine, transcript))  # type: ignore[arg-type]
+    run_round(session.plan, state, view, Overheard(engine, transcript))  # type: ignore[arg-type]
     transcript.bytes_up = state.traffic.bytes_up
     return transcript, session.private.federation.counts
 

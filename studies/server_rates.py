@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from studies._grid import Row, figure, play, read, wrapped
+from studies._grid import Row, figure, read, run_missing, wrapped
 
 STUDY = "server-rates"
 MODELS = {"digits": "mlp", "fashion-mnist": "lenet5", "uci-har": "har-mlp", "covtype": "covtype-mlp"}
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         PAGE.write_text(page(read(STUDY)))
         return 0
     for data in asked.data:
-        play(STUDY, [data], [CONDITION], rows(MODELS[data]), asked.seeds)
+        run_missing(STUDY, [data], [CONDITION], rows(MODELS[data]), asked.seeds)
     return 0
 
 

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.inspection.measured import leaves
-from studies._grid import CONDITIONS, Row, play, read, wrapped
+from studies._grid import CONDITIONS, Row, read, run_missing, wrapped
 from studies._rules import Case, advised, cases, fit
 
 STUDY = "which-method"
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         write()
         return 0
     chosen = [row for row in rows() if not asked.rows or row.name in asked.rows]
-    play(STUDY, asked.data, list(CONDITIONS), chosen, asked.seeds)
+    run_missing(STUDY, asked.data, list(CONDITIONS), chosen, asked.seeds)
     return 0
 
 

@@ -54,14 +54,14 @@ def round_event(round: int, clients: int = 8, labels: int = 4) -> dict:
     }
 
 
-def play(run: Run, first: int, last: int, clients: int = 8, labels: int = 4) -> None:
+def write_rounds(run: Run, first: int, last: int, clients: int = 8, labels: int = 4) -> None:
     """Append rounds, `last` included."""
     with (run.path / "events.jsonl").open("a") as file:
         for round in range(first, last + 1):
             file.write(json.dumps(round_event(round, clients, labels)) + "\n")
 
 
-def play_long(run: Run, rounds: int, clients: int = 8, labels: int = 4) -> None:
+def write_long(run: Run, rounds: int, clients: int = 8, labels: int = 4) -> None:
     """Append very many rounds in little time: the first hundred, again and again."""
     events = [round_event(round, clients, labels) for round in range(1, 101)]
     texts = [json.dumps(event).partition(f'"round": {event["round"]},')[::2] for event in events]

@@ -33,7 +33,7 @@ class Timed(FedAvg):
         return combined
 
 
-def play(job: Job, watch: Stopwatch) -> None:
+def run(job: Job, watch: Stopwatch) -> None:
     """Play the rounds."""
     server, client = ServerApp(), ClientApp()
 

@@ -51,7 +51,7 @@ class Lap(TrainingProcessCallback):
         return False, Metrics()
 
 
-def play(job: Job, watch: Stopwatch) -> None:
+def run(job: Job, watch: Stopwatch) -> None:
     """Play the rounds."""
     torch.set_num_threads(job.threads)
     x, y = job.arrays()

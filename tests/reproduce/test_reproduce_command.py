@@ -26,7 +26,7 @@ def typed(tmp_path, monkeypatch):
     return type_in
 
 
-def test_a_table_is_played_kept_and_shown(typed, tmp_path):
+def test_a_table_is_run_kept_and_shown(typed, tmp_path):
     first = typed("run", "X1", "--shard", "1/2", "-q")
     assert first.exit_code == 0, first.output
     kept = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
@@ -58,7 +58,7 @@ def test_a_table_is_played_kept_and_shown(typed, tmp_path):
     assert "| `fedstrata reproduce run X1` |" in (tmp_path / "README.md").read_text()
 
 
-def test_the_primary_contrast_can_be_played_alone(typed, tmp_path):
+def test_the_primary_contrast_can_be_run_alone(typed, tmp_path):
     x1 = table.find_table("X1")
     share = x1.wanted()[13::14]
     primary = {(one.condition, one.method, one.seed) for one in share if x1.primary(one)}
@@ -70,13 +70,13 @@ def test_the_primary_contrast_can_be_played_alone(typed, tmp_path):
     assert {(run["condition"], run["method"], run["seed"]) for run in runs} == primary
 
 
-def test_some_rows_can_be_played_alone(typed, tmp_path):
+def test_some_rows_can_be_run_alone(typed, tmp_path):
     assert typed("run", "X1", "--row", "fedlc", "--shard", "1/2", "-q").exit_code == 0
     runs = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
     assert {run["method"] for run in runs} == {"fedlc"}
 
 
-def test_a_table_that_was_never_played_shows_the_paper_and_what_to_type(typed):
+def test_a_table_that_was_never_run_shows_the_paper_and_what_to_type(typed):
     shown = typed("show", "X1").output
     assert "as the paper prints it; nothing is played yet" in shown
     assert "fedprox  52.00  64.00" in shown
@@ -155,7 +155,7 @@ def test_another_reading_has_results_of_its_own(typed, tmp_path):
 
 
 @pytest.mark.extended
-def test_a_method_of_ours_is_played_beside_a_table_and_voids_nothing(typed, tmp_path):
+def test_a_method_of_ours_is_run_beside_a_table_and_voids_nothing(typed, tmp_path):
     typed("run", "X1", "-q")
     before = (tmp_path / "reproduce/results/X1.json").read_bytes()
     assert typed("run", "X1", "--with", "strata", "-q").exit_code == 0
@@ -174,7 +174,7 @@ def test_a_method_of_ours_is_played_beside_a_table_and_voids_nothing(typed, tmp_
     assert "| [X1 with strata](fedbss.md#x1-with-strata-table-1-digits) |" in index
 
 
-def test_quick_plays_every_row_and_keeps_nothing(typed, tmp_path):
+def test_quick_runs_every_row_and_keeps_nothing(typed, tmp_path):
     done = typed("run", "X1", "--quick", "-q")
     assert "4 runs played" in done.output  # three rows under one condition, one under the other
     assert not list(tmp_path.iterdir())

@@ -68,7 +68,7 @@ def test_one_file_holds_the_experiment_and_its_comparison(cli):
     assert len(json.loads(Path("c/comparison.json").read_text())["cells"]) == 18
 
 
-def test_run_plays_the_plain_experiment_of_such_a_file(cli):
+def test_run_trains_the_plain_experiment_of_such_a_file(cli):
     Path("table.toml").write_text(FILE)
     code, out, err = cli("run", "table.toml", "--json", "-q")
     assert (code, json.loads(out)["method"]) == (0, "fedavg")

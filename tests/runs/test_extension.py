@@ -91,7 +91,7 @@ def test_what_is_evaluated_in_turn_can_be_extended(tmp_path):
     assert equal(whole, resume(train(overrides=how, out=tmp_path / "short").path, overrides={"train.rounds": 7}))
 
 
-def test_fewer_rounds_than_are_played_are_refused(tmp_path):
+def test_fewer_rounds_than_are_done_are_refused(tmp_path):
     run = train(overrides=SMALL, out=tmp_path / "run")
     with pytest.raises(RequestError, match=r"from 3 to 2: 3 are played already"):
         resume(run.path, overrides={"train.rounds": 2})

@@ -41,11 +41,11 @@ def print_list(judged: Mapping[str, Judged]) -> None:
 
 
 def _cells(own: Judged) -> list[str | Text]:
-    table, played = own.results.table, len(own.results.runs)
+    table, runs = own.results.table, len(own.results.runs)
     times = [f"{'' if t.measured else '~'}{_short(t.minutes(table.wanted()))}" for t in own.times.values()]
     word = own.verdict.word
     if word == "open":
-        word = f"{played} of {len(table.wanted())} runs" if played else "not played"
+        word = f"{runs} of {len(table.wanted())} runs" if runs else "not played"
     name = table.id if table.base else table.file_id
     about = f"read as {table.reading}" if table.reading else table.what
     missing = bool(fetch_commands(table))

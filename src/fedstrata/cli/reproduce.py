@@ -18,7 +18,7 @@ from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError, unknown_name
 
 if TYPE_CHECKING:
-    from fedstrata.reproduce.play import Only, Played
+    from fedstrata.reproduce.execute import Executed, Only
     from fedstrata.reproduce.table import PaperTable, Wanted
 
 app = typer.Typer(
@@ -87,8 +87,8 @@ def run(
     """Play what is missing of a table. What decides comes first, and every run that ends is kept at once."""
     import torch
 
+    from fedstrata.reproduce.execute import missing_runs, run_quickly, run_table
     from fedstrata.reproduce.minutes import Timing, in_words
-    from fedstrata.reproduce.play import play, play_quickly, runs_to_play
     from fedstrata.reproduce.results import Results
     from fedstrata.reproduce.table import find_table
     from fedstrata.runs.compare.shards import Shard
@@ -101,20 +101,20 @@ def run(
     table = table if beside is None else table.beside(beside)
     if quick:
         with tempfile.TemporaryDirectory() as folder:
-            _conclude(play_quickly(table, Path(folder), _line(quiet)), "")
+            _conclude(run_quickly(table, Path(folder), _line(quiet)), "")
         return
     own = Results(table, results)
     only = _only(table, primary, rows)
-    todo = runs_to_play(own, share, only)
+    todo = missing_runs(own, share, only)
     if todo and not quiet:
         about = in_words(Timing(own, "gpu" if torch.cuda.is_available() else "cpu").minutes(todo))
         print(f"{len(todo)} of {len(table.wanted())} runs to play, about {about} in all", file=sys.stderr)
     try:
-        played = play(own, out, _line(quiet), minutes, share, jobs, only)
+        done = run_table(own, out, _line(quiet), minutes, share, jobs, only)
     except KeyboardInterrupt:
         print(f"stopped; {len(own.runs)} runs are in {own.path}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
-    _conclude(played, f"look at it: fedstrata reproduce show {name}")
+    _conclude(done, f"look at it: fedstrata reproduce show {name}")
 
 
 @app.command()
@@ -210,10 +210,10 @@ def _line(quiet: bool) -> Any:
     return tell
 
 
-def _conclude(played: Played, then: str) -> None:
-    for name, why in played.failed.items():
+def _conclude(done: Executed, then: str) -> None:
+    for name, why in done.failed.items():
         print(f"error: {name} failed: {why}", file=sys.stderr)
-    left = f"; {played.left} are left: the same command goes on" if played.left else ""
-    print(f"{played.finished} runs played{left}{f'; {then}' if then else ''}")
-    if played.failed:
+    left = f"; {done.left} are left: the same command goes on" if done.left else ""
+    print(f"{done.finished} runs played{left}{f'; {then}' if then else ''}")
+    if done.failed:
         raise typer.Exit(1)

@@ -59,10 +59,10 @@ def rehearsed(plan: Plan, federation: Federation) -> Cost:
     if isinstance(plan.driver, ScheduledDriver):
         driver, times = _shortened(plan.driver, client_info)
         plan, rounds = replace(plan, driver=driver), rounds[-1:]
-    play = _Rehearsal(plan, federation, client_info)
+    rehearsal = _Rehearsal(plan, federation, client_info)
     for round in rounds:
-        play.round(round)
-    total = {name: value * times / len(rounds) for name, value in asdict(play.traffic).items()}
+        rehearsal.round(round)
+    total = {name: value * times / len(rounds) for name, value in asdict(rehearsal.traffic).items()}
     moved = sum(value for name, value in total.items() if name != "client_updates")
     return Cost(moved, total["client_updates"], client_info.setup_bytes)
 

@@ -165,8 +165,8 @@ def _listed(runs_data: Sequence[RunData]) -> str:
 
 def _has(key: str, shown: Sequence[Shown], gathered: GatheredRuns) -> bool:
     faulty = key == "faults" and any(run_data.faults for run_data in gathered.runs_data)
-    played = key == "federation" and any(map(replay.replay, gathered.featured(IN_FULL)))
-    return faulty or played or any(own.section == key for own in shown)
+    replayed = key == "federation" and any(map(replay.replay, gathered.featured(IN_FULL)))
+    return faulty or replayed or any(own.section == key for own in shown)
 
 
 def _data(run_data: RunData) -> str:

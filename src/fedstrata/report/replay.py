@@ -33,7 +33,7 @@ def replay(run_data: RunData) -> dict[str, Any] | None:
     up, down = (np.diff(np.nan_to_num(run_data.column(f"bytes_{way}")), prepend=0).tolist() for way in ("up", "down"))
     accuracy, by_round = run_data.column("accuracy"), _by_round(run_data, place)
     why = {f.round: f.why for f in run_data.faults if f.kind == "dropped"}
-    played = [
+    frames = [
         {
             "round": rounds[at],
             "steps": by_round[rounds[at]],
@@ -45,10 +45,10 @@ def replay(run_data: RunData) -> dict[str, Any] | None:
         for at in thin(len(rounds), ROUNDS).tolist()
         if rounds[at] in by_round
     ]
-    if not played:
+    if not frames:
         return None
     last = run_data.asked("train", "rounds") or rounds[-1]
-    return {"clients": _clients(run_data, order, cluster), "labels": run_data.classes, "of": last, "rounds": played}
+    return {"clients": _clients(run_data, order, cluster), "labels": run_data.classes, "of": last, "rounds": frames}
 
 
 def frame(runs_data: Sequence[RunData]) -> Iterator[str]:

@@ -125,9 +125,9 @@ def html_page(judged: All) -> str:
     """Write one page that holds everything and fetches nothing."""
     from fedstrata.report.document import document, heading  # noqa: PLC0415  plotly takes long to import
 
-    played = sum(len(own.results.runs) for own in judged.values())
+    runs = sum(len(own.results.runs) for own in judged.values())
     body = [
-        *heading("The five papers, played again", f"{played} runs so far", list(PAPERS.items())),
+        *heading("The five papers, played again", f"{runs} runs so far", list(PAPERS.items())),
         '<main id="main" tabindex="-1">',
     ]
     for paper, name in PAPERS.items():

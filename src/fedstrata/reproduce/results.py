@@ -45,7 +45,7 @@ class Results:
     """The runs of a table that are there."""
 
     def __init__(self, table: PaperTable, folder: Path = FOLDER):
-        self.table, self.path = table, folder / f"{folder_name(table.played_as)}.json"
+        self.table, self.path = table, folder / f"{folder_name(table.kept_as)}.json"
         self._entries = self._read()
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
         self.base = None if table.base is None else Results(table.base, folder)
@@ -155,7 +155,7 @@ class Results:
         with writing_to(self.path.parent), in_turn(self.path.with_suffix(".lock")):
             self._entries = {**self._read(), **entries}
             listed = [self._entries[key] for key in sorted(self._entries)]
-            text = json.dumps(finite({"id": self.table.played_as, "runs": listed}), indent=1)
+            text = json.dumps(finite({"id": self.table.kept_as, "runs": listed}), indent=1)
             write_atomically(self.path, f"{text}\n".encode())
 
 

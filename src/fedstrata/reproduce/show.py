@@ -36,7 +36,7 @@ def grid_of(results: Results, name: str) -> Grid:
     """Return a metric of a table: as the paper prints it, as long as nothing is played; then figure by figure."""
     metric = results.table.metrics[name]
     figures = figures_of(results, name)
-    return _as_played(results.table, figures, metric) if results.runs else _as_printed(results.table, figures, metric)
+    return _as_measured(results.table, figures, metric) if results.runs else _as_printed(results.table, figures, metric)
 
 
 def _as_printed(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
@@ -45,7 +45,7 @@ def _as_printed(table: PaperTable, figures: list[Figure], metric: Metric) -> Gri
     return Grid([["method", *named]], [[row, *(at[row, c] for c in table.conditions)] for row in table.rows])
 
 
-def _as_played(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
+def _as_measured(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
     lines, best = list[list[str]](), set[tuple[int, int]]()
     figures = [own for own in figures if own.mean is not None or not table.reading]  # of which only some are played
     for at, own in enumerate(figures):

@@ -202,10 +202,10 @@ class PaperTable:
     @property
     def same_runs(self) -> bool:
         """Whether this reading only looks otherwise at runs of the table as its file has it, or of a reading before."""
-        return bool(self.reading) and self.played_as != self.id
+        return bool(self.reading) and self.kept_as != self.id
 
     @property
-    def played_as(self) -> str:
+    def kept_as(self) -> str:
         """The id under which its runs are kept: that of the first reading with the same settings."""
         if self.base is not None:
             return self.id

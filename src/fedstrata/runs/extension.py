@@ -39,14 +39,14 @@ def refuse_extension(session: Session, state: State, before: int, folder: Path) 
         )
 
 
-def depends_on_rounds(plan: Plan, before: int, played: int) -> str | None:
+def depends_on_rounds(plan: Plan, before: int, done: int) -> str | None:
     """Say what in the first rounds of a plan would have been otherwise with another number of rounds, or None."""
     for key, part in plan.parts.items():
         if part.plans_ahead:
             return f"{key} ({type(part).__name__}) plans with the number of rounds"
     now = plan.local.rate
     then = replace(now, rounds=before)
-    for round in range(played):
+    for round in range(done):
         for time in TIMES:
             if then.at(round, time) != now.at(round, time):
                 rates = f"{then.at(round, time):.6g} and would have been {now.at(round, time):.6g}"

@@ -44,7 +44,7 @@ def check_tracker(tracker: Tracker) -> None:
         for round in (1, 2, 3):
             begun.log(round, FIGURES)
         begun.end("stopped", {}, [])
-        again = tracker.start(TrackedRun(folder.name, folder, experiment, played=2, memory=memory))
+        again = tracker.start(TrackedRun(folder.name, folder, experiment, rounds_done=2, memory=memory))
         assert _check_recording(name, again) == memory, f"{name}: a run that goes on has another `memory`"
         again.log(3, FIGURES)  # which was told before the kill
         again.end("finished", {"accuracy": 0.5, "rounds": 3, "stopped": "all rounds played"}, [model])

@@ -31,7 +31,7 @@ from fedstrata.engines.ray.packing import Packed, pack, packed_bytes, unpack
 from fedstrata.engines.ray.placement import choose_home, deal
 from fedstrata.engines.ray.samples import SamplePlacement
 from fedstrata.engines.ray.under_way import StepUnderWay
-from fedstrata.engines.ray.worker import PlayedTask, WorkDone, WorkOrder
+from fedstrata.engines.ray.worker import TaskDone, WorkDone, WorkOrder
 
 LOSSES = 3  # of workers in a row, without an answer in between, after which a run gives up
 
@@ -75,7 +75,7 @@ class RayEngine:
         self._now = now = StepUnderWay(step, {task.client: task for task in tasks}, self._put(pack(tasks[0].down)))
         if step.together is not None and self.all_reduce_sum is not None:
             return self._meet_here(now, list(tasks))
-        self._play(now, list(now.tasks))
+        self._run(now, list(now.tasks))
         return [self._open(now.told[task.client]) for task in tasks]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
@@ -125,13 +125,13 @@ class RayEngine:
             if (state := now.told[client].client_state) is None:
                 continue
             self._store.put(client, tag, unpack(state))
-            before, player = self._holder.get(client), now.player.get(client)
-            if before in self._members.present and before != player:
+            before, worker = self._holder.get(client), now.worker.get(client)
+            if before in self._members.present and before != worker:
                 self._members.present[before].moved_away.append(client)
             self._holder.pop(client, None)
-            if player in self._members.present:
-                self._holder[client] = player
-                self._members.present[player].committed.append(client)
+            if worker in self._members.present:
+                self._holder[client] = worker
+                self._members.present[worker].committed.append(client)
 
     def client_states(self) -> ClientStates:
         """Return the state of every client that has any, but for what a checkpoint holds already."""
@@ -153,17 +153,17 @@ class RayEngine:
 
     # ---- tasks to workers
 
-    def _play(self, now: StepUnderWay, clients: Sequence[int]) -> None:
+    def _run(self, now: StepUnderWay, clients: Sequence[int]) -> None:
         """Have these clients' tasks played; again, elsewhere, where a worker is lost."""
         fruitless = 0
         while clients:
             refs, dealt = {}, self._deal(now, clients)
             for name, own in dealt.items():
-                now.player |= dict.fromkeys(own, name)
+                now.worker |= dict.fromkeys(own, name)
                 refs[name] = self._send(now, name, own)
             answers, lost = self._members.gather(refs)
-            for played in answers.values():
-                self._take(now, played)
+            for done in answers.values():
+                self._take(now, done)
             fruitless = 0 if answers else fruitless + 1
             if fruitless == LOSSES:
                 raise FedstrataError(
@@ -205,16 +205,16 @@ class RayEngine:
         place = self._store.states if client in self._store.states else self._on_file
         return place[client][1] if client in place else None
 
-    def _take(self, now: StepUnderWay, played: WorkDone) -> None:
+    def _take(self, now: StepUnderWay, done: WorkDone) -> None:
         """Read a worker's answer."""
-        for remark in played.remarks:
+        for remark in done.remarks:
             self._remark(remark)
-        if played.failed is not None:
-            raise ClientError(played.failed.client, played.failed.trace)
-        for told in played.tasks:
+        if done.failed is not None:
+            raise ClientError(done.failed.client, done.failed.trace)
+        for told in done.tasks:
             now.told[told.report.client] = told
             self.bytes_stored += packed_bytes(told.client_state or {}) + packed_bytes(told.open_tensors)
-        common = unpack(played.common)
+        common = unpack(done.common)
         if now.step.fused is not None:
             now.outcome = common
         elif now.step.together is not None:
@@ -228,7 +228,7 @@ class RayEngine:
             answers, lost = self._members.gather(calls)
             if not lost:
                 return list(answers.values())
-            self._play(now, self._lose(now, lost))
+            self._run(now, self._lose(now, lost))
 
     def _sum_by_node(self, now: StepUnderWay, weights: Mapping[int, float], units: Units) -> list[Packed]:
         """Return one sum of each node; what a lost worker had is played again first."""
@@ -237,9 +237,9 @@ class RayEngine:
             beside: dict[str, Any] = {}
             sums: dict[str, Any] = {}
             for workers in self._members.by_node.values():
-                played = [name for name in workers if name in own]
-                parts = {name: self._actor(name).collect.remote(own[name], units) for name in played[:-1]}
-                for last in played[-1:]:  # to whom the others pass what they have summed; that stays on the node
+                busy = [name for name in workers if name in own]
+                parts = {name: self._actor(name).collect.remote(own[name], units) for name in busy[:-1]}
+                for last in busy[-1:]:  # to whom the others pass what they have summed; that stays on the node
                     sums[last] = self._actor(last).collect.remote(own[last], units, *parts.values())
                 beside |= parts
             answers, failed = self._members.gather(sums)
@@ -247,12 +247,12 @@ class RayEngine:
                 return list(answers.values())
             beside |= {name: self._actor(name).__ray_ready__.remote() for name in failed}  # or did it only miss a part?
             _, lost = self._members.gather(beside)
-            self._play(now, self._lose(now, lost or failed))
+            self._run(now, self._lose(now, lost or failed))
 
     def _actor(self, name: str) -> Any:
         return self._members.present[name].actor
 
-    def _open(self, told: PlayedTask) -> Report:
+    def _open(self, told: TaskDone) -> Report:
         return fast_replace(told.report, open_tensors=unpack(told.open_tensors))
 
     def _put(self, value: Any) -> Any:
@@ -280,7 +280,7 @@ class RayEngine:
         reports = read([report for report, _ in answers])
         now.here = {report.client: report for report in reports}
         for report, (_, new) in zip(reports, answers, strict=True):
-            now.told[report.client] = PlayedTask(report.open(), {}, None if new is None else pack(new), {}, {})
+            now.told[report.client] = TaskDone(report.open(), {}, None if new is None else pack(new), {}, {})
         return [report.open() for report in reports]
 
     # ---- who is there
@@ -304,7 +304,7 @@ class RayEngine:
         """Strike lost workers off; return the clients whose tasks they had."""
         if not lost:
             return []
-        clients = [client for client, name in now.player.items() if name in lost]
+        clients = [client for client, name in now.worker.items() if name in lost]
         who, why = self._members.describe(lost), next(iter(lost.values()))
         self._remark(
             f"round {now.tag[0] + 1}: lost {who}; {len(clients)} of its tasks are played again elsewhere ({why})"
@@ -317,7 +317,7 @@ class RayEngine:
             self._members.wait()
         self._place()
         for client in clients:
-            now.player.pop(client)
+            now.worker.pop(client)
             now.told.pop(client, None)
         return clients
 

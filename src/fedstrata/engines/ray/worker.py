@@ -38,7 +38,7 @@ class WorkOrder:
 
 
 @dataclass(frozen=True)
-class PlayedTask:
+class TaskDone:
     """What a worker tells of a client update before anything is summed."""
 
     report: Report  # without tensors
@@ -60,7 +60,7 @@ class FailedTask:
 class WorkDone:
     """A worker's answer to an order."""
 
-    tasks: Sequence[PlayedTask] = ()
+    tasks: Sequence[TaskDone] = ()
     common: Packed = field(default_factory=dict)  # the outcome of steps that were played as one, or norm statistics
     remarks: Sequence[str] = ()
     failed: FailedTask | None = None
@@ -163,13 +163,13 @@ class ClientWorker:
             self._reports[report.client] = report
             if new is not None:
                 self._pending[report.client] = new
-            played = PlayedTask(
+            done = TaskDone(
                 fast_replace(report, aggregated={}, open_tensors={}),
                 pack(report.open_tensors),
                 None if new is None else pack(new),
                 peaks_of(report.aggregated),
                 {name: str(kind).removeprefix("torch.") for name, kind in summed_dtypes(report.aggregated).items()},
             )
-            told.append(played)
+            told.append(done)
         remarks, self._remarks[:] = list(self._remarks), []
         return WorkDone(told, pack(common or {}), remarks)

@@ -28,7 +28,7 @@ Move = TypeVar("Move")
 Answer = TypeVar("Answer")
 
 Account = tuple[int, int]  # client updates, and entries that were refused
-Played = Generator[Step, Outcome, Account]
+Exchanges = Generator[Step, Outcome, Account]
 ORDER_TOLD = 200  # entries of the first epoch whose labels are told, for a figure
 
 
@@ -134,7 +134,7 @@ class ScheduledDriver(Driver):
         """Return the number of entries of which a round plays a multiple, until the epoch ends."""
         return 1
 
-    def by_messages(self, view: View, now: Slice) -> Played:
+    def by_messages(self, view: View, now: Slice) -> Exchanges:
         """Play a round's share of the epoch exchange by exchange."""
         raise NotImplementedError
 
@@ -186,12 +186,12 @@ class ScheduledDriver(Driver):
         now = self.begin(state, view)
         return Planned(view, state, now, *self.fused(view, now), notes)
 
-    def _plan_ahead(self, state: ScheduleState, played: Planned) -> None:
+    def _plan_ahead(self, state: ScheduleState, planned: Planned) -> None:
         """Plan the next round's share while a device computes this one: what is drawn depends on the round alone."""
-        if played.view.ahead is not None:
-            after = played.state.after(self.schedule.rounds_per_epoch)
+        if planned.view.ahead is not None:
+            after = planned.state.after(self.schedule.rounds_per_epoch)
             with suppress(Exception):  # whatever is wrong with the next round is said in the next round
-                state.ahead = self._plan(after, played.view.ahead(lambda *_, **__: None))
+                state.ahead = self._plan(after, planned.view.ahead(lambda *_, **__: None))
 
     def begin(self, state: ScheduleState, view: View) -> Slice:
         """Go on with the epoch, or draw a new one."""

@@ -169,7 +169,7 @@ def agreed(
     members, first = tuple(everybody), 0
     while True:
         server = begin(members)
-        refused = _played(server, carry)
+        refused = _run_job(server, carry)
         if not server.missing:
             return server
         told = server.step == server.counting
@@ -186,7 +186,7 @@ def agreed(
         members = stay
 
 
-def _played(server: LabelServer, carry: Carry) -> dict[int, str]:
+def _run_job(server: LabelServer, carry: Carry) -> dict[int, str]:
     """Play a job until it is done or misses a reply; give why replies were refused, by client."""
     refused: dict[int, str] = {}
     while asks := server.asks():

@@ -28,7 +28,7 @@ from fedstrata.runs.compare.live import showing
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
-from fedstrata.runs.compare.queue import Deadline, check_jobs, choose_jobs, play_cells
+from fedstrata.runs.compare.queue import Deadline, check_jobs, choose_jobs, run_cells
 from fedstrata.runs.compare.ray_cells import LOCAL, check_engine_name, refuse_nested
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
 from fedstrata.runs.compare.search import Place, Search, describe_search, is_trial, settings_of
@@ -389,18 +389,18 @@ class Comparison:
                 if self.search is not None:
                     self.search.watch(cell, event)
 
-            def play(cells: Sequence[Cell]) -> bool:
+            def run_some(cells: Sequence[Cell]) -> bool:
                 if engine != LOCAL:
-                    return play_cells(cells, self.federation, self.model, tell, jobs, deadline, engine)
+                    return run_cells(cells, self.federation, self.model, tell, jobs, deadline, engine)
                 many, note = choose_jobs(cells, self.federation, self.model, jobs)
                 self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
-                return play_cells(cells, self.federation, self.model, tell, many, deadline)
+                return run_cells(cells, self.federation, self.model, tell, many, deadline)
 
             try:
                 places = list(dict.fromkeys(cell.key[:2] for cell in self._share()))
-                if self.search is None or self.search.play(play, places):
+                if self.search is None or self.search.run(run_some, places):
                     self._settle()
-                    play(self._left())
+                    run_some(self._left())
             finally:
                 for cell in (*self.cells, *(self.search.cells if self.search else ())):
                     cell.state = "stopped" if cell.state == "running" else cell.state

@@ -52,7 +52,7 @@ class CellRunner:
         self._given, self._model = federation, model
         self._last: tuple[Any, Federation] | None = None
 
-    def play(self, path: Path, experiment: Experiment, watch: Watch) -> dict[str, Any]:
+    def run(self, path: Path, experiment: Experiment, watch: Watch) -> dict[str, Any]:
         """Play a cell from where it stands, and give its last event."""
         try:
             with keeping_to(1):
@@ -86,11 +86,11 @@ def in_turn(
     may_begin: Callable[[Cell], bool],
 ) -> bool:
     """Play cells one after another, as long as another may begin; say whether all were played."""
-    player = CellRunner(federation, model)
+    runner = CellRunner(federation, model)
     for cell in cells:
         if not may_begin(cell):
             return False
-        tell(cell, player.play(cell.path, cell.experiment, partial(tell, cell)))
+        tell(cell, runner.run(cell.path, cell.experiment, partial(tell, cell)))
     return True
 
 

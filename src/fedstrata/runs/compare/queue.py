@@ -115,7 +115,7 @@ class Deadline:
         return max(cells, 2) if self._shared else 1
 
 
-def play_cells(
+def run_cells(
     cells: Sequence[Cell],
     federation: Federation | None,
     model: nn.Module | None,

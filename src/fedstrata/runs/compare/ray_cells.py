@@ -32,7 +32,7 @@ from fedstrata.runs.compare.pool import CellRunner, Pruned, Tell
 
 RETRIES = 3  # of a cell whose node or process was lost
 LOCAL, RAY = "local", "ray"
-_players: dict[str, CellRunner] = {}  # of this process, by comparison: cells of a seed share their data
+_runners: dict[str, CellRunner] = {}  # of this process, by comparison: cells of a seed share their data
 
 
 def check_engine_name(engine: str) -> None:
@@ -79,7 +79,7 @@ class EventPost:
         return await self._answers.setdefault(cell, asyncio.Queue()).get()
 
 
-def play_cell(
+def run_cell(
     token: str,
     given: tuple[Federation | None, nn.Module | None],
     post: Any,
@@ -89,7 +89,7 @@ def play_cell(
     number, path, experiment, prunable = cell
     ray = Cluster(RUNNING).ray
     torch.set_num_threads(1)
-    player = _players.setdefault(token, CellRunner(*given))
+    runner = _runners.setdefault(token, CellRunner(*given))
 
     def tell(event: Mapping[str, Any]) -> None:  # steps may be many, and are on disk
         ray.get(post.tell.remote(number, {key: value for key, value in event.items() if key != "steps"}))
@@ -97,9 +97,9 @@ def play_cell(
             raise Pruned
 
     if _marker(path, token).exists():
-        return player.play(path, experiment, tell), None
+        return runner.run(path, experiment, tell), None
     with tempfile.TemporaryDirectory() as aside:
-        end = player.play(Path(aside) / "run", experiment, tell)
+        end = runner.run(Path(aside) / "run", experiment, tell)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             archive.add(Path(aside) / "run", ".")
@@ -123,7 +123,7 @@ def on_cluster(
         with _marked(cells, token):
             queue = CellQueue(cluster, token, (federation, model), jobs)
             try:
-                return queue.play(cells, tell, may_begin, time_left)
+                return queue.run(cells, tell, may_begin, time_left)
             finally:
                 queue.close()
     finally:
@@ -140,7 +140,7 @@ class CellQueue:
         self._post = self._ray.remote(EventPost).options(**here).remote()
         self._running: dict[Any, int] = {}
 
-    def play(
+    def run(
         self,
         cells: Sequence[Cell],
         tell: Tell,
@@ -171,7 +171,7 @@ class CellQueue:
         if not share.gpus and experiment.engine.workers == "auto":  # it has neighbours: one core
             one = experiment.engine.model_copy(update={"workers": 1})
             experiment = experiment.model_copy(update={"engine": one})
-        task = self._ray.remote(play_cell).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=RETRIES)
+        task = self._ray.remote(run_cell).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=RETRIES)
         told = number, cell.path.resolve(), experiment, cell.prunable
         return task.remote(self._token, self._given, self._post, told)
 

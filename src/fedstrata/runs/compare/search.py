@@ -23,7 +23,7 @@ from fedstrata.runs.metrics import Metric
 FOLDER = "tuning"
 
 Place = tuple[str, str]  # a condition and a row, by their names
-Play = Callable[[Sequence[Cell]], bool]  # plays cells; whether all were played before the time was up
+RunCells = Callable[[Sequence[Cell]], bool]  # plays cells; whether all were played before the time was up
 
 
 @dataclass
@@ -76,11 +76,11 @@ class Search:
                 cell.state, cell.why = "failed", line.get("why")
         return cell
 
-    def play(self, play: Play, places: Sequence[Place]) -> bool:
+    def run(self, run_cells: RunCells, places: Sequence[Place]) -> bool:
         """Play what is left of the search for some places; say whether all was played."""
         order = {seed: at for at, seed in enumerate(self.seeds)}
         left = [c for p in places for t in self.trials.get(p, ()) for c in t.cells if c.state != "finished"]
-        return play(sorted(left, key=lambda cell: order[cell.seed]))
+        return run_cells(sorted(left, key=lambda cell: order[cell.seed]))
 
     def refresh(self) -> None:
         """See what others have tried in the same folder."""

@@ -35,7 +35,7 @@ class TrackedRun:
     name: str
     folder: Path
     experiment: Mapping[str, Any]
-    played: int = 0
+    rounds_done: int = 0
     memory: Mapping[str, str] | None = None
 
 

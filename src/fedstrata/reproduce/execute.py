@@ -14,7 +14,7 @@ from fedstrata.reproduce.table import PaperTable, Wanted
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.design import Design, with_seed
 from fedstrata.runs.compare.layout import guess_seconds
-from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
+from fedstrata.runs.compare.queue import Deadline, choose_jobs, run_cells
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.compare.shards import Shard
 from fedstrata.runs.folder import Run
@@ -26,7 +26,7 @@ Only = Callable[[Wanted], bool]  # which runs to play
 
 
 @dataclass(frozen=True)
-class Played:
+class Executed:
     """What a call did."""
 
     finished: int
@@ -34,14 +34,14 @@ class Played:
     left: int = 0
 
 
-def runs_to_play(results: Results, shard: Shard = WHOLE, only: Only | None = None) -> list[Wanted]:
+def missing_runs(results: Results, shard: Shard = WHOLE, only: Only | None = None) -> list[Wanted]:
     """Return what this machine has still to play: all, or every n-th run; and of these only some."""
     place = {one: number for number, one in enumerate(results.table.wanted())}
     own = [one for one in results.missing() if place[one] % shard.of == shard.number - 1]
     return own if only is None else [one for one in own if only(one)]
 
 
-def play(
+def run_table(
     results: Results,
     out: Path,
     tell: Tell,
@@ -49,29 +49,29 @@ def play(
     shard: Shard = WHOLE,
     jobs: int | None = None,
     only: Only | None = None,
-) -> Played:
+) -> Executed:
     """Play what is missing, and keep every run that ends."""
     deadline = Deadline(minutes)
-    table, todo = results.table, runs_to_play(results, shard, only)
-    cells = make_cells(table.design, todo, out / folder_name(table.played_as), estimate(table, todo), table.digest)
+    table, todo = results.table, missing_runs(results, shard, only)
+    cells = make_cells(table.design, todo, out / folder_name(table.kept_as), estimate(table, todo), table.digest)
     at_a_time = choose_jobs(cells, None, None, jobs)[0]
-    played = _play(cells, tell, partial(results.add, jobs=at_a_time), deadline, at_a_time)
-    return replace(played, left=len(runs_to_play(results, shard, only)))
+    done = _run(cells, tell, partial(results.add, jobs=at_a_time), deadline, at_a_time)
+    return replace(done, left=len(missing_runs(results, shard, only)))
 
 
-def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:
+def run_quickly(table: PaperTable, out: Path, tell: Tell) -> Executed:
     """Play, tiny, every row under the first condition and the first row under the others. Nothing is kept."""
     design = table.tiny
     first, *others = (condition.name for condition in design.conditions)
     rows = [entry.name for entry in design.entries]
     todo = [Wanted(first, row, design.seeds[0]) for row in rows]
     todo += [Wanted(condition, rows[0], design.seeds[0]) for condition in others]
-    return _play(make_cells(design, todo, out / folder_name(table.id)), tell, lambda *_: None, Deadline(None), 1)
+    return _run(make_cells(design, todo, out / folder_name(table.id)), tell, lambda *_: None, Deadline(None), 1)
 
 
-def _play(
+def _run(
     cells: Sequence[Cell], tell: Tell, keep: Callable[[Wanted, Run], None], deadline: Deadline, jobs: int
-) -> Played:
+) -> Executed:
     finished, failed = list[Wanted](), dict[str, str]()
 
     def watch(cell: Cell, event: Mapping[str, Any]) -> None:
@@ -83,8 +83,8 @@ def _play(
             failed[one.name] = event["why"]
         tell(one, event)
 
-    play_cells(cells, None, None, watch, jobs, deadline)
-    return Played(len(finished), failed)
+    run_cells(cells, None, None, watch, jobs, deadline)
+    return Executed(len(finished), failed)
 
 
 def make_cells(
