@@ -87,7 +87,7 @@ def _large(clients: int, missing: int, numbers: int) -> dict[str, Any]:
 
 @contextmanager
 def _rounds(samples: int) -> Iterator[Callable[[], None]]:
-    """Return what plays a round of LeNet-5 on clients of so many images."""
+    """Return a function that runs a round of LeNet-5 on clients of so many images."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((CLIENTS * samples, 1, 28, 28), dtype=np.float32)
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(CLIENTS), samples)

@@ -1,8 +1,8 @@
 """Write into the package what multiplications, steps and rounds cost, for `fedstrata reproduce list`.
 
 `python -m benchmarks._speeds` reads, of a CPU, `work.json` among the benchmarks' results; of a GPU, the papers' tables
-that were played on one: several runs at a time, so a run's seconds are its part. The costs are those that come nearest
-to all of them, each off by as small a share as possible.
+that were reproduced on one: several runs at a time, so a run's seconds are its part. The costs are those that come
+nearest to all of them, each off by as small a share as possible.
 """
 
 from __future__ import annotations

@@ -87,11 +87,11 @@ def _write(job: Job, shape: tuple[int, ...]) -> None:
     np.savez(job.data, x=rng.standard_normal((samples, *shape), dtype=np.float32), y=np.arange(samples) % CLASSES)
 
 
-Turn = Mapping[str, list[float]]  # seconds of every round, by player
+Turn = Mapping[str, list[float]]  # seconds of every round, by runner
 
 
 def _in_turn(job: Job, others: Iterable[str], turns: int, peers: Iterable[str]) -> list[Turn]:
-    """Let us, the naive loop and these peers play the job, again and again; who fails once is left out from then on."""
+    """Let us, the naive loop and these peers run the job, again and again; who fails once is left out from then on."""
     threads = {"ours": 1, "naive": 1, "flower": min(2, job.cores), "pfl": 1}
     threads |= {other: job.cores if other.endswith("all cores") else 1 for other in others}
     pythons = {"ours": sys.executable, "naive": sys.executable, **{peer: python_of(peer) for peer in peers}}
@@ -117,8 +117,8 @@ def _module(runner: str) -> str:
 
 
 def _timed(python: str, module: str, job: Job) -> list[float]:
-    """Start a player, and read the seconds of its rounds, of the first one since the start."""
-    own = python == sys.executable  # others find nothing of ours but the player
+    """Start a runner, and read the seconds of its rounds, of the first one since the start."""
+    own = python == sys.executable  # others find nothing of ours but the runner
     environment = {key: value for key, value in os.environ.items() if own or key != "PYTHONPATH"}
     command = [python, "-m", "benchmarks.peers", module, replace(job, began=time.time()).dump()]
     done = subprocess.run(command, cwd=HERE, env=environment, check=True, capture_output=True, text=True, timeout=900)
@@ -140,7 +140,7 @@ def _rows(workload: Workload, turns: list[Turn]) -> Iterator[dict[str, Any]]:
 
 
 def _ratio(turns: list[Turn], runner: str, steady: bool) -> float | None:
-    """Return how many times as long as ours a player takes for a round, or for the first one."""
+    """Return how many times as long as ours a runner takes for a round, or for the first one."""
     if any(runner not in turn for turn in turns):
         return None
     times = [[median(turn[who][WARM:]) if steady else turn[who][0] for who in (runner, "ours")] for turn in turns]

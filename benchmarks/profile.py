@@ -75,7 +75,7 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
 
 
 def _inside(model: str, samples: int, rounds: int) -> float:
-    """Play rounds of two clients on one worker, and give the share of the time that operators report."""
+    """Run rounds of two clients on one worker, and give the share of the time that operators report."""
     rng, clients = np.random.default_rng(0), 4
     x = rng.standard_normal((clients * samples, 1, 28, 28), dtype=np.float32)
     y, rows = np.arange(len(x)) % CLASSES, list(np.arange(len(x)).reshape(clients, samples))

@@ -55,11 +55,11 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
     return [*tell_speed(large.name, turns), *tell_growth(*grown)]
 
 
-Told = tuple[list[float], dict[str, Any]]  # seconds of every round, and what else a player tells
+Told = tuple[list[float], dict[str, Any]]  # seconds of every round, and what else a runner tells
 
 
 def run_turn(job: Job, peers: bool) -> dict[str, Told]:
-    """Let everybody play the job once."""
+    """Let everybody run the job once."""
     runners = {LOCAL: ("ours", job), ONE: ("on_ray", job), TWO: ("on_ray", replace(job, nodes=2))}
     if peers:
         runners[FLOWER] = ("flower", replace(job, threads=1))  # an actor a core, which suits it best here
@@ -77,7 +77,7 @@ def run_turn(job: Job, peers: bool) -> dict[str, Told]:
 
 
 def tell_speed(name: str, turns: list[dict[str, Told]]) -> Iterator[dict[str, Any]]:
-    """Tell what rounds took, in all turns that a player played."""
+    """Tell what rounds took, in all turns that a runner took part in."""
     times = [{runner: median(seconds[WARM:]) for runner, (seconds, _) in turn.items()} for turn in turns]
 
     def ratio(runner: str, to: str) -> float | None:
@@ -95,7 +95,7 @@ def tell_speed(name: str, turns: list[dict[str, Told]]) -> Iterator[dict[str, An
 
 
 def run_long(job: Job) -> Told:
-    """Play many rounds of tiny clients on two nodes."""
+    """Run many rounds of tiny clients on two nodes."""
     say(f"memory over {job.rounds} rounds")
     return _timed("on_ray", replace(job, nodes=2))
 
@@ -122,7 +122,7 @@ def _flower() -> str | None:
 
 
 def _timed(module: str, job: Job) -> Told:
-    """Start a player; return the seconds of its rounds, and what it told beside them."""
+    """Start a runner; return the seconds of its rounds, and what it told beside them."""
     python = _flower() if module == "flower" else sys.executable
     if python is None:
         raise ValueError("it is not installed")

@@ -122,7 +122,7 @@ def _run(clients: int, selected: int, rounds: int) -> Told:
 
 
 def _workers(workers: int, images: int) -> Told:
-    """Play rounds of ten clients on so many workers."""
+    """Run rounds of ten clients on so many workers."""
     rng, clients = np.random.default_rng(0), 100
     x = rng.standard_normal((clients * images, 1, 28, 28), dtype=np.float32)
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(clients), images)

@@ -4,7 +4,7 @@ The planner of single samples is to cost the same however many clients hold a la
 holders for every chunk, an entry took 5, 39 and 315 microseconds with 100, 1,000 and 10,000 holders (`remaining`: 434
 with 1,000, and 4,000 with 10,000).
 
-Batch mode is played as one, on a CNN of 1.66 M parameters and on LeNet-5, against a hand-written loop with
+Batch mode is run as one, on a CNN of 1.66 M parameters and on LeNet-5, against a hand-written loop with
 torch.optim.SGD; single-sample mode against a loop with batches of one. Each pair is measured alternately, and the
 ratio of the medians counts. Then the paper's Table III: what a round costs in training and in what is sent.
 """

@@ -17,9 +17,9 @@ Part = Callable[[Path, Table], None]  # in a folder; fills rows of the table
 
 
 def command(name: str, parts: Mapping[str, Part], arguments: Sequence[str], description: str | None) -> int:
-    """Play, tell, and store where asked to; 1 where anything was lost."""
+    """Run, tell, and store where asked to; 1 where anything was lost."""
     parser = argparse.ArgumentParser(prog=f"python -m campaigns {name}", description=description)
-    parser.add_argument("--quick", action="store_true", help="a small size, as `make test-all` plays it")
+    parser.add_argument("--quick", action="store_true", help="a small size, as `make test-all` runs it")
     parser.add_argument("--part", choices=parts, help="only this; the rest of the stored table stays")
     parser.add_argument("--save", action="store_true", help=f"keep the table in campaigns/results/{name}.json")
     parser.add_argument("--go-on", action="store_true", help="try what the stored table lacks; else rows begin anew")
@@ -45,7 +45,7 @@ def typed(name: str, arguments: Sequence[str]) -> str:
 
 
 def run_parts(parts: Mapping[str, Part], table: Table) -> list[Row]:
-    """Play one part after another, each in a folder of its own."""
+    """Run one part after another, each in a folder of its own."""
     for name, part in parts.items():
         with TemporaryDirectory(prefix=f"{name}-", ignore_cleanup_errors=True) as folder:
             part(Path(folder), table)

@@ -2,8 +2,8 @@
 
 A run survives if it goes on as a user lets it go on (`--resume`, or the same command where there is no run yet) and
 comes to the same events and the same models, bit for bit, as one that nobody disturbed, and lost no more than the
-round that was being played and the one before. Under masks and noise at sites,
-where a step is given once, it survives if it plays all rounds, no site gave anything twice, and what is missing is an
+round that was under way and the one before. Under masks and noise at sites,
+where a step is given once, it survives if it makes all rounds, no site gave anything twice, and what is missing is an
 event.
 """
 
@@ -29,7 +29,7 @@ SPREAD = 8  # the others at every eighth
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     return command("crash", PARTS, arguments, __doc__)
 
 

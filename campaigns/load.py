@@ -40,7 +40,7 @@ MB = 1 << 20
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     return command("load", PARTS, arguments, __doc__)
 
 
@@ -74,7 +74,7 @@ def _many(folder: Path, table: Table, way: str, work: Callable[[Path, int, Path]
 
 
 def run_many(out: Path, sites: int, told: Path) -> None:
-    """Play a few rounds at sites that are asked one after another, and tell how it went."""
+    """Run a few rounds at sites that are asked one after another, and tell how it went."""
     before = _memory()
     hosts = make_hosts(tiny_federation(sites), _names(sites), None, None)
     with one_thread():
@@ -179,7 +179,7 @@ def many_rounds_at_sites(folder: Path, table: Table) -> None:
 def _long(folder: Path, table: Table, name: str, work: Callable[..., None], most: int) -> None:
     rounds, told = QUICK_ROUNDS if table.quick else most, folder / "told"
     row = table.row(f"{rounds:,} rounds {name}")
-    if row.figures.get("rounds") == rounds:  # one that was ended in time is played anew: memory is that of one process
+    if row.figures.get("rounds") == rounds:  # one that was ended in time starts anew: memory is that of one process
         return
     row = table.rows[row.name] = Row(row.name)
     ended = run_child(folder / "notes", work, folder / "run", rounds, told, seconds_left())
@@ -192,7 +192,7 @@ def _long(folder: Path, table: Table, name: str, work: Callable[..., None], most
 
 
 def run_long(out: Path, rounds: int, told: Path, seconds: float) -> None:
-    """Play so many rounds; tell processor time and memory after each."""
+    """Run so many rounds; tell processor time and memory after each."""
     seen = Seen(seconds)
     with one_thread():
         asked = {**SHORT, "train.rounds": rounds, "train.evaluate.every": max(rounds // 20, 1)}
@@ -228,7 +228,7 @@ class Seen:
 
 
 def _judge(row: Row, rounds: Sequence[tuple[float, float]], asked: int, timed: bool) -> None:
-    """Hold every tenth of a run that was played against its first; what clocks say only where the run is long."""
+    """Hold every tenth of a run against its first; what clocks say only where the run is long."""
     size = asked // 10
     tenths = [rounds[at : at + size] for at in range(0, len(rounds) - size + 1, size)]
     times = [statistics.median(seconds for seconds, _ in tenth) for tenth in tenths]

@@ -31,7 +31,7 @@ AT_ONCE, TIMES, QUICK_TIMES = (2, 4), 12, 1  # processes, and how often
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     return command("storage", PARTS, arguments, __doc__)
 
 
@@ -113,7 +113,7 @@ def _too_large(place: Place, table: Table) -> None:
 
 
 def go_within(path: Path, overrides: Overrides, size: int) -> None:
-    """Play where no file may be longer than so many bytes."""
+    """Run where no file may be longer than so many bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     try:
         go(path, overrides)
@@ -166,7 +166,7 @@ def _wrong(place: Place, file: Path, change: Change, what: str) -> str | None:
 
 
 def _as_good(place: Place, file: Path) -> bool:
-    """Say whether the models are the same; an experiment that says another number of rounds is played so."""
+    """Say whether the models are the same; an experiment that says another number of rounds goes on so."""
     (_, models, _), (_, expected, _) = outcome(place.run), place.expected
     return models == expected or (file.name == "experiment.toml" and _rounds(place.run) != _rounds(place.half))
 

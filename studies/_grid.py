@@ -1,4 +1,4 @@
-"""Runs of a study: small copies of data sets, conditions over them, and a line for every run that is played.
+"""Runs of a study: small copies of data sets, conditions over them, and a line for every run that is made.
 
 A run's line lies in a file a data set under `studies/results/STUDY`. Whoever reads a study's results reads every file
 of that folder, so that runs of other machines, larger data or other models join by lying there.
@@ -131,7 +131,7 @@ def federation_of(data: str, condition: str, seed: int) -> Federation:
 def run_missing(
     study: str, data: Sequence[str], conditions: Sequence[str], rows: Sequence[Row], seeds: Iterable[int]
 ) -> None:
-    """Play what is missing, a federation at a time; every run that ends is a line at once."""
+    """Make the missing runs, a federation at a time; every run that ends is a line at once."""
     there = {line["key"] for line in read(study)}
     for place in [(name, condition, seed) for seed in seeds for name in data for condition in conditions]:
         for known in (federation_of, measured, spent_by_fedavg):
@@ -150,7 +150,7 @@ def run_missing(
 
 
 def read(study: str) -> list[dict[str, Any]]:
-    """Return all runs of a study, whoever played them; of a row that was played again, the last."""
+    """Return all runs of a study, whoever made them; of a row that was repeated, the last."""
     files = sorted((RESULTS / study).glob("*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     return list({(line["data"], line["condition"], line["seed"], line["row"]): line for line in lines}.values())

@@ -140,14 +140,14 @@ def page(text: str, rounds: int, seeds: int) -> str:
 
 
 def cells() -> Iterator[Cell]:
-    """Return everything that is played; without attackers every attack is the same."""
+    """Return all cells; without attackers every attack is the same."""
     for partition, defence in product(PARTITIONS, DEFENCES):
         yield partition, defence, None, 0.0
         yield from ((partition, defence, attack, share) for attack, share in product(ATTACKS, SHARES[1:]))
 
 
 def figures(wanted: Any, rounds: int, seeds: int) -> Figures:
-    """Play cells; means over seeds."""
+    """Run cells; means over seeds."""
     return {cell: _mean([measure(cell, rounds, seed) for seed in range(seeds)]) for cell in wanted}
 
 

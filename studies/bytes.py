@@ -45,7 +45,7 @@ accumulates locally what would have been several batches. [experiment.md](experi
 All clients train in every round, FedAvg with the defaults of `fedstrata run`, Stratify with those of its recipe; with
 larger batches the step size doubles for every factor of four. Nothing else was tuned. Every row has the bytes that
 FedAvg spent, in all directions, and ends with the round in which they are spent. Bytes an epoch are those of the plain
-method times what stands there; the last column has the accuracy after as many epochs as the plain method played, which
+method times what stands there; the last column has the accuracy after as many epochs as the plain method trained, which
 is what fewer bits or larger batches cost. Means over seeds, with the least and the most.
 """
 
@@ -106,7 +106,7 @@ def moved(run: dict[str, Any]) -> int:
 
 
 def epochs(run: dict[str, Any]) -> float:
-    """Return the epochs that a run played."""
+    """Return the epochs of a run."""
     return float(run["transfers"]["epochs"]) if "transfers" in run else float(run["rounds"])
 
 

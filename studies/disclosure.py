@@ -1,6 +1,6 @@
 """What a curious server, a curious client and both together learn of label counts from Stratify's messages.
 
-Plays an epoch of batch-data learning, writes down what the server receives, and works out from that transcript between
+Runs an epoch of batch-data learning, writes down what the server receives, and works out from that transcript between
 which bounds each client's number of samples of each placeholder must lie.
 """
 
@@ -85,7 +85,7 @@ class Overheard:
 
 
 def listen(asked: dict[str, Any]) -> tuple[Transcript, np.ndarray]:
-    """Play an epoch; gives the transcript, and the counts that nobody should read off it."""
+    """Run an epoch; gives the transcript, and the counts that nobody should read off it."""
     experiment = Experiment.of(None, **SETTING, **asked)
     session = build_session(experiment, build_federation(experiment), None)
     engine = protect_engine(experiment, session.plan, in_process(session), len(session.federation), _nowhere)

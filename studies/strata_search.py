@@ -50,7 +50,7 @@ BEST = {  # of the product, and what is put on each of them
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play what is missing."""
+    """Make the missing runs."""
     parser = argparse.ArgumentParser(prog="python -m studies strata_search", description=__doc__)
     parser.add_argument("--stage", type=int, choices=(1, 2), default=1, help="the product, or what is put on the best")
     parser.add_argument("--data", nargs="*", default=DATA, choices=DATA)

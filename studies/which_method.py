@@ -43,7 +43,7 @@ others. Results of larger runs join by lying in the same folder. `strata` was se
 on the other data sets here; see [strata.md](strata.md).
 
 ```
-python -m studies which_method            # plays what is missing
+python -m studies which_method            # makes the missing runs
 python -m studies which_method --write    # writes this page, and the rules that `fedstrata inspect` reads
 ```
 """
@@ -80,12 +80,12 @@ PLAIN_ONES = [name for name in CANDIDATES if name != "strata"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play what is missing, or write what is known."""
+    """Make the missing runs, or write what is known."""
     parser = argparse.ArgumentParser(prog="python -m studies which_method", description=__doc__)
     parser.add_argument("--data", nargs="*", default=DATA, choices=DATA)
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--rows", nargs="*", help="some methods alone")
-    parser.add_argument("--write", action="store_true", help="play nothing; write the page and the rules of inspect")
+    parser.add_argument("--write", action="store_true", help="run nothing; write the page and the rules of inspect")
     asked = parser.parse_args(arguments)
     if asked.write:
         write()

@@ -111,7 +111,7 @@ class Watched(LocalEngine):
 
 
 def run_of(work, rounds=1, weights=None):
-    """Play rounds from given weights; the state, the outcomes, the events and the weights of every step."""
+    """Run rounds from given weights; the state, the outcomes, the events and the weights of every step."""
     notes: list[dict] = []
 
     def note(kind, **fields):

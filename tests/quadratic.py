@@ -61,7 +61,7 @@ def start(work, *weights):
 
 
 def run_from(work, state, engine=None):
-    """Play one more round from a state of one's own."""
+    """Run one more round from a state of one's own."""
     open_tensors = SimpleNamespace(plan=work.plan, client_info=work.client_info, initial_state=lambda: state)
     return run_rounds(open_tensors, 1, lambda _: engine or in_process(work))[1]
 

@@ -73,7 +73,7 @@ def test_the_page_says_what_the_tables_say():
 
 
 def call(file: Path, arguments: str, names: str, cases: int = 3, minutes: float = 1.0, bad: int = -1) -> list[Row]:
-    """Play a campaign of nothing: as many cases a row as asked for, one of which is lost."""
+    """Run a campaign of nothing: as many cases a row as asked for, one of which is lost."""
     end_after(minutes)
     try:
         table = Table(file=file, command=f"python -m campaigns some {arguments}", go_on="--go-on" in arguments)

@@ -1,4 +1,4 @@
-"""Tutorials are played as they are printed, in an empty folder."""
+"""Tutorials are run as they are printed, in an empty folder."""
 
 from __future__ import annotations
 

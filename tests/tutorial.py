@@ -1,4 +1,4 @@
-"""A page that is played: its files are written and its commands typed, in an empty folder.
+"""A page that is run: its files are written and its commands typed, in an empty folder.
 
 * ```` ```toml title="wine.toml" ```` is a file of that name.
 * ```` ```sh ```` is typed, and must succeed; ```` ```sh background ```` goes on until the page ends.

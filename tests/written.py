@@ -14,7 +14,7 @@ from fedstrata.runs.folder import Run
 def begun(
     path: Path, *, method: str = "fedavg", clients: int = 8, labels: int = 4, rounds: int = 5, seed: int = 0
 ) -> Run:
-    """Make a run folder in which no round was played yet."""
+    """Make a run folder without a round yet."""
     overrides = {"method.name": method, "train.rounds": rounds, "train.seed": seed, "data.clients": clients}
     run = Run.create(path, Experiment.of(None, **overrides).to_toml())
     classes = [f"label {i}" for i in range(labels)]
@@ -77,7 +77,7 @@ def conclude(run: Run, accuracy: float = 0.9, rounds: int = 5) -> None:
         "method": "fedavg",
         "accuracy": accuracy,
         "rounds": rounds,
-        "stopped": "all rounds played",
+        "stopped": "all rounds done",
         "remarks": [],
     }
     (run.path / "summary.json").write_text(json.dumps(summary))

@@ -1,4 +1,4 @@
-"""Play a job: `python -m benchmarks.peers NAME JOB`, in the environment of that player."""
+"""Run a job: `python -m benchmarks.peers NAME JOB`, in the environment of that peer."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Timed(FedAvg):
 
 
 def run(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+    """Run the rounds."""
     server, client = ServerApp(), ClientApp()
 
     @client.train()

@@ -14,7 +14,7 @@ from benchmarks.peers.job import LR, Job, Stopwatch, network
 
 
 def run(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+    """Run the rounds."""
     torch.set_num_threads(job.threads)
     model, rng, (x, y) = network(job.model), np.random.default_rng(0), job.arrays()
     for _ in range(job.rounds):

@@ -52,7 +52,7 @@ class Watched(Stopwatch):
 
 
 def run(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+    """Run the rounds."""
     share = {"num_cpus": job.cores / job.nodes, "object_store_memory": STORE}
     nodes = Cluster(initialize_head=True, head_node_args={**share, "include_dashboard": False})
     for _ in range(job.nodes - 1):

@@ -20,7 +20,7 @@ MANY = 100_000  # rounds: what the engine is told, so that it works as in a run 
 
 
 def run(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+    """Run the rounds."""
     work = session_of(job)
     engine = start(work, LocalEngineOptions(device="cpu"), job)
     run_rounds(work, engine, job, watch)
@@ -43,7 +43,7 @@ def start(work: Session, options: Part, job: Job) -> Any:
 
 
 def run_rounds(work: Session, engine: Engine, job: Job, watch: Stopwatch) -> None:
-    """Play the rounds, and end each with a lap."""
+    """Run the rounds, and end each with a lap."""
     state = work.initial_state()
     with one_thread():
         for round in range(job.rounds):

@@ -52,7 +52,7 @@ class Lap(TrainingProcessCallback):
 
 
 def run(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+    """Run the rounds."""
     torch.set_num_threads(job.threads)
     x, y = job.arrays()
 

@@ -1,4 +1,4 @@
-"""Take the pictures of the board: `python docs/pictures/board.py` plays a few short runs and writes them beside this.
+"""Take the pictures of the board: `python docs/pictures/board.py` makes a few short runs and writes them beside this.
 
 Needs the extras of `fedstrata[dev]` and Chromium.
 """
@@ -32,7 +32,7 @@ SHOWN = {  # file: what is chosen, width, height, colours
 
 
 def take(folder: Path) -> None:
-    """Play the runs in a folder, and take the pictures while another goes on."""
+    """Make the runs in a folder, and take the pictures while another goes on."""
     for words in COMMANDS:
         subprocess.run([*FEDSTRATA, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     board = subprocess.Popen(

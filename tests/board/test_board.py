@@ -91,7 +91,7 @@ def test_runs_are_listed_with_what_they_are_and_how_far(root):
     assert list(index.rows) == ["begun", "compare-1/fedavg/seed-0", "done"]
     done, begun = index.rows["done"], index.rows["begun"]
     assert (done.state, done.rounds, done.planned, done.accuracy) == ("finished", 5, 5, 0.9)
-    assert done.why == "all rounds played"
+    assert done.why == "all rounds done"
     assert (begun.state, begun.rounds, begun.method, begun.data) == ("stopped", 3, "scaffold", "digits")
     assert begun.accuracy == written.round_event(3)["accuracy"]
 

@@ -173,7 +173,7 @@ def test_an_old_browser_is_told_so(chromium, address):
     context.close()
 
 
-# ---- rounds played again
+# ---- rounds replayed
 
 
 def test_rounds_can_be_stepped_through_and_played(window, tmp_path):

@@ -85,7 +85,7 @@ CASES = {
 
 @cache
 def runs_of(name):
-    """Play a case as one machine, by messages and at sites; also give what one machine trained on."""
+    """Run a case as one machine, by messages and at sites; also give what one machine trained on."""
     case, method = CASES[name], f"stratify-{name.split(':')[0]}"
     make = partial(session_of, case.build(), method, build_federation(**case.federation), **case.asked)
     make = partial(make, train__optimizer=OPTIMIZERS[case.optimizer][0])
@@ -184,7 +184,7 @@ def test_what_is_not_finite_is_dropped(method, execution):
     work = session_of(dense(), method, federation, engine__execution=execution, train__optimizer=OPTIMIZERS[SGD][0])
     run = run_of(work)
     assert {(tuple(e["clients"]), e["why"]) for e in run.events("dropped")} == {((1,), "not finite")}
-    assert len(run.events("fallback")) == (2 if execution == "fused" else 0)  # each round is played again by messages
+    assert len(run.events("fallback")) == (2 if execution == "fused" else 0)  # each round is run again by messages
     assert run.state.participation[1] == 0
     assert run.state.model.params.isfinite().all()
     assert run.state.server_steps["optimizer"].slots["v"].isfinite().all()

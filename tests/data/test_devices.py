@@ -200,7 +200,7 @@ def test_every_round_has_the_divergence_of_its_labels(tmp_path):
     json.dumps(few.events())
 
 
-# ---- steps played as one ----
+# ---- steps run as one ----
 
 
 @pytest.mark.parametrize("method", ["stratify-single", "stratify-batch"])

@@ -149,7 +149,7 @@ def test_samples_by_path(nodes, tmp_path):
 
 
 class KilledOnTheWay:
-    """Kills something after a step was played and before it is summed, once."""
+    """Kills something after a step was run and before it is summed, once."""
 
     def __init__(self, engine, kill):
         self._engine, self._kill = engine, kill
@@ -179,7 +179,7 @@ def test_a_killed_worker_changes_nothing_but_the_log(workers, which):
     assert same(undisturbed, state)
     (lost,) = [line for line in workers.said if "lost" in line]
     assert "round 2" in lost
-    assert "played again elsewhere" in lost
+    assert "run again elsewhere" in lost
 
 
 def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, workers):

@@ -257,7 +257,7 @@ def test_the_recipe_averages_plainly_and_warms_up_for_a_quarter():
 
 
 def in_the_loop(**options):
-    """Play FedBSS from the start; give the work and, by client, the report of the first round."""
+    """Run FedBSS from the start; give the work and, by client, the report of the first round."""
     sampler = {f"method.sampler.{key}": value for key, value in {"warmup": 0, **options}.items()}
     work = session_of({"method.name": "fedbss", **sampler, **ALL})
     ((outcome,),) = run_rounds(work, 1)[1]

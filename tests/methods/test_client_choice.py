@@ -131,7 +131,7 @@ def trained(monkeypatch):
 
 
 def quarters(share, driver, clients, trained, execution="fused", **options):
-    """Play an epoch over all samples in four rounds: the first client's part of each."""
+    """Run an epoch over all samples in four rounds: the first client's part of each."""
     counts, rng = np.array(CASES[share]), np.random.default_rng(0)
     labels = np.concatenate([np.repeat(np.arange(len(own)), own) for own in counts])
     x = rng.normal(size=(len(labels), 4)).astype(np.float32)

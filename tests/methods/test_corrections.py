@@ -197,7 +197,7 @@ BREAKING = {
 
 
 def broken_or_lost(name, factor):
-    """Play three rounds in which a client's training breaks once, and three in which its report is lost instead."""
+    """Run three rounds in which a client's training breaks once, and three in which its report is lost instead."""
     asked = {"method.name": name, **EVERYBODY, "engine.precision": "fp32"}
     if name not in ("scaffold", "fednova"):  # a local optimizer with a memory of its own
         asked["train.optimizer"] = {"kind": "adam", "state": "kept"}

@@ -34,7 +34,7 @@ from fedstrata.testing.tiny import alike, run_rounds, same, session_of
 
 METHODS = sorted(registry.names("methods"))
 UNIFORM = {"method.combiner": {"kind": "uniform"}}
-FUSED = ("stratify-batch", "stratify-single")  # are played as one where no report can be lost
+FUSED = ("stratify-batch", "stratify-single")  # are run as one where no report can be lost
 WITH_STATISTICS = ("fedavg", "scaffold", "moon", "feddyn", "fedcda", "fedyogi", "fedexp", "sfl", "fedtan", "fedbss")
 ROBUST = ("median", "trimmed-mean", "norm-clip", "krum", "multi-krum", "geometric-median")
 EVERYBODY = {"train.clients_per_round": "all"}
@@ -42,7 +42,7 @@ both_precisions = sweep(lambda precision: precision == "fp32", precision=["fp64"
 
 
 def asked_for(method):
-    """Return an experiment in which a method makes sense, played by messages."""
+    """Return an experiment in which a method makes sense, run by messages."""
     others = {"fedtan": {"model.norm": "batch"}}.get(method, {})
     return {"method.name": method, "engine.execution": "messages", **others}
 
@@ -339,7 +339,7 @@ def run_on(work, engine, state, rounds):
     lost_after=[3, 5, 6],
 )
 def test_a_server_lost_while_sites_live_on(tmp_path, method, precision, stragglers, lost_after):
-    """The server saved after round 2, played on, and died; sites keep what that checkpoint relies on."""
+    """The server saved after round 2, went on, and died; sites keep what that checkpoint relies on."""
     corrected = {"method.name": method, "method.corrections": [Scaffold()]}
     asked = {**corrected, "engine.precision": precision, "system.stragglers.rate": stragglers, "train.rounds": 6}
     work = session_of(asked)

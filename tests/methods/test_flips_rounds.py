@@ -74,7 +74,7 @@ def test_a_probe_says_nothing_of_stragglers():
 
 
 def lossy(of=(8, 8, 8), k=9, missing=(0, 1, 2, 8), **options):
-    """Play a round of clients with one label each in which some are missing; give what is needed for the next."""
+    """Run a round of clients with one label each in which some are missing; give what is needed for the next."""
     counts = np.eye(len(of), dtype=np.int64)[np.repeat(np.arange(len(of)), of)] * 10
     flips = Flips(clusters=len(of), **options)
     state = flips.init(view_of(counts, k))

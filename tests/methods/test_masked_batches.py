@@ -54,7 +54,7 @@ class Clients:
 
 
 def run_epoch(counts, f, size, seed=0, fewest=3, least=1, gone=(), spoil=lambda n: False):
-    """Play an epoch; gives what was learnt in each batch, the epoch, the clients and what was noted."""
+    """Go through an epoch; gives what was learnt in each batch, the epoch, the clients and what was noted."""
     counts, rng = np.array(counts), np.random.default_rng(seed)
     strata, places = arranged(np.array(f), "shuffled", rng)
     holders = [np.flatnonzero(counts[:, p]).tolist() for p in range(counts.shape[1])]

@@ -46,7 +46,7 @@ def work_on(federation, seed, overrides):
 
 
 def client_updates(work, state, round, engine=None):
-    """Play a round; give every client's whole report, and its weight in the mean."""
+    """Run a round; give every client's whole report, and its weight in the mean."""
     engine, whole, weights = engine or in_process(work), {}, {}
     collect = engine.collect
     engine.collect = lambda shares: (whole.update(engine.each()), weights.update(shares), collect(shares))[-1]

@@ -1,4 +1,4 @@
-"""What a run along a schedule says of single clients: true figures or none, the same however it is played."""
+"""What a run along a schedule says of single clients: true figures or none, the same however it is run."""
 
 import numpy as np
 import pytest

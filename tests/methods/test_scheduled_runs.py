@@ -120,7 +120,7 @@ def stratified(driver, execution="messages", federation=None, **options):
 
 
 def run_of(work, count=2, engine=in_process):
-    """Play rounds: the last state, what was noted by kind, and who was asked in each round."""
+    """Run rounds: the last state, what was noted by kind, and who was asked in each round."""
     notes, asked, state, at = {}, [], work.initial_state(), engine(work)
     client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     for r in range(count):

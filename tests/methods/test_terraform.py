@@ -187,7 +187,7 @@ class Given(Selector):
 
 
 def drive(driver, clients, answers):
-    """Play one round by hand; `answers` gives the reports of a step, from the step and its number."""
+    """Run one round by hand; `answers` gives the reports of a step, from the step and its number."""
     work = session_of(federation=tiny_federation(clients=16))
     events, asked = [], []
     view = work.plan.view(work.client_info, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
@@ -358,7 +358,7 @@ def uneven_federation(seed, clients=16):
 
 
 def run_of(driver, seed, others=None, rounds=1):
-    """Play rounds with everyone; give the work, the events, the state and the model before the last round."""
+    """Run rounds with everyone; give the work, the events, the state and the model before the last round."""
     asked = {"method.driver": driver, "method.selector": "everyone", "train.seed": seed, "train.lr": 0.05}
     work, events = session_of({**asked, **(others or {})}, uneven_federation(seed)), []
     state, engine = work.initial_state(), in_process(work)

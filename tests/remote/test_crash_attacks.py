@@ -116,7 +116,7 @@ def crash(keys, network, overrides, out, **how):
 
 
 def at_round(number):
-    """Let the server die when a round was played, and before it is saved."""
+    """Let the server die when a round is done, and before it is saved."""
 
     def watch(event):
         if event["event"] == "round" and event["round"] == number:
@@ -269,7 +269,7 @@ def test_five_crashes_spend_no_more_than_the_summary_says(tmp_path, keys, masked
 
 
 def test_a_sum_with_the_server_s_noise_is_published_once(tmp_path, keys, monkeypatch):
-    """A round that is played again must not draw the noise again: two draws tell more than one."""
+    """A round that is run again must not draw the noise again: two draws tell more than one."""
     drawn, asked = [], NOISED | {"privacy.dp.where": "server"}
     network, noised = Network(keys, asked, tmp_path / "memory"), StepSum.sum_open
     monkeypatch.setattr(StepSum, "sum_open", lambda *args: drawn.append(noised(*args)) or drawn[-1])
@@ -288,7 +288,7 @@ def test_a_sum_with_the_server_s_noise_is_published_once(tmp_path, keys, monkeyp
 
 
 def test_a_site_counts_its_budget_itself(tmp_path, keys):
-    """A server that plays on when the budget is spent is refused, also by a site that was restarted meanwhile."""
+    """A server that goes on when the budget is spent is refused, also by a site that was restarted meanwhile."""
     accountant = Accountant(1.5, 1e-5, local=True)
     budget = {"privacy.dp.where": "local", "privacy.dp.budget": accountant.epsilon(2), "train.rounds": 9}
     network = Network(keys, NOISED | budget, tmp_path / "memory")

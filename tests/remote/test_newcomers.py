@@ -31,7 +31,7 @@ def asked(requests):
 
 
 class Growing(Here):
-    """A site comes while the first round is played."""
+    """A site comes during the first round."""
 
     def __init__(self, made, name="dresden"):
         super().__init__({site: host for site, host in made.items() if site != name})

@@ -111,7 +111,7 @@ def test_replies_are_bounded_by_what_the_model_can_need(tmp_path):
 
 @pytest.fixture
 def answering():
-    """Return what plays site bonn on a stream, as it likes, beside two honest ones."""
+    """Return what acts as site bonn on a stream, as it likes, beside two honest ones."""
     pytest.importorskip("flwr")
     from streams import ECHO, PATIENCE, OwnFrames  # noqa: PLC0415
 

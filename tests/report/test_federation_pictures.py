@@ -1,4 +1,4 @@
-"""Pictures of the federation: who holds what, rounds to be played again, and what single methods did."""
+"""Pictures of the federation: who holds what, rounds to be replayed, and what single methods did."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_private_run_does_not_tell_who_holds_what(tmp_path):
         plots.federation(run.path)
 
 
-# ---- rounds played again
+# ---- rounds replayed
 
 
 def test_a_replay_tells_whom_was_asked_who_was_late_and_what_went_up_and_down(tmp_path):

@@ -130,7 +130,7 @@ def test_the_figures_are_those_of_the_papers():
 
 
 def run_quick(id, out):
-    """Play the quick version, as `fedstrata reproduce run ID --quick` does."""
+    """Run the quick version, as `fedstrata reproduce run ID --quick` does."""
     table = find_table(id)
     done = run_quickly(table, out, lambda *_: None)
     assert not done.failed

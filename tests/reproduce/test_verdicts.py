@@ -81,7 +81,7 @@ def test_a_figure_may_be_two_of_its_deviations_away(tmp_path):
     own = results(tmp_path, {"fedprox": (0.525, 0.67)})
     assert verdict(own, "fedprox", "few") == HOLDS  # a deviation of 0.1 points: one point of room
     assert verdict(own, "fedprox", "many") == HOLDS  # a deviation of 2 points: four points of room
-    assert (verdict(own, "fedavg", "few"), verdict(own, "fedlc", "few")) == (OPEN, "")  # not played, not printed
+    assert (verdict(own, "fedavg", "few"), verdict(own, "fedlc", "few")) == (OPEN, "")  # not run, not printed
     own = results(tmp_path, {"fedprox": (0.535, 0.681)})
     assert verdict(own, "fedprox", "few") == DIFFERS
     assert verdict(own, "fedprox", "many") == OPEN  # one end of the interval is within four points, the other is not

@@ -1,4 +1,4 @@
-"""Shares of a comparison on several machines, and what they played put together."""
+"""Shares of a comparison on several machines, and their cells put together."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ HONEST = [(1.0, 0.0), (0.0, 2.0), (0.0, -1.0)]
 
 
 def run_of(work, rounds=1):
-    """Play rounds from zero with the engine that a run has; gives the state and the events."""
+    """Run rounds from zero with the engine that a run has; gives the state and the events."""
     notes = []
 
     def note(kind, **fields):

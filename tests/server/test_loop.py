@@ -22,7 +22,7 @@ from fedstrata.testing.tiny import in_process, run_rounds, same, session_of
 
 
 def notes_of(work, rounds=2, engine=None):
-    """Play rounds and collect what is noted."""
+    """Run rounds and collect what is noted."""
     found = []
     really = type(work.plan).view
     with pytest.MonkeyPatch.context() as patch:

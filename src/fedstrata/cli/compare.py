@@ -115,7 +115,7 @@ def check_cells(
 
 
 def run_comparison(begin: Callable[[], Comparison], quiet: bool, how: dict[str, Any]) -> Comparison:
-    """Play a comparison and show how far it is; Ctrl-C says how it goes on."""
+    """Run a comparison and show its progress; Ctrl-C says how it goes on."""
     from fedstrata.runs.compare.live import watcher
 
     try:

@@ -1,4 +1,4 @@
-"""`fedstrata reproduce`: the tables of the five papers, played again and judged."""
+"""`fedstrata reproduce`: the tables of the five papers, reproduced and judged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedstrata.reproduce.table import PaperTable, Wanted
 
 app = typer.Typer(
-    help="Play the tables of the five papers again. Ours stand beside what they printed, with a verdict by rule.",
+    help="Reproduce the tables of the five papers. Ours stand beside what they printed, with a verdict by rule.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -62,7 +62,7 @@ def run(
         float | None, typer.Option(metavar="N", help="Stop after so long; the same command goes on.")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Play every N-th run, from the I-th: one share a machine.")
+        str | None, typer.Option(metavar="I/N", help="Make every N-th run, from the I-th: one share a machine.")
     ] = None,
     primary: Annotated[
         bool, typer.Option("--primary", help="Only what the verdict needs: the paper's method, its best baseline.")
@@ -76,7 +76,7 @@ def run(
     beside: Annotated[
         str | None,
         typer.Option(
-            "--with", metavar="METHOD", help="Play this method beside the table, in a row and a file of its own."
+            "--with", metavar="METHOD", help="Run this method beside the table, in a row and a file of its own."
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time.")] = None,
@@ -84,7 +84,7 @@ def run(
     results: ResultsFolder = KEPT,
     quiet: Quiet = False,
 ) -> None:
-    """Play what is missing of a table. What decides comes first, and every run that ends is kept at once."""
+    """Make the missing runs of a table. What decides comes first, and every run that ends is kept at once."""
     import torch
 
     from fedstrata.reproduce.execute import missing_runs, run_quickly, run_table
@@ -96,7 +96,7 @@ def run(
     stop_cleanly()
     table, share = find_table(name), Shard.read(shard)
     if reading is not None and beside is not None:
-        raise RequestError("--with plays beside the table as its file has it; leave --reading out")
+        raise RequestError("--with runs beside the table as its file has it; leave --reading out")
     table = table if reading is None else table.read_as(reading)
     table = table if beside is None else table.beside(beside)
     if quick:
@@ -108,7 +108,7 @@ def run(
     todo = missing_runs(own, share, only)
     if todo and not quiet:
         about = in_words(Timing(own, "gpu" if torch.cuda.is_available() else "cpu").minutes(todo))
-        print(f"{len(todo)} of {len(table.wanted())} runs to play, about {about} in all", file=sys.stderr)
+        print(f"{len(todo)} of {len(table.wanted())} runs left, about {about} in all", file=sys.stderr)
     try:
         done = run_table(own, out, _line(quiet), minutes, share, jobs, only)
     except KeyboardInterrupt:
@@ -119,7 +119,7 @@ def run(
 
 @app.command()
 def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
-    """Show a table: the paper's figures, ours, and the verdict. Then settings, what is open, how to play it."""
+    """Show a table: the paper's figures, ours, and the verdict. Then settings, what is open, how to reproduce it."""
     from fedstrata.reproduce.figures import costs_of, figures_of
     from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.show import describe, text_of
@@ -155,7 +155,7 @@ def merge(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of another machine.")],
     results: ResultsFolder = KEPT,
 ) -> None:
-    """Take over what was played on another machine. What is here already stays as it is."""
+    """Take over runs that were made on another machine. What is here already stays as it is."""
     from fedstrata.reproduce.results import merge_results
 
     taken = merge_results(folder, results)
@@ -214,6 +214,6 @@ def _conclude(done: Executed, then: str) -> None:
     for name, why in done.failed.items():
         print(f"error: {name} failed: {why}", file=sys.stderr)
     left = f"; {done.left} are left: the same command goes on" if done.left else ""
-    print(f"{done.finished} runs played{left}{f'; {then}' if then else ''}")
+    print(f"{done.finished} runs done{left}{f'; {then}' if then else ''}")
     if done.failed:
         raise typer.Exit(1)

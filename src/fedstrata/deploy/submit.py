@@ -42,7 +42,7 @@ SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and th
 
 @dataclass(frozen=True)
 class Submission:
-    """A run that is to be played at the sites of a server."""
+    """A run that is to be made at the sites of a server."""
 
     server: FederationServer
     experiment: Experiment

@@ -60,7 +60,7 @@ def _why_not(run_data: RunData, show: Callable[[GatheredRuns], Any]) -> str | No
 
 
 def replay_page(run_data: RunData) -> str | None:
-    """Write a page of its own in which a run can be played again."""
+    """Write a page of its own in which a run can be replayed."""
     framed = list(replay.frame([run_data]))
     if not framed:
         return None

@@ -95,7 +95,7 @@ class RunData:
     experiment
         As plain tables.
     condition
-        Under which a comparison of several conditions played it; with such a one, the group is CONDITION/METHOD.
+        Under which a comparison of several conditions trained it; with such a one, the group is CONDITION/METHOD.
     warnings
         What of the run could not be read.
     start

@@ -1,4 +1,4 @@
-"""Playing what is missing of a table: the weightiest runs first, as many as the time allows, each kept when it ends."""
+"""Make the missing runs of a table: the weightiest runs first, as many as the time allows, each kept when it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedstrata.runs.folder import Run
 WHOLE = Shard()
 
 Tell = Callable[[Wanted, Mapping[str, Any]], None]
-Only = Callable[[Wanted], bool]  # which runs to play
+Only = Callable[[Wanted], bool]  # which runs to make
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Executed:
 
 
 def missing_runs(results: Results, shard: Shard = WHOLE, only: Only | None = None) -> list[Wanted]:
-    """Return what this machine has still to play: all, or every n-th run; and of these only some."""
+    """Return the runs that this machine has still to make: all, or every n-th; and of these only some."""
     place = {one: number for number, one in enumerate(results.table.wanted())}
     own = [one for one in results.missing() if place[one] % shard.of == shard.number - 1]
     return own if only is None else [one for one in own if only(one)]
@@ -50,7 +50,7 @@ def run_table(
     jobs: int | None = None,
     only: Only | None = None,
 ) -> Executed:
-    """Play what is missing, and keep every run that ends."""
+    """Make the missing runs, and keep every run that ends."""
     deadline = Deadline(minutes)
     table, todo = results.table, missing_runs(results, shard, only)
     cells = make_cells(table.design, todo, out / folder_name(table.kept_as), estimate(table, todo), table.digest)
@@ -60,7 +60,7 @@ def run_table(
 
 
 def run_quickly(table: PaperTable, out: Path, tell: Tell) -> Executed:
-    """Play, tiny, every row under the first condition and the first row under the others. Nothing is kept."""
+    """Run, at a tiny size, every row under the first condition and the first row under the others. Nothing is kept."""
     design = table.tiny
     first, *others = (condition.name for condition in design.conditions)
     rows = [entry.name for entry in design.entries]

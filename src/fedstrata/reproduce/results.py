@@ -1,7 +1,7 @@
-"""What was played of a table: one file a table, one entry a run, written as soon as a run ends.
+"""The runs that were made of a table: one file a table, one entry a run, written as soon as a run ends.
 
 An entry holds the figures, not the model, and what they were obtained with: versions, hardware, date, code. A run is
-known again by its experiment, so that whatever is there is never played twice, on whichever machine it was played; an
+known again by its experiment, so that whatever is there is never run twice, on whichever machine it was made; an
 entry whose experiment has changed since does not count.
 """
 
@@ -82,7 +82,7 @@ class Results:
         return sum(not entry["data"]["complete"] for entry in self.runs.values())
 
     def missing(self) -> list[Wanted]:
-        """Return what has still to be played, the weightiest first."""
+        """Return the runs that have still to be made, the weightiest first."""
         there = self.runs
         return [one for one in self.table.wanted() if _key(one) not in there]
 
@@ -103,7 +103,7 @@ class Results:
         return sum(own) / len(own) if own else None
 
     def add(self, wanted: Wanted, run: Run, jobs: int = 1) -> None:
-        """Keep the figures of a finished run; `jobs` is how many were played at a time."""
+        """Keep the figures of a finished run; `jobs` is how many ran at a time."""
         summary, scored = run.summary, evaluations(run.events())
         metrics = {metric.name: metric for metric in (*self.table.metrics.values(), *map(Metric.of, ALWAYS))}
         entry = {
@@ -145,7 +145,7 @@ class Results:
             samples = entry["data"]["samples"]
             if samples != here.get(condition, samples):
                 raise RequestError(
-                    f"{other.path}: {Wanted(condition, method, seed).name} was played on {samples} samples, "
+                    f"{other.path}: {Wanted(condition, method, seed).name} was run on {samples} samples, "
                     f"and {self.path} has runs on {here[condition]}"
                 )
 
@@ -181,7 +181,7 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
 
 
 def methods_beside(table: PaperTable, folder: Path) -> list[str]:
-    """Return the methods that were played beside a table, by what their files say."""
+    """Return the methods that were run beside a table, by what their files say."""
     found = [json.loads(path.read_text()).get("id", "") for path in folder.glob(f"{folder_name(table.id)}-with-*.json")]
     return sorted(name.removeprefix(f"{table.id} with ") for name in found)
 

@@ -39,8 +39,8 @@ class Tracking:
         Whose `track` names them.
     folder
         The run folder.
-    played
-        How many rounds were played before.
+    rounds_done
+        How many rounds were done before.
     """
 
     def __init__(self, experiment: Experiment, folder: Run, rounds_done: int = 0):
@@ -55,7 +55,7 @@ class Tracking:
             memory = json.loads(known.read_text()) if known.exists() else {}
             told = TrackedRun(folder.path.name, folder.path, experiment.dump(), rounds_done, memory)
             self._threads[name] = TrackerThread(name, tracker, told, known)
-            if not memory:  # it was not there when these were played
+            if not memory:  # it was not there when these were made
                 self._tell(
                     self._threads[name], (e for e in folder.events() if e.get("round", rounds_done + 1) <= rounds_done)
                 )

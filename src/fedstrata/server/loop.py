@@ -1,6 +1,6 @@
 """The round loop. It knows no method by name.
 
-A driver yields steps. Each step is played the same way: tasks out, open reports back, weighted sum, server
+A driver yields steps. Each step is run the same way: tasks out, open reports back, weighted sum, server
 step, client state settled. What a method is lies wholly in the parts of the plan.
 """
 
@@ -37,7 +37,7 @@ def run(
     log: Log,
     save: Callable[[State], None],
 ) -> None:
-    """Play rounds until the last one or until a reason to stop; log and save after each."""
+    """Run rounds until the last one or until a reason to stop; log and save after each."""
     while state.round < plan.rounds and state.stopped is None:
         view = plan.view(client_info, state.round, log, state.clock)
         if len(view.eligible) < view.needed < view.client_info.clients:
@@ -55,7 +55,7 @@ def run(
 
 
 def run_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Outcome]:
-    """Play the steps that the driver, and the selector through it, ask for; with nobody there, none."""
+    """Run the steps that the driver, and the selector through it, ask for; with nobody there, none."""
     if not len(view.eligible):
         view.note("no_update", round=view.round + 1, step=0, asked=[])
         return []
@@ -69,7 +69,7 @@ def run_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Outc
 
 
 def run_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
-    """Play one step, the `at`-th of the round and the `turn`-th of its kind."""
+    """Run one step, the `at`-th of the round and the `turn`-th of its kind."""
     step = plan.system.adapt(view, turn, step)
     view = replace(view, part=step.part)
 

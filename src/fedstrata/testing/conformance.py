@@ -128,7 +128,7 @@ def _check_passed_on(driver: str, asked: Ask, selected: Ask) -> None:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Check that a schedule can be followed, and that playing many steps as one changes neither model nor account.
+    """Check that a schedule can be followed, and that running many steps as one changes neither model nor account.
 
     Parameters
     ----------
@@ -162,8 +162,8 @@ def check_schedule(schedule: Schedule) -> None:
         single, _ = run_rounds(session_of({**overrides, "engine.execution": "messages"}), ROUNDS)
         as_one, _ = run_rounds(session_of({**overrides, "engine.execution": "fused"}), ROUNDS)
         gap = float((single.model.params - as_one.model.params).abs().max())
-        assert gap < 1e-9, f"played as one, the model is off by {gap:.2g}"
-        assert single.traffic == as_one.traffic, f"by messages {single.traffic}, played as one {as_one.traffic}"
+        assert gap < 1e-9, f"run as one, the model is off by {gap:.2g}"
+        assert single.traffic == as_one.traffic, f"by messages {single.traffic}, run as one {as_one.traffic}"
         assert single.participation.tolist() == as_one.participation.tolist(), "clients took part differently often"
     if len(refused) == 2:
         raise refused[0]
@@ -309,7 +309,7 @@ def check_part(part: Part) -> None:
 
 def check_run(overrides: Mapping[str, Any]) -> Session:
     """Run twice, with a cut in the middle, behind bytes, with lost reports, and as the beginning of a longer run."""
-    # What plays steps as one differs in the last bit; batches of 8 leave tails, of one sample too, in few steps.
+    # What runs steps as one differs in the last bit; batches of 8 leave tails, of one sample too, in few steps.
     overrides = {"engine.execution": "messages", "train.batch_size": 8, **overrides}
     whole, outcomes = run_rounds(session_of(overrides), ROUNDS)
     assert torch.isfinite(whole.model.params).all(), "the model is not finite"

@@ -88,7 +88,7 @@ CASES: tuple[Mapping[str, Any], ...] = (  # what an engine has to cope with
     {"method.name": "scaffold", "system.stragglers.rate": 0.3},  # clients that keep state, and reports that are lost
     {"method.selector": "power-of-choice"},  # probes
     {"method.name": "fedtan", "model.norm": "batch"},  # clients that meet while they compute
-    {"method.name": "stratify-single", "method.schedule.length": 12},  # steps that may be played as one
+    {"method.name": "stratify-single", "method.schedule.length": 12},  # steps that may be run as one
     {"method.combiner": "median"},  # a combiner that looks at single updates
 )
 

@@ -68,7 +68,7 @@ def run_rounds(
     engine: Callable[[Session], Engine] = in_process,
     cut: int | None = None,
 ) -> tuple[State, list[list[Outcome]]]:
-    """Play rounds; with `cut`, save after that many rounds, forget everything, and go on from the checkpoint."""
+    """Run rounds; with `cut`, save after that many rounds, forget everything, and go on from the checkpoint."""
     state, at, outcomes = work.initial_state(), engine(work), []
     client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     with tempfile.TemporaryDirectory() if cut is not None else nullcontext("") as folder:

@@ -47,7 +47,7 @@ def check_tracker(tracker: Tracker) -> None:
         again = tracker.start(TrackedRun(folder.name, folder, experiment, rounds_done=2, memory=memory))
         assert _check_recording(name, again) == memory, f"{name}: a run that goes on has another `memory`"
         again.log(3, FIGURES)  # which was told before the kill
-        again.end("finished", {"accuracy": 0.5, "rounds": 3, "stopped": "all rounds played"}, [model])
+        again.end("finished", {"accuracy": 0.5, "rounds": 3, "stopped": "all rounds done"}, [model])
         tracker.start(TrackedRun("fedavg-2", folder, experiment)).end("failed", {}, [])
 
 

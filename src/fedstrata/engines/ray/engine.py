@@ -1,12 +1,12 @@
 """The engine on a cluster: tasks go to the workers that own their clients, and one sum comes back from each.
 
-A step is two exchanges. First the model goes once into the object store, workers play their clients' tasks, and the
+A step is two exchanges. First the model goes once into the object store, workers run their clients' tasks, and the
 open halves of the reports come back, with new client state. Then weights go out, every worker sums what its clients
 sent, on a grid on which sums are exact (`grid.py`), and the workers of a node pass their sums to one of them: so a node
 sends one sum, however many clients and workers it has.
 
-A client's state stays with the worker that played it last. The server has a copy, which the checkpoint needs anyway:
-from that, the tasks of a worker that was lost are played again elsewhere. A client update is a pure function, so the
+A client's state stays with the worker that trained it last. The server has a copy, which the checkpoint needs anyway:
+from that, the tasks of a worker that was lost are run again elsewhere. A client update is a pure function, so the
 result is the same.
 """
 
@@ -154,7 +154,7 @@ class RayEngine:
     # ---- tasks to workers
 
     def _run(self, now: StepUnderWay, clients: Sequence[int]) -> None:
-        """Have these clients' tasks played; again, elsewhere, where a worker is lost."""
+        """Have these clients' tasks run; and again, elsewhere, where a worker is lost."""
         fruitless = 0
         while clients:
             refs, dealt = {}, self._deal(now, clients)
@@ -167,13 +167,13 @@ class RayEngine:
             fruitless = 0 if answers else fruitless + 1
             if fruitless == LOSSES:
                 raise FedstrataError(
-                    f"workers were lost {LOSSES} times in a row while they played clients {sorted(clients)[:10]}: "
+                    f"workers were lost {LOSSES} times in a row while they trained clients {sorted(clients)[:10]}: "
                     f"{next(iter(lost.values()))}"
                 )
             clients = self._lose(now, lost)
 
     def _deal(self, now: StepUnderWay, clients: Sequence[int]) -> dict[str, list[int]]:
-        """Say who plays which client."""
+        """Say who trains which client."""
         if now.step.fused is not None or now.step.together is not None:
             return {self._settle_home(): list(clients)}
         by_node, sizes = self._members.by_node, self._samples.sizes
@@ -221,7 +221,7 @@ class RayEngine:
             now.statistics = common.get("statistics")
 
     def _from_all(self, now: StepUnderWay, clients: Iterable[int], call: Callable[[Any], Any]) -> list[Any]:
-        """Ask every worker that has reports of these clients; what a lost one had is played again first."""
+        """Ask every worker that has reports of these clients; what a lost one had is run again first."""
         wanted = list(clients)
         while True:
             calls = {name: call(self._actor(name)) for name in now.owners(wanted)}
@@ -231,7 +231,7 @@ class RayEngine:
             self._run(now, self._lose(now, lost))
 
     def _sum_by_node(self, now: StepUnderWay, weights: Mapping[int, float], units: Units) -> list[Packed]:
-        """Return one sum of each node; what a lost worker had is played again first."""
+        """Return one sum of each node; what a lost worker had is run again first."""
         while True:
             own = {name: {client: weights[client] for client in mine} for name, mine in now.owners(weights).items()}
             beside: dict[str, Any] = {}
@@ -306,9 +306,7 @@ class RayEngine:
             return []
         clients = [client for client, name in now.worker.items() if name in lost]
         who, why = self._members.describe(lost), next(iter(lost.values()))
-        self._remark(
-            f"round {now.tag[0] + 1}: lost {who}; {len(clients)} of its tasks are played again elsewhere ({why})"
-        )
+        self._remark(f"round {now.tag[0] + 1}: lost {who}; {len(clients)} of its tasks are run again elsewhere ({why})")
         for name in lost:
             self._members.lose(name)
         self._forget(lost)

@@ -1,4 +1,4 @@
-"""A step on a cluster that is not settled yet: who plays which client, and what is known of it."""
+"""A step on a cluster that is not settled yet: who trains which client, and what is known of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker on a cluster: an actor that plays its clients' tasks, sums what they send, and keeps their state.
+"""A worker on a cluster: an actor that runs its clients' tasks, sums what they send, and keeps their state.
 
 Whole reports stay here until the server has weighed them: what leaves is the open half of each and one sum of all.
 New state is pending until the server says with the next step which reports counted.
@@ -61,7 +61,7 @@ class WorkDone:
     """A worker's answer to an order."""
 
     tasks: Sequence[TaskDone] = ()
-    common: Packed = field(default_factory=dict)  # the outcome of steps that were played as one, or norm statistics
+    common: Packed = field(default_factory=dict)  # the outcome of steps that were run as one, or norm statistics
     remarks: Sequence[str] = ()
     failed: FailedTask | None = None
 

@@ -1,6 +1,6 @@
 """Stratify (arXiv 2504.13462), single-sample learning: the model travels along the label schedule.
 
-Played hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the
+Run hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the
 same account of what was sent. When an epoch is over, everybody gets the model (figure 1, a7).
 """
 

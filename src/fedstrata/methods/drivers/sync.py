@@ -1,7 +1,7 @@
 """Stratify (arXiv 2504.13462), batch-data learning: global batches along the label schedule.
 
 Clients reserve samples, compute gradients at the same model while their batch norms meet, and the server steps along
-the exact gradient of the global batch. Played by messages, or as one client update of a machine that holds everybody's
+the exact gradient of the global batch. Run by messages, or as one client update of a machine that holds everybody's
 samples: both give the same model and the same account of what was sent.
 
 What travels may be made smaller: gradients go up in 16 or 8 bits or as their largest numbers (`up`), and what that
@@ -187,7 +187,7 @@ class GlobalBatches(ScheduledDriver):
         fused_updates, sizes = FusedUpdates.through(now.epoch.number, filled), filled.sizes
         parts, client_updates = [min(i, steps - 1) for i in range(len(sizes))], len(fused_updates.who)
         handed = client_updates, client_updates, 0
-        if self.up.form != "full":  # not played in earnest, but rehearsed to know its cost
+        if self.up.form != "full":  # not run in earnest, but rehearsed to know its cost
             handed = client_updates, 0, 0
             stock.told_up += client_updates * self.up.nbytes(view.space.P)
         how: dict[str, Any] = {"kind": "gradient", "buffers": False, "part": (0, steps), "down": self.down}

@@ -45,7 +45,7 @@ class SecureSum:
 def carry_out(
     server: Summing, members: Sequence[int], weights: Mapping[int, float], carry: Carry, refuse: Refuse
 ) -> SecureSum:
-    """Play a sum over the members that have a weight; the others go missing before their input.
+    """Run a sum over the members that have a weight; the others go missing before their input.
 
     Who does not reply, or not as it should, is missing from then on.
     """

@@ -2,7 +2,7 @@
 
 Each row under each condition has a study of its own, in a journal in the folder of its trials. Trials of a study come
 one after another, those of different studies side by side, so that neither jobs nor a stop on the way change what is
-suggested. The first seed of a trial is what may be pruned; the others are played where it was not.
+suggested. The first seed of a trial is what may be pruned; the others are run where it was not.
 """
 
 from __future__ import annotations

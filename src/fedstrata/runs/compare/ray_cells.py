@@ -1,8 +1,8 @@
 """Cells as tasks on a Ray cluster: one a core, or a share of a GPU, on whichever node has room.
 
-Each tells its events while it is played, through one small actor, so that the table is live and trials can be pruned.
+Each tells its events while it runs, through one small actor, so that the table is live and trials can be pruned.
 Where a node sees the comparison's folder, a cell lies there from the start, and one whose node is lost goes on
-elsewhere from its last checkpoint. Where not, it is played aside and comes back whole when it is finished.
+elsewhere from its last checkpoint. Where not, it runs aside and comes back whole when it is finished.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _runners: dict[str, CellRunner] = {}  # of this process, by comparison: cells of
 
 
 def check_engine_name(engine: str) -> None:
-    """Refuse an engine that cells cannot be played on."""
+    """Refuse an engine that cells cannot be run on."""
     if engine != LOCAL and engine.partition("=")[0] != RAY:
         raise RequestError(f'engine = "{engine}" is unknown; allowed: local, ray, ray=HOST:PORT')
 
@@ -46,7 +46,7 @@ def refuse_nested(cells: Sequence[Cell]) -> None:
     for cell in cells:
         if (kind := cell.experiment.engine.kind) != LOCAL:
             raise RequestError(
-                f'engine.kind = "{kind}" in {cell.name}: cells that are tasks of a cluster are played on engine.kind = '
+                f'engine.kind = "{kind}" in {cell.name}: cells that are tasks of a cluster are run on engine.kind = '
                 '"local"; leave out one of the two'
             )
 
@@ -85,7 +85,7 @@ def run_cell(
     post: Any,
     cell: tuple[int, Path, Experiment, bool],
 ) -> tuple[Mapping[str, Any], bytes | None]:
-    """Play a cell in this process; return its last event and, where nobody else sees its folder, the folder."""
+    """Run a cell in this process; return its last event and, where nobody else sees its folder, the folder."""
     number, path, experiment, prunable = cell
     ray = Cluster(RUNNING).ray
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def on_cluster(
     may_begin: Callable[[Cell], bool],
     time_left: Callable[[], float | None],
 ) -> bool:
-    """Play cells on a cluster, as many at a time as have room; say whether all were played before the time was up."""
+    """Run cells on a cluster, as many at a time as have room; say whether all were run before the time was up."""
     cluster = find_cluster(engine)
     token = uuid4().hex
     try:
@@ -147,7 +147,7 @@ class CellQueue:
         may_begin: Callable[[Cell], bool],
         time_left: Callable[[], float | None],
     ) -> bool:
-        """Play cells in order; say whether all were played."""
+        """Run cells in order; say whether all were run."""
         waiting = list(range(len(cells)))
         heard = self._post.listen.remote()
         while (waiting and may_begin(cells[waiting[0]])) or self._running:
@@ -183,7 +183,7 @@ class CellQueue:
         )
 
     def _room(self, cell: Cell) -> int:
-        """Return how many cells are played at a time: what fits now, which changes when nodes join."""
+        """Return how many cells are run at a time: what fits now, which changes when nodes join."""
         room = max(sum(map(self._share(cell).room, self._cluster.nodes())), 1)
         return room if self._jobs is None else min(self._jobs, room)
 
@@ -211,7 +211,7 @@ class CellQueue:
             tell(cell, event)
 
     def close(self) -> None:
-        """End what is still played; it goes on from its last checkpoint the next time."""
+        """End what is still running; it goes on from its last checkpoint the next time."""
         for ref in self._running:
             self._ray.cancel(ref, force=True)
         for ref in self._running:

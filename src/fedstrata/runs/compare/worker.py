@@ -1,4 +1,4 @@
-"""A process that plays cells of a comparison: reads them from a socket, tells every event."""
+"""A process that runs cells of a comparison: reads them from a socket, tells every event."""
 
 from __future__ import annotations
 
