@@ -98,7 +98,7 @@ def exchanged(transport: Transport, size: int, times: int) -> float:
 
 def median_round(transport: Transport, sites: int, rounds: int) -> float:
     """Return the seconds of a round of FedAvg with its evaluation; sites have next to nothing to do."""
-    _, times = played(transport, sites, TRIVIAL | {"train.rounds": rounds})
+    _, times = timed_run(transport, sites, TRIVIAL | {"train.rounds": rounds})
     marks = [times["sites", 1], *(times["round", number + 1] for number in range(rounds))]
     return median(later - earlier for earlier, later in pairwise(marks))
 
@@ -109,7 +109,7 @@ def batch(transport: Transport, sites: int, batches: int, rounds: int) -> float:
     Evaluation is not counted.
     """
     asked = STRATIFY | {"train.rounds": rounds, "method.schedule.length": BATCH * batches}
-    _, times = played(transport, sites, asked)
+    _, times = timed_run(transport, sites, asked)
     began = times["round", rounds - 1] if rounds > 1 else times["sites", 1]
     return (times["schedule", rounds] - began) / batches
 
@@ -125,7 +125,7 @@ def counted(messages: Transport, sites: int, size: Size) -> dict[str, tuple[int,
         with Counting(port) as wire:
             stream = open_stream(messages, wire.address, f"counted-{len(found)}", listen=f"127.0.0.1:{port}")
             try:
-                summary, _ = played(stream, sites, asked)
+                summary, _ = timed_run(stream, sites, asked)
             finally:
                 stream.close()
         told = sum(int(summary[key]) for key in ("bytes_up", "bytes_down", "bytes_setup", "bytes_evaluate"))
@@ -136,7 +136,7 @@ def counted(messages: Transport, sites: int, size: Size) -> dict[str, tuple[int,
 Times = dict[tuple[str, int], float]  # when the n-th event of a kind came, from 1
 
 
-def played(transport: Transport, sites: int, asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], Times]:
+def timed_run(transport: Transport, sites: int, asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], Times]:
     """Run an experiment; give its summary, and when its events came."""
     times: Times = {}
 

@@ -2,7 +2,7 @@
 
 A deep copy of the model and a DataLoader for every client, one client after another; samples lie on the device, and
 whole batches are normalised and augmented there. The test set is evaluated and the model saved after every round.
-It plays the experiment of ours: the same samples at the same clients, the same network and rates. Where the method is
+It runs the experiment of ours: the same samples at the same clients, the same network and rates. Where the method is
 Stratify, whose batches are drawn from all clients, it is a plain loop over batches of the pooled samples. Prints the
 seconds before the first round, and those of every round.
 """
@@ -30,7 +30,7 @@ from fedstrata.core.inputs import Inputs  # noqa: E402
 
 
 def main(path: str, rounds: int) -> None:
-    """Play some rounds of an experiment."""
+    """Run some rounds of an experiment."""
     experiment = Experiment.of(path)
     federation = build_federation(experiment)
     plan, train = build_plan(experiment, federation), experiment.train

@@ -23,7 +23,7 @@ from fedstrata.privacy.sums.fixed_point import NARROW, WIDE
 from fedstrata.privacy.sums.secure_sum import Parties, secure_sum
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 CLIENTS, WARM, LONG = 10, 2, 1_000_000
 
@@ -55,9 +55,9 @@ def _beside_a_round(samples: int, turns: int) -> list[dict[str, Any]]:
     values, weights = _updates(CLIENTS, numbers), dict.fromkeys(range(CLIENTS), 1.0)
     parties, jobs = _parties(CLIENTS), (number.to_bytes(16, "little") for number in count())
     seconds: dict[str, list[float]] = {"round": [], "narrow": [], "wide": []}
-    with _rounds(samples) as play:
+    with _rounds(samples) as run_one:
         for _ in range(turns):
-            _timed(seconds["round"], play)
+            _timed(seconds["round"], run_one)
             told = _timed(
                 seconds["narrow"], lambda: secure_sum(values, weights, range(CLIENTS), parties, next(jobs), NARROW)
             )
@@ -87,7 +87,7 @@ def _large(clients: int, missing: int, numbers: int) -> dict[str, Any]:
 
 @contextmanager
 def _rounds(samples: int) -> Iterator[Callable[[], None]]:
-    """Return what plays a round of LeNet-5 on clients of so many images."""
+    """Return a function that runs a round of LeNet-5 on clients of so many images."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((CLIENTS * samples, 1, 28, 28), dtype=np.float32)
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(CLIENTS), samples)
@@ -99,12 +99,12 @@ def _rounds(samples: int) -> Iterator[Callable[[], None]]:
         work.initial_state(),
     )
 
-    def play() -> None:
-        play_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
+    def run_one() -> None:
+        run_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
         state.round += 1
 
     with one_thread():
-        yield play
+        yield run_one
     engine.close()
 
 

@@ -1,8 +1,8 @@
 """Write into the package what multiplications, steps and rounds cost, for `fedstrata reproduce list`.
 
 `python -m benchmarks._speeds` reads, of a CPU, `work.json` among the benchmarks' results; of a GPU, the papers' tables
-that were played on one: several runs at a time, so a run's seconds are its part. The costs are those that come nearest
-to all of them, each off by as small a share as possible.
+that were reproduced on one: several runs at a time, so a run's seconds are its part. The costs are those that come
+nearest to all of them, each off by as small a share as possible.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def _of_cpu() -> dict[str, Any]:
 
 
 def _of_gpu() -> dict[str, Any]:
-    played = [Results(table, TABLES) for table in all_tables().values()]
-    timings = [Timing(results, "gpu") for results in played]
+    tables = [Results(table, TABLES) for table in all_tables().values()]
+    timings = [Timing(results, "gpu") for results in tables]
     measured = [(one.results.table.work(*place), seconds) for one in timings for place, seconds in one.measured.items()]
-    runs = [run for results in played for run in results.runs.values() if run["device"] == "gpu"]
+    runs = [run for results in tables for run in results.runs.values() if run["device"] == "gpu"]
     last = max(runs, key=lambda run: run["date"])
     return {
         **_fitted("gpu", measured),

@@ -24,7 +24,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 CLIENTS, CLASSES = 10, 10
 SETTINGS: dict[str, dict[str, Any]] = {  # the columns of the table
@@ -102,5 +102,5 @@ def _round(method: str, setting: dict[str, Any], samples: int) -> tuple[float, f
     view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
     start = process_time()
     with one_thread():
-        play_round(work.plan, state, view, engine)
+        run_round(work.plan, state, view, engine)
     return process_time() - start - engine.packing, engine.packing

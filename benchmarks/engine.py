@@ -87,38 +87,38 @@ def _write(job: Job, shape: tuple[int, ...]) -> None:
     np.savez(job.data, x=rng.standard_normal((samples, *shape), dtype=np.float32), y=np.arange(samples) % CLASSES)
 
 
-Turn = Mapping[str, list[float]]  # seconds of every round, by player
+Turn = Mapping[str, list[float]]  # seconds of every round, by runner
 
 
 def _in_turn(job: Job, others: Iterable[str], turns: int, peers: Iterable[str]) -> list[Turn]:
-    """Let us, the naive loop and these peers play the job, again and again; who fails once is left out from then on."""
+    """Let us, the naive loop and these peers run the job, again and again; who fails once is left out from then on."""
     threads = {"ours": 1, "naive": 1, "flower": min(2, job.cores), "pfl": 1}
     threads |= {other: job.cores if other.endswith("all cores") else 1 for other in others}
     pythons = {"ours": sys.executable, "naive": sys.executable, **{peer: python_of(peer) for peer in peers}}
-    players = {player: python for player in threads if (python := pythons.get(_module(player))) is not None}
+    runners = {runner: python for runner in threads if (python := pythons.get(_module(runner))) is not None}
     told: list[Turn] = []
     for number in range(turns):
         turn = {}
         say(f"{job.model}: turn {number + 1} of {turns}")
-        for player, python in list(players.items()):
+        for runner, python in list(runners.items()):
             try:
-                turn[player] = _played(str(python), _module(player), replace(job, threads=threads[player]))
+                turn[runner] = _timed(str(python), _module(runner), replace(job, threads=threads[runner]))
             except (OSError, subprocess.SubprocessError, ValueError) as error:
-                if player == "ours":
+                if runner == "ours":
                     raise
-                say(f"{player} is left out of {job.model}, because it cannot be run: {last_line(error)}")
-                del players[player]
+                say(f"{runner} is left out of {job.model}, because it cannot be run: {last_line(error)}")
+                del runners[runner]
         told.append(turn)
-    return [{player: turn[player] for player in players} for turn in told]
+    return [{runner: turn[runner] for runner in runners} for turn in told]
 
 
-def _module(player: str) -> str:
-    return player.partition(",")[0]
+def _module(runner: str) -> str:
+    return runner.partition(",")[0]
 
 
-def _played(python: str, module: str, job: Job) -> list[float]:
-    """Start a player, and read the seconds of its rounds, of the first one since the start."""
-    own = python == sys.executable  # others find nothing of ours but the player
+def _timed(python: str, module: str, job: Job) -> list[float]:
+    """Start a runner, and read the seconds of its rounds, of the first one since the start."""
+    own = python == sys.executable  # others find nothing of ours but the runner
     environment = {key: value for key, value in os.environ.items() if own or key != "PYTHONPATH"}
     command = [python, "-m", "benchmarks.peers", module, replace(job, began=time.time()).dump()]
     done = subprocess.run(command, cwd=HERE, env=environment, check=True, capture_output=True, text=True, timeout=900)
@@ -139,9 +139,9 @@ def _rows(workload: Workload, turns: list[Turn]) -> Iterator[dict[str, Any]]:
     yield row(f"{name}, Flower's first round", _ratio(turns, "flower", steady=False), "x ours", at_least=SOONER)
 
 
-def _ratio(turns: list[Turn], player: str, steady: bool) -> float | None:
-    """Return how many times as long as ours a player takes for a round, or for the first one."""
-    if any(player not in turn for turn in turns):
+def _ratio(turns: list[Turn], runner: str, steady: bool) -> float | None:
+    """Return how many times as long as ours a runner takes for a round, or for the first one."""
+    if any(runner not in turn for turn in turns):
         return None
-    times = [[median(turn[who][WARM:]) if steady else turn[who][0] for who in (player, "ours")] for turn in turns]
+    times = [[median(turn[who][WARM:]) if steady else turn[who][0] for who in (runner, "ours")] for turn in turns]
     return median(theirs / ours for theirs, ours in times)

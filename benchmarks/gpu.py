@@ -1,7 +1,7 @@
 """On a GPU, as a user runs it: whole commands on real data, start, evaluation and checkpoints included.
 
 Fashion-MNIST and CIFAR-10 with normalisation (and, for CIFAR-10, crop and flip) through `fedstrata run`, against the
-naive loop (`_naive_gpu.py`) on the same samples, network and clients, also from start to end. The naive loop plays a
+naive loop (`_naive_gpu.py`) on the same samples, network and clients, also from start to end. The naive loop runs a
 tenth of the rounds, and the rest is reckoned from them. Methods whose clients keep state are compared with FedAvg's
 command. A comparison of 14 methods with two seeds is one `fedstrata compare`. Stratify in batch mode is compared with a
 plain loop over as many batches of pooled data. A method's first round comes after `import torch`, which stands beside.

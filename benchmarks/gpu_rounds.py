@@ -31,7 +31,7 @@ from fedstrata.models.cnn_mcmahan import CnnMcmahan
 from fedstrata.models.resnet import ResNet18
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 REPEATS = 5
 Round = Callable[[], None]
@@ -109,7 +109,7 @@ def _engine(
     def one_round() -> None:
         view = work.plan.view(work.client_info, state.round, lambda *_, **__: None)
         with one_thread():
-            play_round(work.plan, state, view, engine)
+            run_round(work.plan, state, view, engine)
         state.round += 1
 
     return one_round

@@ -23,7 +23,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 BUSY = """
 import sys, time, torch
@@ -75,7 +75,7 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
 
 
 def _inside(model: str, samples: int, rounds: int) -> float:
-    """Play rounds of two clients on one worker, and give the share of the time that operators report."""
+    """Run rounds of two clients on one worker, and give the share of the time that operators report."""
     rng, clients = np.random.default_rng(0), 4
     x = rng.standard_normal((clients * samples, 1, 28, 28), dtype=np.float32)
     y, rows = np.arange(len(x)) % CLASSES, list(np.arange(len(x)).reshape(clients, samples))
@@ -88,7 +88,7 @@ def _inside(model: str, samples: int, rounds: int) -> float:
     )
 
     def one_round() -> None:
-        play_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
+        run_round(work.plan, state, work.plan.view(work.client_info, state.round, _ignore), engine)
         state.round += 1
 
     with one_thread():

@@ -50,43 +50,43 @@ def measure(quick: bool = False) -> list[dict[str, Any]]:
         long = replace(long, data=str(Path(folder) / "tiny.npz"), cores=job.cores)
         _write(job, large.shape)
         _write(long, tiny.shape)
-        turns = [play_turn(job, not quick) for _ in range(1 if quick else TURNS)]
-        grown = play_long(long)
+        turns = [run_turn(job, not quick) for _ in range(1 if quick else TURNS)]
+        grown = run_long(long)
     return [*tell_speed(large.name, turns), *tell_growth(*grown)]
 
 
-Told = tuple[list[float], dict[str, Any]]  # seconds of every round, and what else a player tells
+Told = tuple[list[float], dict[str, Any]]  # seconds of every round, and what else a runner tells
 
 
-def play_turn(job: Job, peers: bool) -> dict[str, Told]:
-    """Let everybody play the job once."""
-    players = {LOCAL: ("ours", job), ONE: ("on_ray", job), TWO: ("on_ray", replace(job, nodes=2))}
+def run_turn(job: Job, peers: bool) -> dict[str, Told]:
+    """Let everybody run the job once."""
+    runners = {LOCAL: ("ours", job), ONE: ("on_ray", job), TWO: ("on_ray", replace(job, nodes=2))}
     if peers:
-        players[FLOWER] = ("flower", replace(job, threads=1))  # an actor a core, which suits it best here
+        runners[FLOWER] = ("flower", replace(job, threads=1))  # an actor a core, which suits it best here
     turn: dict[str, Told] = {}
-    for player, (module, own) in players.items():
+    for runner, (module, own) in runners.items():
         try:
-            turn[player] = _played(module, own)
+            turn[runner] = _timed(module, own)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            if player != FLOWER:
+            if runner != FLOWER:
                 raise
-            say(f"{player} is left out, because it cannot be run: {last_line(error)}")
+            say(f"{runner} is left out, because it cannot be run: {last_line(error)}")
             continue
-        say(f"{job.model}, {player}: {median(turn[player][0][WARM:]):.3f} s a round")
+        say(f"{job.model}, {runner}: {median(turn[runner][0][WARM:]):.3f} s a round")
     return turn
 
 
 def tell_speed(name: str, turns: list[dict[str, Told]]) -> Iterator[dict[str, Any]]:
-    """Tell what rounds took, in all turns that a player played."""
-    times = [{player: median(seconds[WARM:]) for player, (seconds, _) in turn.items()} for turn in turns]
+    """Tell what rounds took, in all turns that a runner took part in."""
+    times = [{runner: median(seconds[WARM:]) for runner, (seconds, _) in turn.items()} for turn in turns]
 
-    def ratio(player: str, to: str) -> float | None:
-        both = [turn[player] / turn[to] for turn in times if player in turn]
+    def ratio(runner: str, to: str) -> float | None:
+        both = [turn[runner] / turn[to] for turn in times if runner in turn]
         return median(both) if both else None
 
-    for player in (LOCAL, ONE, TWO, FLOWER):
-        own = [turn[player] for turn in times if player in turn]
-        yield row(f"{name}, {player}", 1 / median(own) if own else None, "rounds/s")
+    for runner in (LOCAL, ONE, TWO, FLOWER):
+        own = [turn[runner] for turn in times if runner in turn]
+        yield row(f"{name}, {runner}", 1 / median(own) if own else None, "rounds/s")
     yield row(f"{name}, {ONE} with 2 workers", ratio(ONE, LOCAL), "x local", at_most=MOST)
     yield row(f"{name}, {TWO} with 1 worker each", ratio(TWO, LOCAL), "x local")
     yield row(f"{name}, {FLOWER} against one node", ratio(FLOWER, ONE), "x ours")
@@ -94,10 +94,10 @@ def tell_speed(name: str, turns: list[dict[str, Told]]) -> Iterator[dict[str, An
     yield row(f"{name}, through the object store of two nodes", stored / 1e6, "MB a round")
 
 
-def play_long(job: Job) -> Told:
-    """Play many rounds of tiny clients on two nodes."""
+def run_long(job: Job) -> Told:
+    """Run many rounds of tiny clients on two nodes."""
     say(f"memory over {job.rounds} rounds")
-    return _played("on_ray", replace(job, nodes=2))
+    return _timed("on_ray", replace(job, nodes=2))
 
 
 def tell_growth(seconds: list[float], told: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -121,8 +121,8 @@ def _flower() -> str | None:
     return None if python is None else str(python)
 
 
-def _played(module: str, job: Job) -> Told:
-    """Start a player; return the seconds of its rounds, and what it told beside them."""
+def _timed(module: str, job: Job) -> Told:
+    """Start a runner; return the seconds of its rounds, and what it told beside them."""
     python = _flower() if module == "flower" else sys.executable
     if python is None:
         raise ValueError("it is not installed")

@@ -1,7 +1,7 @@
 """What it costs to see: inspecting a large federation, reports, and the share of a run for its events.
 
 The long run is written here, not trained: 500 rounds of 40 among 200 clients, with every figure that events hold. The
-demo's report is that of `make demo`, whose comparison is played for it; Chromium says when it first painted anything,
+demo's report is that of `make demo`, whose comparison is made for it; Chromium says when it first painted anything,
 and when the figures in view are drawn; without Chromium these two are not measured. The
 cost of events is measured in runs of digits with the tiny default network, whose rounds are among the shortest there
 are: the time inside what makes and writes events, over the time of the run. Medians count.
@@ -186,7 +186,7 @@ def write_long_run(path: Path, rounds: int = FULL.rounds, clients: int = FULL.cl
         run.log("round", round=round, **lines, steps=steps, **cost, client_updates=asked * round, time=0.3 * round)
     figures = {key: lines[key] for key in ("accuracy", "balanced_accuracy", "worst10", "loss_test", "jain")}
     summary = {"method": "fedavg", "seed": 0, "rounds": rounds, **figures, **cost, "client_updates": asked * rounds}
-    run.write_result({}, {}, {**summary, "time": 0.3 * rounds, "stopped": "all rounds played", "privacy": {}})
+    run.write_result({}, {}, {**summary, "time": 0.3 * rounds, "stopped": "all rounds done", "privacy": {}})
     return path
 
 

@@ -31,7 +31,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 HOLDS, CLASSES, WARM = 10, 10, 4
 
@@ -122,7 +122,7 @@ def _run(clients: int, selected: int, rounds: int) -> Told:
 
 
 def _workers(workers: int, images: int) -> Told:
-    """Play rounds of ten clients on so many workers."""
+    """Run rounds of ten clients on so many workers."""
     rng, clients = np.random.default_rng(0), 100
     x = rng.standard_normal((clients * images, 1, 28, 28), dtype=np.float32)
     y, owner = np.arange(len(x)) % CLASSES, np.repeat(np.arange(clients), images)
@@ -134,7 +134,7 @@ def _workers(workers: int, images: int) -> Told:
     with one_thread():
         for round in range(8):
             start = perf_counter()
-            play_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
+            run_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
             seconds.append(perf_counter() - start)
     beside = _of_workers()
     engine.close()

@@ -4,7 +4,7 @@ The planner of single samples is to cost the same however many clients hold a la
 holders for every chunk, an entry took 5, 39 and 315 microseconds with 100, 1,000 and 10,000 holders (`remaining`: 434
 with 1,000, and 4,000 with 10,000).
 
-Batch mode is played as one, on a CNN of 1.66 M parameters and on LeNet-5, against a hand-written loop with
+Batch mode is run as one, on a CNN of 1.66 M parameters and on LeNet-5, against a hand-written loop with
 torch.optim.SGD; single-sample mode against a loop with batches of one. Each pair is measured alternately, and the
 ratio of the medians counts. Then the paper's Table III: what a round costs in training and in what is sent.
 """
@@ -41,7 +41,7 @@ from fedstrata.methods.schedules.stratified import Stratified
 from fedstrata.methods.schedules.supply import Pools
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 CLIENTS, CLASSES = 10, 10
 HOLDERS, EACH = 100, 10  # of each label of a schedule, and samples that each of them has of it
@@ -114,7 +114,7 @@ def _ratio(model: str, method: str, batch: int, samples: int, repeats: int) -> f
     state, engine = work.initial_state(), LocalEngine(InProcessPool(work.plan.local, federation))
 
     def ours() -> None:
-        play_round(work.plan, state, work.plan.view(work.client_info, state.round, lambda *_, **__: None), engine)
+        run_round(work.plan, state, work.plan.view(work.client_info, state.round, lambda *_, **__: None), engine)
         state.round += 1
 
     module = work.plan.local.build()
@@ -157,8 +157,8 @@ def _schedule(mode: str, clients: int, labels: int, answers: bool) -> float:
     epoch, pools, stock = _begun(schedule, counts)
     answer: Any = None
     nothing: list[int] = []
-    play = hops(epoch, pools, epoch.length, schedule.chunk) if mode == "single" else None
-    moves = play or batches(epoch, pools, epoch.length, 64)
+    chain = hops(epoch, pools, epoch.length, schedule.chunk) if mode == "single" else None
+    moves = chain or batches(epoch, pools, epoch.length, 64)
     while True:
         try:
             move: Any = moves.send(answer)

@@ -1,6 +1,6 @@
 """What the papers' networks cost on this machine: seconds a round of a few of their runs, on noise of their shapes.
 
-`fedstrata reproduce list` reckons from these figures how long a table takes that nobody has played (`_speeds.py`).
+`fedstrata reproduce list` reckons from these figures how long a table takes that nobody has reproduced (`_speeds.py`).
 Clients of a round train side by side, as the engine likes best; single samples and pooled batches follow Stratify's
 schedule. A round's seconds are the median of the rounds after the first.
 """

@@ -1,4 +1,4 @@
-"""Plays methods in the environment that this process was started in, and prints what came of each, as JSON."""
+"""Runs methods in the environment that this process was started in, and prints what came of each, as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedstrata.testing import tiny_federation
 
 
 def main(folder: Path, overrides: dict[str, Any], methods: Sequence[str]) -> dict[str, str]:
-    """Play."""
+    """Run."""
     with suppress(locale.Error):  # this machine does not have it: the variables are there all the same
         locale.setlocale(locale.LC_ALL, "")
     found = {}

@@ -56,7 +56,7 @@ def wait(process: Any, notes: Path, seconds: float = 7200.0) -> Ended:
     return Ended(code, notes.read_text() if notes.exists() else "")
 
 
-def play(notes: Path, work: Callable[..., Any], *args: Any, disk: Disk | None = None) -> Ended:
+def run_child(notes: Path, work: Callable[..., Any], *args: Any, disk: Disk | None = None) -> Ended:
     """Let a process do something, to its end or until its disk says so."""
     return wait(start(notes, work, *args, disk=disk), notes)
 

@@ -13,13 +13,13 @@ from campaigns import _table
 from campaigns._clock import end_after
 from campaigns._table import Row, Table, show
 
-Play = Callable[[Path, Table], None]  # in a folder; fills rows of the table
+Part = Callable[[Path, Table], None]  # in a folder; fills rows of the table
 
 
-def command(name: str, parts: Mapping[str, Play], arguments: Sequence[str], description: str | None) -> int:
-    """Play, tell, and store where asked to; 1 where anything was lost."""
+def command(name: str, parts: Mapping[str, Part], arguments: Sequence[str], description: str | None) -> int:
+    """Run, tell, and store where asked to; 1 where anything was lost."""
     parser = argparse.ArgumentParser(prog=f"python -m campaigns {name}", description=description)
-    parser.add_argument("--quick", action="store_true", help="a small size, as `make test-all` plays it")
+    parser.add_argument("--quick", action="store_true", help="a small size, as `make test-all` runs it")
     parser.add_argument("--part", choices=parts, help="only this; the rest of the stored table stays")
     parser.add_argument("--save", action="store_true", help=f"keep the table in campaigns/results/{name}.json")
     parser.add_argument("--go-on", action="store_true", help="try what the stored table lacks; else rows begin anew")
@@ -34,7 +34,7 @@ def command(name: str, parts: Mapping[str, Play], arguments: Sequence[str], desc
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that it starts: a thousand sites have threads enough
     file = _table.RESULTS / f"{name}.json" if asked.save else None
     table = Table(asked.quick, file, typed(name, arguments), asked.go_on)
-    rows = play_parts(parts if asked.part is None else {asked.part: parts[asked.part]}, table)
+    rows = run_parts(parts if asked.part is None else {asked.part: parts[asked.part]}, table)
     show(rows)
     return int(any(row.lost for row in rows))
 
@@ -44,9 +44,9 @@ def typed(name: str, arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "campaigns", name, *arguments])
 
 
-def play_parts(parts: Mapping[str, Play], table: Table) -> list[Row]:
-    """Play one part after another, each in a folder of its own."""
-    for name, play in parts.items():
+def run_parts(parts: Mapping[str, Part], table: Table) -> list[Row]:
+    """Run one part after another, each in a folder of its own."""
+    for name, part in parts.items():
         with TemporaryDirectory(prefix=f"{name}-", ignore_cleanup_errors=True) as folder:
-            play(Path(folder), table)
+            part(Path(folder), table)
     return [row for row in table.rows.values() if row.tried]

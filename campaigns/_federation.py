@@ -90,7 +90,7 @@ class Direct:
         """Do nothing."""
 
 
-def play_at_sites(
+def begin_or_resume(
     transport: Any,
     overrides: Mapping[str, Any],
     out: Path,

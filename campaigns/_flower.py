@@ -65,7 +65,7 @@ def _attempt(federation: Any, out: Path, whole: Run, kill: Callable[..., str | N
     at, later = rng.randint(1, ROUNDS // 2), rng.random() * 0.2
     where = f"{out.name}, {later:.2f} s after round {at}"
     try:
-        with federation.playing(out, ASKED, stream=True) as run:
+        with federation.running(out, ASKED, stream=True) as run:
             run.reaches("round", round=at)
             time.sleep(later)  # the moment of the kill, not a wait for anything
             problem = kill(federation, run, whole)

@@ -7,9 +7,9 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
-from campaigns._children import play
+from campaigns._children import run_child
 from campaigns._faults import Disk, How, some_calls
-from campaigns._federation import Direct, make_hosts, play_at_sites
+from campaigns._federation import Direct, begin_or_resume, make_hosts
 from campaigns._subjects import Overrides
 from campaigns._table import Table
 from fedstrata.core.threads import one_thread
@@ -33,7 +33,7 @@ def go_at_sites(folder: Path, overrides: Overrides, keys: Path) -> None:
     hosts = make_hosts(tiny_federation(len(NAMES)), NAMES, keys, folder / "sites")
     with one_thread():
         transport = Direct(hosts, folder.with_name("given"))
-        play_at_sites(transport, overrides, folder / "run", len(NAMES), Credentials.load(keys / "server"))
+        begin_or_resume(transport, overrides, folder / "run", len(NAMES), Credentials.load(keys / "server"))
 
 
 def crashed_under_masks(folder: Path, table: Table) -> None:
@@ -51,14 +51,14 @@ def _crashed(folder: Path, name: str, table: Table) -> None:
     make(folder / "keys", NAMES)
     (overrides, what), rows = WISHES[name], {death: table.row(f"{name}: {death}") for death in DEATHS}
     disk, notes, given = folder / "disk", folder / "notes", folder / "given"
-    calls = int(play(notes, go_at_sites, disk, overrides, folder / "keys", disk=Disk(disk, "count", 0)).said)
+    calls = int(run_child(notes, go_at_sites, disk, overrides, folder / "keys", disk=Disk(disk, "count", 0)).said)
     points = product(some_calls(calls, table.quick, every=12), DEATHS)
     for row, (at, death) in table.left((rows[death], (at, death)) for at, death in points):
         shutil.rmtree(disk)
         given.unlink(missing_ok=True)
         dies = Disk(disk, death, at, disk / "run")
-        killed = play(notes, go_at_sites, disk, overrides, folder / "keys", disk=dies)
-        again = play(notes, go_at_sites, disk, overrides, folder / "keys")
+        killed = run_child(notes, go_at_sites, disk, overrides, folder / "keys", disk=dies)
+        again = run_child(notes, go_at_sites, disk, overrides, folder / "keys")
         wrong = [f"it ended otherwise ({killed.words})"] if killed.code and not killed.died else []
         wrong += [f"it does not go on ({again.words})"] if again.code else _wrong(disk / "run", given, what)
         row.note(f"{death} at call {at}: {wrong[0]}" if wrong else None)

@@ -45,7 +45,7 @@ class Row:
 
 
 class Table:
-    """The rows of one call, and those of earlier ones: what it plays begins anew, unless it is to go on."""
+    """The rows of one call, and those of earlier ones: what it covers begins anew, unless it is to go on."""
 
     def __init__(self, quick: bool = False, file: Path | None = None, command: str = "", go_on: bool = False):
         self.quick, self._file, self._command, self._go_on = quick, file, command, go_on

@@ -2,8 +2,8 @@
 
 A run survives if it goes on as a user lets it go on (`--resume`, or the same command where there is no run yet) and
 comes to the same events and the same models, bit for bit, as one that nobody disturbed, and lost no more than the
-round that was being played and the one before. Under masks and noise at sites,
-where a step is given once, it survives if it plays all rounds, no site gave anything twice, and what is missing is an
+round that was under way and the one before. Under masks and noise at sites,
+where a step is given once, it survives if it makes all rounds, no site gave anything twice, and what is missing is an
 event.
 """
 
@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from campaigns._children import play
+from campaigns._children import run_child
 from campaigns._clock import in_time
 from campaigns._command import command
 from campaigns._faults import Disk, How, seen_file, some_calls
@@ -29,7 +29,7 @@ SPREAD = 8  # the others at every eighth
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     return command("crash", PARTS, arguments, __doc__)
 
 
@@ -46,7 +46,7 @@ def _killed(folder: Path, name: str, overrides: Overrides, table: Table) -> None
     """Kill a run from its beginning on."""
     folder.mkdir()
     whole, run, notes = folder / "whole", folder / "run", folder / "notes"
-    counted = play(notes, go, whole, overrides, disk=Disk(whole, "count", 0))
+    counted = run_child(notes, go, whole, overrides, disk=Disk(whole, "count", 0))
     expected, calls = outcome(whole), int(counted.said)
     for death in DEATHS:
         new = table.row(f"{name}: {death}")
@@ -60,11 +60,11 @@ def _killed_again(folder: Path, name: str, overrides: Overrides, table: Table) -
     """Kill a run half way, and again at every call with which it goes on."""
     folder.mkdir()
     whole, half, run, notes = folder / "whole", folder / "half", folder / "run", folder / "notes"
-    counted = play(notes, go, whole, overrides, disk=Disk(whole, "count", 0))
+    counted = run_child(notes, go, whole, overrides, disk=Disk(whole, "count", 0))
     expected = outcome(whole)
-    play(notes, go, half, overrides, disk=Disk(half, "kill", int(counted.said) * 2 // 3))
+    run_child(notes, go, half, overrides, disk=Disk(half, "kill", int(counted.said) * 2 // 3))
     shutil.copytree(half, run)
-    calls = int(play(notes, go, run, overrides, disk=Disk(run, "count", 0)).said)
+    calls = int(run_child(notes, go, run, overrides, disk=Disk(run, "count", 0)).said)
     for death in DEATHS:
         new = table.row(f"{name}, while it goes on: {death}")
         for row, at in table.left((new, at) for at in some_calls(calls, table.quick, SPREAD)):
@@ -76,14 +76,14 @@ def _killed_again(folder: Path, name: str, overrides: Overrides, table: Table) -
 def _survives(notes: Path, run: Path, overrides: Overrides, disk: Disk, expected: object) -> str | None:
     """Kill once, go on, and compare; give what went wrong."""
     where = f"{disk.how} at call {disk.at}"
-    killed = play(notes, go, run, overrides, disk=disk)
+    killed = run_child(notes, go, run, overrides, disk=disk)
     if not killed.died and killed.code:
         return f"{where}: it ended otherwise ({killed.words})"
     manifest = Run(run).checkpoints.manifest()
     saved, seen = 0 if manifest is None else manifest["round"], int(seen_file(run).read_text()) if killed.died else 0
     if saved < seen - 2:
         return f"{where}: {seen} rounds were told, and {saved} are left"
-    gone_on = play(notes, go, run, overrides)
+    gone_on = run_child(notes, go, run, overrides)
     if gone_on.code:
         return f"{where}: it does not go on ({gone_on.words})"
     return None if outcome(run) == expected else f"{where}: it came to something else"

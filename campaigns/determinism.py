@@ -1,6 +1,6 @@
 """Does the same experiment give the same run everywhere? Over workers, threads, hash seeds, locales and time zones.
 
-Methods are played in the reference environment, then in each other one, in processes that were started there; all of
+Methods are run in the reference environment, then in each other one, in processes that were started there; all of
 them under other hash seeds, some of them elsewhere. Survived are runs whose events and models are the same, bit for
 bit.
 """
@@ -21,7 +21,7 @@ from fedstrata.core import registry
 
 FEW = ("fedavg", "flips", "stratify-batch")
 SOME = (*FEW, "scaffold", "fedcda", "terraform", "oort", "fedbs")
-PLAINLY = "", 0  # the reference among what was played
+PLAINLY = "", 0  # the reference among the environments
 PLAIN = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "OMP_NUM_THREADS": "1"}
 SOMEWHERE: dict[str, list[tuple[Mapping[str, str], Mapping[str, Any]]]] = {  # environment, overrides
     "hash seeds": [({"PYTHONHASHSEED": seed}, {}) for seed in ("1", "4242", "random")],
@@ -40,7 +40,7 @@ SOMEWHERE: dict[str, list[tuple[Mapping[str, str], Mapping[str, Any]]]] = {  # e
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     return command("determinism", PARTS, arguments, __doc__)
 
 
@@ -61,19 +61,19 @@ def _compared(folder: Path, kinds: Sequence[str], table: Table, methods: Sequenc
     cases = [(name, i, method) for i in range(most) for name in kinds for method in methods if i < len(SOMEWHERE[name])]
     found: dict[tuple[str, int], dict[str, str]] = {}
     for row, (name, number, method) in table.left((rows[case[0]], case) for case in cases):
-        expected = found.get(PLAINLY) or found.setdefault(PLAINLY, _played(folder / "plain", {}, {}, methods))
+        expected = found.get(PLAINLY) or found.setdefault(PLAINLY, _run_methods(folder / "plain", {}, {}, methods))
         around, overrides = SOMEWHERE[name][number]
         if (name, number) not in found:
-            found[name, number] = _played(folder / f"{name}-{number}", around, overrides, methods)
+            found[name, number] = _run_methods(folder / f"{name}-{number}", around, overrides, methods)
         outcome = found[name, number].get(method, "nothing")
         where = f"{method} with {dict(around) | dict(overrides)}"
         row.note(None if outcome == expected[method] else f"{where}: {outcome}")
 
 
-def _played(
+def _run_methods(
     folder: Path, around: Mapping[str, str], overrides: Mapping[str, Any], methods: Sequence[str]
 ) -> dict[str, str]:
-    """Play methods in an environment; give what came of each."""
+    """Run methods in an environment; give what came of each."""
     folder.mkdir()
     arguments = [sys.executable, "-P", "-m", "campaigns._alike", str(folder), json.dumps(overrides), *methods]
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -3,7 +3,7 @@
 A reader survives a case if it gives something back or refuses with an error of ours, in a few seconds and little
 memory. Any other exception is lost: it would be a traceback at a user, or a server that stops.
 
-`python -m campaigns fuzz` plays 200,000 cases; each is drawn from (reader, number), so that a lost one can be played
+`python -m campaigns fuzz` runs 200,000 cases; each is drawn from (reader, number), so that a lost one can be run
 again: `--reader NAME --first NUMBER --cases 1`.
 """
 
@@ -30,7 +30,7 @@ MEMORY = 4 << 30  # bytes that all of it may take
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     parser = argparse.ArgumentParser(prog="python -m campaigns fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=CASES, help="over all readers")
     parser.add_argument("--reader", help="only this one")
@@ -49,15 +49,15 @@ def main(arguments: Sequence[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _used(), hard))
     with TemporaryDirectory() as folder:
         try:
-            rows = play(Path(folder), asked.cases, table, asked.reader, asked.first)
+            rows = run_cases(Path(folder), asked.cases, table, asked.reader, asked.first)
         except LookupError as error:
             parser.error(str(error))
     show(rows)
     return int(any(row.lost for row in rows))
 
 
-def play(folder: Path, cases: int, table: Table, only: str | None = None, first: int = 0) -> list[Row]:
-    """Play so many cases, dealt out by what one costs."""
+def run_cases(folder: Path, cases: int, table: Table, only: str | None = None, first: int = 0) -> list[Row]:
+    """Run so many cases, dealt out by what one costs."""
     there = readers(folder)
     chosen = [reader for reader in there if only in (None, reader.name)]
     if not chosen:
@@ -80,7 +80,7 @@ def play(folder: Path, cases: int, table: Table, only: str | None = None, first:
 
 
 def attempt(reader: Reader, number: int) -> str | None:
-    """Play one case; give what went wrong."""
+    """Run one case; give what went wrong."""
     rng = Random(f"fuzz {reader.name} {number}")
     data, began = reader.draw(rng), time.monotonic()
     try:

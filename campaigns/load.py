@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from campaigns._children import play
+from campaigns._children import run_child
 from campaigns._clock import seconds_left
 from campaigns._command import command
-from campaigns._federation import Direct, make_hosts, play_at_sites
+from campaigns._federation import Direct, begin_or_resume, make_hosts
 from campaigns._subjects import SHORT
 from campaigns._table import Row, Table
 from fedstrata import STOP
@@ -40,7 +40,7 @@ MB = 1 << 20
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     return command("load", PARTS, arguments, __doc__)
 
 
@@ -49,13 +49,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def many_sites(folder: Path, table: Table) -> None:
     """Let as many sites as there are take part in every round, asked one after another."""
-    _many(folder, table, "at one server", play_many)
+    _many(folder, table, "at one server", run_many)
 
 
 def many_connections(folder: Path, table: Table) -> None:
     """Let them take part over the server's stream, with a connection each."""
     if find_spec("grpc") is not None:
-        _many(folder, table, "on one stream", play_streaming)
+        _many(folder, table, "on one stream", run_streaming)
 
 
 def _many(folder: Path, table: Table, way: str, work: Callable[[Path, int, Path], None]) -> None:
@@ -63,7 +63,7 @@ def _many(folder: Path, table: Table, way: str, work: Callable[[Path, int, Path]
     row = table.row(f"{sites:,} sites {way}")
     if row.tried:
         return
-    ended = play(folder / "notes", work, folder / "run", sites, told)
+    ended = run_child(folder / "notes", work, folder / "run", sites, told)
     row.wanted = row.tried = sites * EXCHANGES
     if ended.code:
         row.examples.append(ended.words)
@@ -73,16 +73,16 @@ def _many(folder: Path, table: Table, way: str, work: Callable[[Path, int, Path]
     table.keep(row)
 
 
-def play_many(out: Path, sites: int, told: Path) -> None:
-    """Play a few rounds at sites that are asked one after another, and tell how it went."""
+def run_many(out: Path, sites: int, told: Path) -> None:
+    """Run a few rounds at sites that are asked one after another, and tell how it went."""
     before = _memory()
     hosts = make_hosts(tiny_federation(sites), _names(sites), None, None)
     with one_thread():
-        run = play_at_sites(Direct(hosts), _few_rounds(sites), out, sites)
+        run = begin_or_resume(Direct(hosts), _few_rounds(sites), out, sites)
     told.write_text(json.dumps({**_figures(run), "MB of server and sites": _memory() - before}))
 
 
-def play_streaming(out: Path, sites: int, told: Path) -> None:
+def run_streaming(out: Path, sites: int, told: Path) -> None:
     """Do the same over the stream, where all are asked at once."""
     from fedstrata.remote.flower import stream_site  # noqa: PLC0415 - an extra
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415
@@ -95,7 +95,7 @@ def play_streaming(out: Path, sites: int, told: Path) -> None:
     try:
         connected = _memory()
         with one_thread():
-            run = play_at_sites(stream, _few_rounds(sites), out, sites)
+            run = begin_or_resume(stream, _few_rounds(sites), out, sites)
     finally:
         stream.close()
     told.write_text(json.dumps({**_figures(run), "MB of both ends of the connections": connected - before}))
@@ -168,21 +168,21 @@ def _memory() -> float:
 
 def many_rounds(folder: Path, table: Table) -> None:
     """Let a run be long."""
-    _long(folder, table, "in one process", play_long, ROUNDS)
+    _long(folder, table, "in one process", run_long, ROUNDS)
 
 
 def many_rounds_at_sites(folder: Path, table: Table) -> None:
     """Let a run at sites be long."""
-    _long(folder, table, "at four sites", play_long_at_sites, ROUNDS_AT_SITES)
+    _long(folder, table, "at four sites", run_long_at_sites, ROUNDS_AT_SITES)
 
 
 def _long(folder: Path, table: Table, name: str, work: Callable[..., None], most: int) -> None:
     rounds, told = QUICK_ROUNDS if table.quick else most, folder / "told"
     row = table.row(f"{rounds:,} rounds {name}")
-    if row.figures.get("rounds") == rounds:  # one that was ended in time is played anew: memory is that of one process
+    if row.figures.get("rounds") == rounds:  # one that was ended in time starts anew: memory is that of one process
         return
     row = table.rows[row.name] = Row(row.name)
-    ended = play(folder / "notes", work, folder / "run", rounds, told, seconds_left())
+    ended = run_child(folder / "notes", work, folder / "run", rounds, told, seconds_left())
     row.wanted = 10  # tenths of the run
     if ended.code:
         row.note(ended.words)
@@ -191,8 +191,8 @@ def _long(folder: Path, table: Table, name: str, work: Callable[..., None], most
     table.keep(row)
 
 
-def play_long(out: Path, rounds: int, told: Path, seconds: float) -> None:
-    """Play so many rounds; tell processor time and memory after each."""
+def run_long(out: Path, rounds: int, told: Path, seconds: float) -> None:
+    """Run so many rounds; tell processor time and memory after each."""
     seen = Seen(seconds)
     with one_thread():
         asked = {**SHORT, "train.rounds": rounds, "train.evaluate.every": max(rounds // 20, 1)}
@@ -200,13 +200,13 @@ def play_long(out: Path, rounds: int, told: Path, seconds: float) -> None:
     told.write_text(json.dumps(seen.rounds))
 
 
-def play_long_at_sites(out: Path, rounds: int, told: Path, seconds: float) -> None:
+def run_long_at_sites(out: Path, rounds: int, told: Path, seconds: float) -> None:
     """Do the same at sites that keep their audit logs, ledgers and state on disk."""
     seen, names = Seen(seconds), ["a", "b", "c", "d"]
     hosts = make_hosts(tiny_federation(4), names, None, out.with_name("sites"))
     with one_thread():
         asked = {"method.name": "scaffold", "train.rounds": rounds, "train.evaluate.every": max(rounds // 20, 1)}
-        play_at_sites(Direct(hosts), asked, out, 4, watch=seen)
+        begin_or_resume(Direct(hosts), asked, out, 4, watch=seen)
     told.write_text(json.dumps(seen.rounds))
 
 
@@ -228,7 +228,7 @@ class Seen:
 
 
 def _judge(row: Row, rounds: Sequence[tuple[float, float]], asked: int, timed: bool) -> None:
-    """Hold every tenth of a run that was played against its first; what clocks say only where the run is long."""
+    """Hold every tenth of a run against its first; what clocks say only where the run is long."""
     size = asked // 10
     tenths = [rounds[at : at + size] for at in range(0, len(rounds) - size + 1, size)]
     times = [statistics.median(seconds for seconds, _ in tenth) for tenth in tenths]

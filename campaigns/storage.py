@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-from campaigns._children import REFUSED, play, start, wait
+from campaigns._children import REFUSED, run_child, start, wait
 from campaigns._command import command
 from campaigns._faults import Disk, How, some_calls
 from campaigns._subjects import SUBJECTS, Overrides, go, outcome
@@ -31,7 +31,7 @@ AT_ONCE, TIMES, QUICK_TIMES = (2, 4), 12, 1  # processes, and how often
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play, tell, and store."""
+    """Run, tell, and store."""
     return command("storage", PARTS, arguments, __doc__)
 
 
@@ -72,9 +72,9 @@ class Place:
         folder.mkdir(exist_ok=True)
         self.half, self.run, self.notes = folder / "half", folder / "run", folder / "notes"
         whole = folder / "whole"
-        self.calls = int(play(self.notes, go, whole, self.overrides, disk=Disk(whole, "count", 0)).said)
+        self.calls = int(run_child(self.notes, go, whole, self.overrides, disk=Disk(whole, "count", 0)).said)
         self.expected = outcome(whole)
-        play(self.notes, go, self.half, self.overrides, disk=Disk(self.half, "kill", self.calls * 2 // 3))
+        run_child(self.notes, go, self.half, self.overrides, disk=Disk(self.half, "kill", self.calls * 2 // 3))
 
     def stopped(self) -> Path:
         """Put a copy of the stopped run where it is tried."""
@@ -83,7 +83,7 @@ class Place:
 
     def goes_on(self, run: Path | None = None) -> str | None:
         """Let it go on, and compare; give what went wrong."""
-        ended = play(self.notes, go, run or self.run, self.overrides)
+        ended = run_child(self.notes, go, run or self.run, self.overrides)
         if ended.code:
             return f"it does not go on ({ended.words})"
         return None if outcome(run or self.run) == self.expected else "it came to something else"
@@ -97,7 +97,7 @@ def _failing(place: Place, table: Table) -> None:
         new = table.row(f"the disk is {how}, from a call on")
         for row, at in table.left((new, at) for at in some_calls(place.calls, table.quick, every=8)):
             shutil.rmtree(place.run, ignore_errors=True)
-            ended = play(place.notes, go, place.run, place.overrides, disk=Disk(place.run, how, at))
+            ended = run_child(place.notes, go, place.run, place.overrides, disk=Disk(place.run, how, at))
             wrong = place.goes_on() if ended.code in (0, REFUSED) else f"it ended otherwise ({ended.words})"
             row.note(wrong and f"at call {at}: {wrong}")
 
@@ -107,13 +107,13 @@ def _too_large(place: Place, table: Table) -> None:
     new = table.row("no file may be longer, says the system")
     for row, size in table.left((new, size) for size in range(0, 6000, 3000 if table.quick else 300)):
         shutil.rmtree(place.run, ignore_errors=True)
-        ended = play(place.notes, go_within, place.run, place.overrides, size)
+        ended = run_child(place.notes, go_within, place.run, place.overrides, size)
         wrong = place.goes_on() if ended.code in (0, REFUSED) else f"it ended otherwise ({ended.words})"
         row.note(wrong and f"than {size} bytes: {wrong}")
 
 
 def go_within(path: Path, overrides: Overrides, size: int) -> None:
-    """Play where no file may be longer than so many bytes."""
+    """Run where no file may be longer than so many bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     try:
         go(path, overrides)
@@ -157,7 +157,7 @@ def _wrong(place: Place, file: Path, change: Change, what: str) -> str | None:
     target = place.stopped() / file
     data = change(target.read_bytes())
     target.unlink() if data is None else target.write_bytes(data)
-    ended = play(place.notes, go, place.run, place.overrides)
+    ended = run_child(place.notes, go, place.run, place.overrides)
     if ended.code == REFUSED:
         return None
     if ended.code:
@@ -166,7 +166,7 @@ def _wrong(place: Place, file: Path, change: Change, what: str) -> str | None:
 
 
 def _as_good(place: Place, file: Path) -> bool:
-    """Say whether the models are the same; an experiment that says another number of rounds is played so."""
+    """Say whether the models are the same; an experiment that says another number of rounds goes on so."""
     (_, models, _), (_, expected, _) = outcome(place.run), place.expected
     return models == expected or (file.name == "experiment.toml" and _rounds(place.run) != _rounds(place.half))
 

@@ -1,4 +1,4 @@
-"""Runs of a study: small copies of data sets, conditions over them, and a line for every run that is played.
+"""Runs of a study: small copies of data sets, conditions over them, and a line for every run that is made.
 
 A run's line lies in a file a data set under `studies/results/STUDY`. Whoever reads a study's results reads every file
 of that folder, so that runs of other machines, larger data or other models join by lying there.
@@ -128,8 +128,10 @@ def federation_of(data: str, condition: str, seed: int) -> Federation:
     return federation.with_noise(noise, seed)
 
 
-def play(study: str, data: Sequence[str], conditions: Sequence[str], rows: Sequence[Row], seeds: Iterable[int]) -> None:
-    """Play what is missing, a federation at a time; every run that ends is a line at once."""
+def run_missing(
+    study: str, data: Sequence[str], conditions: Sequence[str], rows: Sequence[Row], seeds: Iterable[int]
+) -> None:
+    """Make the missing runs, a federation at a time; every run that ends is a line at once."""
     there = {line["key"] for line in read(study)}
     for place in [(name, condition, seed) for seed in seeds for name in data for condition in conditions]:
         for known in (federation_of, measured, spent_by_fedavg):
@@ -138,7 +140,7 @@ def play(study: str, data: Sequence[str], conditions: Sequence[str], rows: Seque
         for row, key in todo:
             began = time.perf_counter()
             named = {"data": place[0], "condition": place[1], "seed": place[2], "row": row.name}
-            line = {"key": key, **named, "by": row.by, "set": row.settings, **_played(place, row)}
+            line = {"key": key, **named, "by": row.by, "set": row.settings, **_run(place, row)}
             line |= {"seconds": round(time.perf_counter() - began, 2), **_made_with()}
             file = RESULTS / study / f"{place[0]}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +150,7 @@ def play(study: str, data: Sequence[str], conditions: Sequence[str], rows: Seque
 
 
 def read(study: str) -> list[dict[str, Any]]:
-    """Return all runs of a study, whoever played them; of a row that was played again, the last."""
+    """Return all runs of a study, whoever made them; of a row that was repeated, the last."""
     files = sorted((RESULTS / study).glob("*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     return list({(line["data"], line["condition"], line["seed"], line["row"]): line for line in lines}.values())
@@ -177,7 +179,7 @@ def _chosen(place: tuple[str, str, int], row: Row) -> list[Any]:
     return [settle(experiment, federation)[0].method.model_dump(mode="json")]
 
 
-def _played(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
+def _run(place: tuple[str, str, int], row: Row) -> dict[str, Any]:
     data, condition, seed = place
     federation, asked = federation_of(*place), CONDITIONS[condition]
     budget = spent_by_fedavg(data, condition, seed, row.settings.get("model.name", "mlp"))

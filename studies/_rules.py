@@ -35,7 +35,7 @@ class Case:
 
 
 def cases(lines: Sequence[Mapping[str, Any]], methods: Sequence[str], share: float = 1.0) -> list[Case]:
-    """Return the federations on which every method of the study was played, at a share of the bytes."""
+    """Return the federations on which every method of the study was trained, at a share of the bytes."""
     found = []
     for place, own in by_place(lines):
         if own.keys() >= set(methods):

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 
 from fedstrata import Federation
 from fedstrata.testing.attacks import ATTACKS, Attack, Attackers
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "attacks.md"
 ROUNDS, SEEDS = 15, 2
@@ -140,24 +140,24 @@ def page(text: str, rounds: int, seeds: int) -> str:
 
 
 def cells() -> Iterator[Cell]:
-    """Return everything that is played; without attackers every attack is the same."""
+    """Return all cells; without attackers every attack is the same."""
     for partition, defence in product(PARTITIONS, DEFENCES):
         yield partition, defence, None, 0.0
         yield from ((partition, defence, attack, share) for attack, share in product(ATTACKS, SHARES[1:]))
 
 
 def figures(wanted: Any, rounds: int, seeds: int) -> Figures:
-    """Play cells; means over seeds."""
-    return {cell: _mean([played(cell, rounds, seed) for seed in range(seeds)]) for cell in wanted}
+    """Run cells; means over seeds."""
+    return {cell: _mean([measure(cell, rounds, seed) for seed in range(seeds)]) for cell in wanted}
 
 
-def played(cell: Cell, rounds: int, seed: int) -> Figure:
+def measure(cell: Cell, rounds: int, seed: int) -> Figure:
     """Train once, without a run folder: there are hundreds of them."""
     partition, defence, attack, share = cell
     engine = Attackers(attack=attack or ATTACKS[0], share=share, workers=1)
     asked = {**TRAINING, **DEFENCES[defence], "train.rounds": rounds, "train.seed": seed, "engine": engine}
     session = session_of(asked, federation(partition, seed))
-    state, _ = play(session, rounds, lambda work: work.start_engine(_nowhere))
+    state, _ = run_rounds(session, rounds, lambda work: work.start_engine(_nowhere))
     view = session.plan.view(session.client_info, rounds - 1, _nowhere)
     scores = session.make_evaluator("cpu")(state.model, view).figures
     return Figure(scores["accuracy"], scores["recall"][RARE])

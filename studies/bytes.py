@@ -45,7 +45,7 @@ accumulates locally what would have been several batches. [experiment.md](experi
 All clients train in every round, FedAvg with the defaults of `fedstrata run`, Stratify with those of its recipe; with
 larger batches the step size doubles for every factor of four. Nothing else was tuned. Every row has the bytes that
 FedAvg spent, in all directions, and ends with the round in which they are spent. Bytes an epoch are those of the plain
-method times what stands there; the last column has the accuracy after as many epochs as the plain method played, which
+method times what stands there; the last column has the accuracy after as many epochs as the plain method trained, which
 is what fewer bits or larger batches cost. Means over seeds, with the least and the most.
 """
 
@@ -77,11 +77,11 @@ def table(
     partition = {"kind": "labels-per-client", "labels": labels, "unowned": "round-robin"}
     common = {"data.name": data, "data.clients": clients, "data.partition": partition, "model.name": model}
     common |= {"train.clients_per_round": "all"}
-    fedavg = [played("fedavg", common | {"train.rounds": rounds, "train.seed": seed}) for seed in range(seeds)]
+    fedavg = [run_method("fedavg", common | {"train.rounds": rounds, "train.seed": seed}) for seed in range(seeds)]
     budget = fmean(map(moved, fedavg))
     lines, plain = [HEAD, line("FedAvg", fedavg)], []
     for name, options in track([(n, o) for n, o in STRATIFY.items() if not only or n in only], "rows"):
-        runs = [played("stratify-batch", common | spending(budget, seed) | options) for seed in range(seeds)]
+        runs = [run_method("stratify-batch", common | spending(budget, seed) | options) for seed in range(seeds)]
         plain = plain or runs
         lines.append(line(f"Stratify, {name}", runs, plain))
     return "\n".join(lines)
@@ -93,7 +93,7 @@ def spending(budget: float, seed: int) -> dict[str, Any]:
     return {**tenths, "train.stop.bytes": round(budget), "train.seed": seed, "train.lr_schedule": "constant"}
 
 
-def played(method: str, overrides: dict[str, Any]) -> dict[str, Any]:
+def run_method(method: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """Return the summary and the curve of a run that leaves nothing behind."""
     with TemporaryDirectory() as folder:
         run = fedstrata.train(method=method, overrides=overrides, out=Path(folder) / "run")
@@ -106,7 +106,7 @@ def moved(run: dict[str, Any]) -> int:
 
 
 def epochs(run: dict[str, Any]) -> float:
-    """Return the epochs that a run played."""
+    """Return the epochs of a run."""
     return float(run["transfers"]["epochs"]) if "transfers" in run else float(run["rounds"])
 
 

@@ -1,7 +1,7 @@
 """Who gives the samples of a label? What each choice does to the gradients of an epoch, and to who trains late in it.
 
-Clients' samples look different, and one client holds most of them. Every row plays epochs over all samples with one
-choice of clients (`method.schedule.clients`): how much of each quarter comes from the large client, and how far the
+Clients' samples look different, and one client holds most of them. Every row goes through epochs over all samples with
+one choice of clients (`method.schedule.clients`): how much of each quarter comes from the large client, and how far the
 mean gradient of 64 entries in a row is from that of all samples with labels balanced. Gradients are those of a softmax
 regression in the middle of its training; errors are squared distances, as a multiple of the error of independent draws
 by counts with labels in the same order.
@@ -32,9 +32,9 @@ STRETCH, HALFWAY = 64, 50
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play and tell."""
+    """Run and tell."""
     parser = argparse.ArgumentParser(prog="python -m studies client_choice", description=__doc__)
-    parser.add_argument("--epochs", type=int, default=20, help="played for each row")
+    parser.add_argument("--epochs", type=int, default=20, help="for each row")
     asked = parser.parse_args(arguments)
     federation = looks()
     print(f"the large client holds {federation.counts[0].sum() / federation.counts.sum():.2f} of all samples")
@@ -56,7 +56,9 @@ def measure(federation: Federation, schedule: Stratified, mode: Mode, epochs: in
     gradients, whole = _gradients(federation)
     parts, errors = np.zeros(4), np.zeros(4)
     for seed in range(epochs):
-        clients, samples = (np.array(column) for column in zip(*_played(federation, schedule, mode, seed), strict=True))
+        clients, samples = (
+            np.array(column) for column in zip(*_run_epoch(federation, schedule, mode, seed), strict=True)
+        )
         parts += [np.mean(own == 0) for own in np.array_split(clients, 4)]
         stretches = samples[: len(samples) // STRETCH * STRETCH].reshape(-1, STRETCH)
         off = ((gradients[stretches].mean(1) - whole) ** 2).sum(1)
@@ -64,8 +66,8 @@ def measure(federation: Federation, schedule: Stratified, mode: Mode, epochs: in
     return parts / epochs, errors / epochs
 
 
-def _played(federation: Federation, schedule: Stratified, mode: Mode, seed: int) -> Iterator[tuple[int, int]]:
-    """Play an epoch: clients and their samples, in order."""
+def _run_epoch(federation: Federation, schedule: Stratified, mode: Mode, seed: int) -> Iterator[tuple[int, int]]:
+    """Go through an epoch: clients and their samples, in order."""
     streams = Streams(seed)
     info = federation.client_info(schedule.needs, streams)
     view = View(0, 1, STRETCH, info.holders, info, None, lambda purpose: streams(purpose, seed), lambda *_, **__: None)  # type: ignore[arg-type]

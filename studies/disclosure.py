@@ -1,6 +1,6 @@
 """What a curious server, a curious client and both together learn of label counts from Stratify's messages.
 
-Plays an epoch of batch-data learning, writes down what the server receives, and works out from that transcript between
+Runs an epoch of batch-data learning, writes down what the server receives, and works out from that transcript between
 which bounds each client's number of samples of each placeholder must lie.
 """
 
@@ -23,7 +23,7 @@ from fedstrata.core.messages import REFUSED, Report, Task
 from fedstrata.core.steps import Step
 from fedstrata.privacy.setup import protect_engine
 from fedstrata.runs.session import build_session
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.tiny import in_process
 
 UNKNOWN = 10**9  # a total that nobody is told
@@ -85,7 +85,7 @@ class Overheard:
 
 
 def listen(asked: dict[str, Any]) -> tuple[Transcript, np.ndarray]:
-    """Play an epoch; gives the transcript, and the counts that nobody should read off it."""
+    """Run an epoch; gives the transcript, and the counts that nobody should read off it."""
     experiment = Experiment.of(None, **SETTING, **asked)
     session = build_session(experiment, build_federation(experiment), None)
     engine = protect_engine(experiment, session.plan, in_process(session), len(session.federation), _nowhere)
@@ -93,7 +93,7 @@ def listen(asked: dict[str, Any]) -> tuple[Transcript, np.ndarray]:
     info, replacement = view.client_info, bool(session.plan.driver.schedule.replacement)
     transcript = Transcript(info.labels > 0, info.totals, replacement)
     state = session.initial_state()
-    play_round(session.plan, state, view, Overheard(engine, transcript))  # type: ignore[arg-type]
+    run_round(session.plan, state, view, Overheard(engine, transcript))  # type: ignore[arg-type]
     transcript.bytes_up = state.traffic.bytes_up
     return transcript, session.private.federation.counts
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from studies._grid import Row, figure, play, read, wrapped
+from studies._grid import Row, figure, read, run_missing, wrapped
 
 STUDY = "server-rates"
 MODELS = {"digits": "mlp", "fashion-mnist": "lenet5", "uci-har": "har-mlp", "covtype": "covtype-mlp"}
@@ -37,24 +37,24 @@ seed, on these data sets. `below` is how far a row is below the best of its colu
 columns; `at a guess` counts runs that ended below 1.5 times the accuracy of a guess.
 
 ```
-python -m studies server_rates            # plays what is missing
+python -m studies server_rates            # makes the missing runs
 python -m studies server_rates --write    # writes this page
 ```
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play what is missing, or write what is known."""
+    """Make the missing runs, or write what is known."""
     parser = argparse.ArgumentParser(prog="python -m studies server_rates", description=__doc__)
     parser.add_argument("--data", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
-    parser.add_argument("--write", action="store_true", help="play nothing; write the page")
+    parser.add_argument("--write", action="store_true", help="run nothing; write the page")
     asked = parser.parse_args(arguments)
     if asked.write:
         PAGE.write_text(page(read(STUDY)))
         return 0
     for data in asked.data:
-        play(STUDY, [data], [CONDITION], rows(MODELS[data]), asked.seeds)
+        run_missing(STUDY, [data], [CONDITION], rows(MODELS[data]), asked.seeds)
     return 0
 
 

@@ -1,6 +1,6 @@
 """What the search for `strata` found, and whether it holds on data and seeds that the search did not use.
 
-Plays nothing: `python -m studies strata_search` and `python -m studies which_method` do. This writes docs/strata.md.
+Trains nothing: `python -m studies strata_search` and `python -m studies which_method` do. This writes docs/strata.md.
 """
 
 from __future__ import annotations

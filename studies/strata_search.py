@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from studies._grid import CONDITIONS, Row, play
+from studies._grid import CONDITIONS, Row, run_missing
 
 STUDY = "strata-search"
 DATA = ("digits", "fashion-mnist")
@@ -50,16 +50,16 @@ BEST = {  # of the product, and what is put on each of them
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play what is missing."""
+    """Make the missing runs."""
     parser = argparse.ArgumentParser(prog="python -m studies strata_search", description=__doc__)
     parser.add_argument("--stage", type=int, choices=(1, 2), default=1, help="the product, or what is put on the best")
     parser.add_argument("--data", nargs="*", default=DATA, choices=DATA)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="stage 1 had seed 0, stage 2 seed 1")
     asked = parser.parse_args(arguments)
     if asked.stage == 1:
-        play(STUDY, asked.data, SKEWS, combined(), asked.seeds)
+        run_missing(STUDY, asked.data, SKEWS, combined(), asked.seeds)
     else:
-        play(STUDY, asked.data, list(CONDITIONS), extended(), asked.seeds)
+        run_missing(STUDY, asked.data, list(CONDITIONS), extended(), asked.seeds)
     return 0
 
 

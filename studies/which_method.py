@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.inspection.measured import leaves
-from studies._grid import CONDITIONS, Row, play, read, wrapped
+from studies._grid import CONDITIONS, Row, read, run_missing, wrapped
 from studies._rules import Case, advised, cases, fit
 
 STUDY = "which-method"
@@ -43,7 +43,7 @@ others. Results of larger runs join by lying in the same folder. `strata` was se
 on the other data sets here; see [strata.md](strata.md).
 
 ```
-python -m studies which_method            # plays what is missing
+python -m studies which_method            # makes the missing runs
 python -m studies which_method --write    # writes this page, and the rules that `fedstrata inspect` reads
 ```
 """
@@ -80,18 +80,18 @@ PLAIN_ONES = [name for name in CANDIDATES if name != "strata"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play what is missing, or write what is known."""
+    """Make the missing runs, or write what is known."""
     parser = argparse.ArgumentParser(prog="python -m studies which_method", description=__doc__)
     parser.add_argument("--data", nargs="*", default=DATA, choices=DATA)
     parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
     parser.add_argument("--rows", nargs="*", help="some methods alone")
-    parser.add_argument("--write", action="store_true", help="play nothing; write the page and the rules of inspect")
+    parser.add_argument("--write", action="store_true", help="run nothing; write the page and the rules of inspect")
     asked = parser.parse_args(arguments)
     if asked.write:
         write()
         return 0
     chosen = [row for row in rows() if not asked.rows or row.name in asked.rows]
-    play(STUDY, asked.data, list(CONDITIONS), chosen, asked.seeds)
+    run_missing(STUDY, asked.data, list(CONDITIONS), chosen, asked.seeds)
     return 0
 
 

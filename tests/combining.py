@@ -25,7 +25,7 @@ from fedstrata.core.steps import View
 from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing import tiny_federation
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
@@ -110,8 +110,8 @@ class Watched(LocalEngine):
         return super().collect(weights)
 
 
-def played(work, rounds=1, weights=None):
-    """Play rounds from given weights; the state, the outcomes, the events and the weights of every step."""
+def run_of(work, rounds=1, weights=None):
+    """Run rounds from given weights; the state, the outcomes, the events and the weights of every step."""
     notes: list[dict] = []
 
     def note(kind, **fields):
@@ -121,7 +121,7 @@ def played(work, rounds=1, weights=None):
     if weights is not None:
         state = replace(state, model=FlatModel(f64(*weights), state.model.buffers))
     for round in range(rounds):
-        outcomes.append(play_round(work.plan, state, work.plan.view(work.client_info, round, note), engine))
+        outcomes.append(run_round(work.plan, state, work.plan.view(work.client_info, round, note), engine))
         state.round += 1
     return SimpleNamespace(state=state, rounds=outcomes, notes=notes, weights=engine.asked, work=work)
 

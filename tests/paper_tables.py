@@ -1,4 +1,4 @@
-"""A table that no paper printed, small enough to be played in tests."""
+"""A table that no paper printed, small enough to be reproduced in tests."""
 
 TEXT = """
 [paper]

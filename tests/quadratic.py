@@ -21,7 +21,7 @@ from fedstrata.core.messages import Slot
 from fedstrata.data.federation import Federation
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.testing.tiny import in_process, play
+from fedstrata.testing.tiny import in_process, run_rounds
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ def start(work, *weights):
     return replace(work.initial_state(), model=FlatModel(f64(*weights), torch.zeros(0, dtype=torch.float64)))
 
 
-def play_from(work, state, engine=None):
-    """Play one more round from a state of one's own."""
+def run_from(work, state, engine=None):
+    """Run one more round from a state of one's own."""
     open_tensors = SimpleNamespace(plan=work.plan, client_info=work.client_info, initial_state=lambda: state)
-    return play(open_tensors, 1, lambda _: engine or in_process(work))[1]
+    return run_rounds(open_tensors, 1, lambda _: engine or in_process(work))[1]
 
 
 def weights_after_steps(monkeypatch):

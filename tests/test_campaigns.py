@@ -12,11 +12,11 @@ pytest.importorskip("resource")
 import campaigns
 from campaigns import _write, crash, determinism, fuzz, load, storage
 from campaigns._clock import end_after, in_time
-from campaigns._command import command, play_parts
+from campaigns._command import command, run_parts
 from campaigns._faults import Disk
 from campaigns._reader import Reader
 from campaigns._table import NOT_KEPT, RESULTS, Row, Table
-from campaigns.fuzz import play
+from campaigns.fuzz import run_cases
 
 NAMES = {file.stem for file in Path(campaigns.__file__).parent.glob("*.py") if not file.stem.startswith("_")}
 
@@ -29,37 +29,37 @@ def nothing_lost(rows: list[Row], kinds: int) -> None:
 
 @pytest.mark.extended
 def test_no_reader_falls_over_what_it_reads(tmp_path):
-    rows = play(tmp_path, 6_000, Table())
+    rows = run_cases(tmp_path, 6_000, Table())
     assert sum(row.tried for row in rows) > 5_000
     nothing_lost(rows, 20)
 
 
 @pytest.mark.extended
 def test_nothing_is_lost_where_processes_die():
-    nothing_lost(play_parts(crash.PARTS, Table(quick=True)), 10)
+    nothing_lost(run_parts(crash.PARTS, Table(quick=True)), 10)
 
 
 @pytest.mark.extended
 def test_nothing_is_lost_on_bad_disks():
-    nothing_lost(play_parts(storage.PARTS, Table(quick=True)), 9)
+    nothing_lost(run_parts(storage.PARTS, Table(quick=True)), 9)
 
 
 @pytest.mark.extended
 def test_many_sites_and_many_rounds_take_no_more_memory():
     pytest.importorskip("grpc")
-    nothing_lost(play_parts(load.PARTS, Table(quick=True)), 4)
+    nothing_lost(run_parts(load.PARTS, Table(quick=True)), 4)
 
 
 @pytest.mark.extended
 def test_the_same_experiment_gives_the_same_run_elsewhere():
-    nothing_lost(play_parts(determinism.PARTS, Table(quick=True)), 2)
+    nothing_lost(run_parts(determinism.PARTS, Table(quick=True)), 2)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_every_campaign_was_played_and_lost_nothing(name):
+def test_every_campaign_was_run_and_lost_nothing(name):
     rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
     assert rows
     assert [row["name"] for row in rows if row["lost"] or not row["tried"]] == []
@@ -73,7 +73,7 @@ def test_the_page_says_what_the_tables_say():
 
 
 def call(file: Path, arguments: str, names: str, cases: int = 3, minutes: float = 1.0, bad: int = -1) -> list[Row]:
-    """Play a campaign of nothing: as many cases a row as asked for, one of which is lost."""
+    """Run a campaign of nothing: as many cases a row as asked for, one of which is lost."""
     end_after(minutes)
     try:
         table = Table(file=file, command=f"python -m campaigns some {arguments}", go_on="--go-on" in arguments)
@@ -104,13 +104,13 @@ def one_reader(monkeypatch):
 
 
 def test_more_cases_for_the_readers_begin_where_earlier_ones_ended(tmp_path, monkeypatch, one_reader):
-    played = []
-    monkeypatch.setattr("campaigns.fuzz.attempt", lambda reader, number: played.append(number))
+    cases_run = []
+    monkeypatch.setattr("campaigns.fuzz.attempt", lambda reader, number: cases_run.append(number))
     kept = {"file": tmp_path / "fuzz.json", "command": "python -m campaigns fuzz", "go_on": True}
     for cases, tried, numbers in ((5, 5, [0, 1, 2, 3, 4]), (8, 8, [5, 6, 7]), (8, 8, []), (3, 8, [])):
-        played.clear()
-        (row,) = play(tmp_path, cases, Table(**kept))
-        assert played == numbers
+        cases_run.clear()
+        (row,) = run_cases(tmp_path, cases, Table(**kept))
+        assert cases_run == numbers
         assert row.tried == row.wanted == tried
 
 
@@ -122,10 +122,10 @@ def test_a_reader_that_is_stopped_goes_on_there(tmp_path, monkeypatch, one_reade
     kept = {"file": tmp_path / "fuzz.json", "command": "python -m campaigns fuzz", "go_on": True}
     monkeypatch.setattr("campaigns.fuzz.attempt", stop)
     with pytest.raises(KeyboardInterrupt):
-        play(tmp_path, 6, Table(**kept))
+        run_cases(tmp_path, 6, Table(**kept))
     numbers = []
     monkeypatch.setattr("campaigns.fuzz.attempt", lambda reader, number: numbers.append(number))
-    play(tmp_path, 6, Table(**kept))
+    run_cases(tmp_path, 6, Table(**kept))
     assert numbers == [3, 4, 5]
 
 
@@ -158,12 +158,12 @@ def test_calls_that_go_on_add_up_and_are_all_named(tmp_path):
 def test_the_command_is_what_was_typed(tmp_path, monkeypatch):
     monkeypatch.setattr("campaigns._table.RESULTS", tmp_path)
 
-    def play_nothing(folder: Path, table: Table) -> None:
+    def run_nothing(folder: Path, table: Table) -> None:
         for row, _ in table.left([(table.row("nothing"), 1)]):
             row.note(None)
 
     try:
-        assert command("some", {"one of": play_nothing}, ["--part", "one of", "--minutes", "7", "--save"], None) == 0
+        assert command("some", {"one of": run_nothing}, ["--part", "one of", "--minutes", "7", "--save"], None) == 0
     finally:
         end_after(float("inf"))
     assert stored(tmp_path / "some.json")[0][-1] == ["python -m campaigns some --part 'one of' --minutes 7 --save"]

@@ -1,4 +1,4 @@
-"""The threat model: every case is there, and says what is promised by which test; every test is one that is played."""
+"""The threat model: every case is there, and says what is promised by which test; every test is one that is run."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ def test_server_steps_with_a_rate_of_their_own_do_not_collapse_on_any_data_set(k
     assert min(collapsed) < 0.3  # what a fixed rate does to a CNN
 
 
-def test_a_study_plays_what_is_missing_once(monkeypatch, tmp_path):
+def test_a_study_runs_what_is_missing_once(monkeypatch, tmp_path):
     monkeypatch.setattr(_grid, "RESULTS", tmp_path)
     monkeypatch.setattr(_grid, "UPDATES", 20)
     rows = [row for row in which_method.rows() if row.name in ("fedavg", "flips", "strata")]
     for _ in range(2):
-        _grid.play("tiny", ["digits"], ["1 label"], rows, [0])
+        _grid.run_missing("tiny", ["digits"], ["1 label"], rows, [0])
     lines = _grid.read("tiny")
     assert [line["row"] for line in lines] == ["fedavg", "flips", "strata"]
     assert len(Path(tmp_path / "tiny/digits.jsonl").read_text().splitlines()) == 3

@@ -1,4 +1,4 @@
-"""Tutorials are played as they are printed, in an empty folder."""
+"""Tutorials are run as they are printed, in an empty folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tutorial import play
+from tutorial import follow
 
 TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 AT_SITES = ("three-sites",)
@@ -22,7 +22,7 @@ DEPLOY = Path(__file__).parents[1] / "docs" / "deploy.md"
 @pytest.mark.parametrize("page", [page for page in TUTORIALS if page.stem not in AT_SITES], ids=lambda page: page.stem)
 def test_a_tutorial_can_be_followed(page, tmp_path):
     (tmp_path / "empty").mkdir()
-    play(page, tmp_path / "empty")
+    follow(page, tmp_path / "empty")
 
 
 @pytest.mark.sites
@@ -30,7 +30,7 @@ def test_a_tutorial_can_be_followed(page, tmp_path):
 def test_a_tutorial_at_sites_can_be_followed(page, tmp_path):
     pytest.importorskip("flwr")
     (tmp_path / "empty").mkdir()
-    play(page, tmp_path / "empty")
+    follow(page, tmp_path / "empty")
 
 
 @pytest.mark.sites
@@ -40,7 +40,7 @@ def test_three_hospitals_go_from_nothing_to_a_prediction_as_the_page_says(tmp_pa
     monkeypatch.setenv("FEDSTRATA_STATE", str(tmp_path / "state"))
     folder = tmp_path / "empty"
     folder.mkdir()
-    play(DEPLOY, folder)
+    follow(DEPLOY, folder)
     took_part = {name: set(json.loads((folder / f"runs/{name}/sites.json").read_text())["sites"]) for name in RUNS}
     assert took_part == RUNS
     events = [json.loads(line) for line in (folder / "runs/first/events.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A page that is played: its files are written and its commands typed, in an empty folder.
+"""A page that is run: its files are written and its commands typed, in an empty folder.
 
 * ```` ```toml title="wine.toml" ```` is a file of that name.
 * ```` ```sh ```` is typed, and must succeed; ```` ```sh background ```` goes on until the page ends.
@@ -24,7 +24,7 @@ BLOCK = re.compile(r"^```(\w*) *([^\n]*)\n(.*?)^```$", re.M | re.S)
 PATIENCE = 240.0  # seconds for a block, on a busy machine
 
 
-def play(page: Path, folder: Path) -> None:
+def follow(page: Path, folder: Path) -> None:
     """Do what a page says, from its first block to its last."""
     around, printed = _environment(folder), ""
     with ExitStack() as background:

@@ -14,7 +14,7 @@ from fedstrata.runs.folder import Run
 def begun(
     path: Path, *, method: str = "fedavg", clients: int = 8, labels: int = 4, rounds: int = 5, seed: int = 0
 ) -> Run:
-    """Make a run folder in which no round was played yet."""
+    """Make a run folder without a round yet."""
     overrides = {"method.name": method, "train.rounds": rounds, "train.seed": seed, "data.clients": clients}
     run = Run.create(path, Experiment.of(None, **overrides).to_toml())
     classes = [f"label {i}" for i in range(labels)]
@@ -54,14 +54,14 @@ def round_event(round: int, clients: int = 8, labels: int = 4) -> dict:
     }
 
 
-def play(run: Run, first: int, last: int, clients: int = 8, labels: int = 4) -> None:
+def write_rounds(run: Run, first: int, last: int, clients: int = 8, labels: int = 4) -> None:
     """Append rounds, `last` included."""
     with (run.path / "events.jsonl").open("a") as file:
         for round in range(first, last + 1):
             file.write(json.dumps(round_event(round, clients, labels)) + "\n")
 
 
-def play_long(run: Run, rounds: int, clients: int = 8, labels: int = 4) -> None:
+def write_long(run: Run, rounds: int, clients: int = 8, labels: int = 4) -> None:
     """Append very many rounds in little time: the first hundred, again and again."""
     events = [round_event(round, clients, labels) for round in range(1, 101)]
     texts = [json.dumps(event).partition(f'"round": {event["round"]},')[::2] for event in events]
@@ -77,7 +77,7 @@ def conclude(run: Run, accuracy: float = 0.9, rounds: int = 5) -> None:
         "method": "fedavg",
         "accuracy": accuracy,
         "rounds": rounds,
-        "stopped": "all rounds played",
+        "stopped": "all rounds done",
         "remarks": [],
     }
     (run.path / "summary.json").write_text(json.dumps(summary))

@@ -33,8 +33,8 @@ class Timed(FedAvg):
         return combined
 
 
-def play(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+def run(job: Job, watch: Stopwatch) -> None:
+    """Run the rounds."""
     server, client = ServerApp(), ClientApp()
 
     @client.train()

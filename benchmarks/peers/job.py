@@ -1,6 +1,6 @@
 """The work that every simulator does: described by JSON, on samples from a file, told in seconds.
 
-A player is a module with a function `play(job, watch)`: rounds of plain FedAvg without evaluation, and a lap at the end
+A peer is a module with a function `run(job, watch)`: rounds of plain FedAvg without evaluation, and a lap at the end
 of each. It runs in an environment of its own, so there is nothing here but numpy and torch.
 """
 
@@ -79,7 +79,7 @@ class Stopwatch:
     def tell(self) -> None:
         """Print the seconds of all rounds as the last line."""
         if len(self.ends) != self.job.rounds or self.steps != self.job.steps * self.job.rounds:
-            sys.exit(f"played {len(self.ends)} rounds of {self.job.rounds} and took {self.steps} local steps")
+            sys.exit(f"made {len(self.ends)} rounds of {self.job.rounds} and took {self.steps} local steps")
         print("\n" + json.dumps(np.diff([self.job.began, *self.ends]).tolist()), flush=True)
 
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.peers.job import LR, Job, Stopwatch, network
 
 
-def play(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+def run(job: Job, watch: Stopwatch) -> None:
+    """Run the rounds."""
     torch.set_num_threads(job.threads)
     model, rng, (x, y) = network(job.model), np.random.default_rng(0), job.arrays()
     for _ in range(job.rounds):

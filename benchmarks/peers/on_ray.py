@@ -15,7 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks.peers.job import Job, Stopwatch
-from benchmarks.peers.ours import play_rounds, session_of, start
+from benchmarks.peers.ours import run_rounds, session_of, start
 from fedstrata.engines.ray.start import RayEngineOptions
 
 STORE = 2**30  # W1 has 188 MB of samples: in less, Ray spills and restores
@@ -51,8 +51,8 @@ class Watched(Stopwatch):
         return found
 
 
-def play(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+def run(job: Job, watch: Stopwatch) -> None:
+    """Run the rounds."""
     share = {"num_cpus": job.cores / job.nodes, "object_store_memory": STORE}
     nodes = Cluster(initialize_head=True, head_node_args={**share, "include_dashboard": False})
     for _ in range(job.nodes - 1):
@@ -65,7 +65,7 @@ def play(job: Job, watch: Stopwatch) -> None:
     for node in [nodes.head_node, *nodes.worker_nodes]:
         for kind, processes in node.all_processes.items():
             watched.pids |= {info.process.pid: kind for info in processes}
-    play_rounds(work, engine, job, watched)
+    run_rounds(work, engine, job, watched)
     told = {"bytes": engine.bytes_stored / job.rounds, "slopes": watched.slopes(), "workers": len(engine.workers)}
     print("\n" + json.dumps(told), flush=True)
     engine.close()

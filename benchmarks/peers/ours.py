@@ -14,16 +14,16 @@ from fedstrata.data.federation import Federation
 from fedstrata.engines.local.start import LocalEngineOptions
 from fedstrata.runs.session import Session, build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 
 MANY = 100_000  # rounds: what the engine is told, so that it works as in a run that takes long
 
 
-def play(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+def run(job: Job, watch: Stopwatch) -> None:
+    """Run the rounds."""
     work = session_of(job)
     engine = start(work, LocalEngineOptions(device="cpu"), job)
-    play_rounds(work, engine, job, watch)
+    run_rounds(work, engine, job, watch)
     engine.close()
 
 
@@ -42,12 +42,12 @@ def start(work: Session, options: Part, job: Job) -> Any:
     return made.start(work.plan.local, work.federation, MANY * job.per_round, _ignore)
 
 
-def play_rounds(work: Session, engine: Engine, job: Job, watch: Stopwatch) -> None:
-    """Play the rounds, and end each with a lap."""
+def run_rounds(work: Session, engine: Engine, job: Job, watch: Stopwatch) -> None:
+    """Run the rounds, and end each with a lap."""
     state = work.initial_state()
     with one_thread():
         for round in range(job.rounds):
-            (outcome,) = play_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
+            (outcome,) = run_round(work.plan, state, work.plan.view(work.client_info, round, _ignore), engine)
             watch.steps += sum(report.steps for report in outcome.reports)
             state.round += 1
             watch.lap()

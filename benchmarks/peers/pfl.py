@@ -51,8 +51,8 @@ class Lap(TrainingProcessCallback):
         return False, Metrics()
 
 
-def play(job: Job, watch: Stopwatch) -> None:
-    """Play the rounds."""
+def run(job: Job, watch: Stopwatch) -> None:
+    """Run the rounds."""
     torch.set_num_threads(job.threads)
     x, y = job.arrays()
 

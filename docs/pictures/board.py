@@ -1,4 +1,4 @@
-"""Take the pictures of the board: `python docs/pictures/board.py` plays a few short runs and writes them beside this.
+"""Take the pictures of the board: `python docs/pictures/board.py` makes a few short runs and writes them beside this.
 
 Needs the extras of `fedstrata[dev]` and Chromium.
 """
@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 HERE = Path(__file__).parent
 FEDSTRATA = [sys.executable, "-m", "fedstrata"]
 SHORT = ["--set", "train.rounds=12", "-q"]
-PLAYED = [
+COMMANDS = [
     ["compare", "--methods", "fedavg,flips,scaffold", "--seeds", "3", "--out", "runs/skewed", *SHORT],
     ["run", "--out", "runs/as-it-is", *SHORT],
     ["run", "--set", "train.lr=0.05", "--set", "train.epochs=4", "--out", "runs/smaller-steps", *SHORT],
@@ -32,8 +32,8 @@ SHOWN = {  # file: what is chosen, width, height, colours
 
 
 def take(folder: Path) -> None:
-    """Play the runs in a folder, and take the pictures while another goes on."""
-    for words in PLAYED:
+    """Make the runs in a folder, and take the pictures while another goes on."""
+    for words in COMMANDS:
         subprocess.run([*FEDSTRATA, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     board = subprocess.Popen(
         [*FEDSTRATA, "board", "runs", "--port", "0"], cwd=folder, stdout=subprocess.PIPE, text=True

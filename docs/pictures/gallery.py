@@ -1,4 +1,4 @@
-"""Make the pictures of docs/gallery.md: `python docs/pictures/gallery.py` plays small runs and photographs their pages.
+"""Make the pictures of docs/gallery.md: `python docs/pictures/gallery.py` makes small runs and photographs their pages.
 
 It takes a few minutes and needs Playwright with Chromium. Everything that is shown is made by commands that the page
 names; nothing is drawn by hand.
@@ -38,7 +38,7 @@ def photograph(page: Page, address: str, name: str, scheme: str = "light", size:
 
 
 def main() -> None:
-    """Play the runs and take the pictures."""
+    """Make the runs and take the pictures."""
     OUT.mkdir(exist_ok=True)
     with TemporaryDirectory() as place, sync_playwright() as playwright:
         folder = Path(place)

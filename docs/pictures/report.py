@@ -1,4 +1,4 @@
-"""Take the pictures of reports: `python docs/pictures/report.py` plays the demo and writes them.
+"""Take the pictures of reports: `python docs/pictures/report.py` runs the demo and writes them.
 
 docs/report.png is the top of the demo's report, docs/pictures/replay.png a round in which a fifth of the reports
 is late. Needs the extras of `fedstrata[dev]` and Chromium.
@@ -22,7 +22,7 @@ LATE = ["--methods", "fedavg,flips", "--seeds", "1", "--set", "system.stragglers
 
 
 def take(folder: Path) -> None:
-    """Play the comparisons in a folder, and take the pictures of their reports."""
+    """Run the comparisons in a folder, and take the pictures of their reports."""
     for name, more in (("demo", []), ("late", LATE)):
         subprocess.run([*FEDSTRATA, "compare", DEMO, "--out", name, "-q", *more], cwd=folder, check=True)
         subprocess.run([*FEDSTRATA, "report", name, "-o", f"{name}.html"], cwd=folder, check=True)

@@ -48,10 +48,10 @@ def names(found: dict) -> list[str]:
 def root(tmp_path) -> Path:
     """A finished run, one in the middle, one cell of a comparison, and a folder that is something else."""
     done = written.begun(tmp_path / "runs/done")
-    written.play(done, 1, 5)
+    written.write_rounds(done, 1, 5)
     written.conclude(done)
-    written.play(written.begun(tmp_path / "runs/begun", method="scaffold"), 1, 3)
-    written.play(written.begun(tmp_path / "runs/compare-1/fedavg/seed-0"), 1, 2)
+    written.write_rounds(written.begun(tmp_path / "runs/begun", method="scaffold"), 1, 3)
+    written.write_rounds(written.begun(tmp_path / "runs/compare-1/fedavg/seed-0"), 1, 2)
     (tmp_path / "runs/foreign/deep").mkdir(parents=True)
     (tmp_path / "runs/foreign/deep/notes.txt").write_text("nothing to see")
     return tmp_path / "runs"
@@ -91,7 +91,7 @@ def test_runs_are_listed_with_what_they_are_and_how_far(root):
     assert list(index.rows) == ["begun", "compare-1/fedavg/seed-0", "done"]
     done, begun = index.rows["done"], index.rows["begun"]
     assert (done.state, done.rounds, done.planned, done.accuracy) == ("finished", 5, 5, 0.9)
-    assert done.why == "all rounds played"
+    assert done.why == "all rounds done"
     assert (begun.state, begun.rounds, begun.method, begun.data) == ("stopped", 3, "scaffold", "digits")
     assert begun.accuracy == written.round_event(3)["accuracy"]
 
@@ -198,7 +198,7 @@ def test_half_a_line_is_not_yet_a_round_and_an_unscored_one_keeps_the_last_accur
 
 def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
     first = written.begun(tmp_path / "runs/run-0", clients=50)
-    written.play(first, 1, 100, clients=50)  # its events are longer than what is read of them
+    written.write_rounds(first, 1, 100, clients=50)  # its events are longer than what is read of them
     for at in range(1, 200):
         shutil.copytree(first.path, tmp_path / f"runs/run-{at}")
     assert (first.path / "events.jsonl").stat().st_size > shelves.TAILS[0]
@@ -214,7 +214,7 @@ def test_200_runs_are_read_once_and_only_their_ends(tmp_path, monkeypatch):
     index = RunIndex(tmp_path / "runs")
     index.look()
     assert len(index.rows) == len(read) == len(parsed) == 200  # one line of each
-    written.play(Run(tmp_path / "runs/run-7"), 101, 101, clients=50)
+    written.write_rounds(Run(tmp_path / "runs/run-7"), 101, 101, clients=50)
     index.look()
     assert len(read) == len(parsed) == 201
     assert index.rows["run-7"].rounds == 101
@@ -251,7 +251,7 @@ def test_figures_of_a_run_grow_as_it_goes_on(root, clock):
     assert {"accuracy", "recall", "participation"} <= set(first["order"]) == set(first["changed"])
     assert "after 3 of 5 rounds" in first["outcome"]
     assert watch.figures() == []  # nothing has happened
-    written.play(Run(root / "begun"), 4, 4)
+    written.write_rounds(Run(root / "begun"), 4, 4)
     clock.rest()
     second = told(watch.figures())["figures"]
     assert "after 4 of 5 rounds" in second["outcome"]
@@ -270,7 +270,7 @@ def test_only_figures_that_changed_are_sent(root, clock):
 
 
 def test_several_runs_are_laid_over_each_other_and_seeds_of_a_method_are_one_line(root):
-    written.play(written.begun(root / "compare-1/fedavg/seed-1", seed=1), 1, 2)
+    written.write_rounds(written.begun(root / "compare-1/fedavg/seed-1", seed=1), 1, 2)
     watch = Board(root, pause=0).watch(["begun", "compare-1/fedavg/seed-0", "compare-1/fedavg/seed-1"])
     watch.rows()
     shown = told(watch.figures())["figures"]
@@ -281,7 +281,7 @@ def test_several_runs_are_laid_over_each_other_and_seeds_of_a_method_are_one_lin
 
 def test_runs_on_different_data_are_warned_of(root):
     other = written.begun(root / "other", clients=9)
-    written.play(other, 1, 2, clients=9)
+    written.write_rounds(other, 1, 2, clients=9)
     watch = Board(root, pause=0).watch(["begun", "other"])
     watch.rows()
     assert any("different data" in said for said in told(watch.figures())["figures"]["warnings"])
@@ -297,7 +297,7 @@ def test_a_run_that_is_removed_while_it_is_watched_keeps_its_figures_and_says_so
     shown = told(watch.figures())["figures"]
     assert shown["warnings"] == ["begun was removed"]
     assert shown["order"] == order
-    written.play(written.begun(root / "begun", rounds=7), 1, 1)
+    written.write_rounds(written.begun(root / "begun", rounds=7), 1, 1)
     clock.rest()
     watch.rows()
     shown = told(watch.figures())["figures"]
@@ -323,7 +323,7 @@ def test_more_runs_than_can_be_told_apart_are_not_drawn(root):
 
 def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypatch, clock):
     run = written.begun(tmp_path / "runs/long", clients=20, rounds=10_000)
-    written.play_long(run, 10_000, clients=20)
+    written.write_long(run, 10_000, clients=20)
     taken = []
     monkeypatch.setattr(event_lines, "json", SimpleNamespace(loads=lambda line: taken.append(1) or json.loads(line)))
     board = Board(tmp_path / "runs", pause=0)
@@ -333,7 +333,7 @@ def test_10000_rounds_are_read_once_and_drawn_with_few_points(tmp_path, monkeypa
     assert len(taken) == 10_002  # every line, and the last one for the list
     assert len(sent[1]) < 600_000  # as much as a run of a few hundred rounds
     assert told(other.figures())["figures"]["order"]  # shares what was read and drawn
-    written.play(run, 10_001, 10_001, clients=20)
+    written.write_rounds(run, 10_001, 10_001, clients=20)
     assert watch.figures() == []  # it rests: drawing never takes most of the time
     clock.rest()
     assert "after 10001 of" in told(watch.figures())["figures"]["outcome"]

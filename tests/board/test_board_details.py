@@ -25,7 +25,7 @@ HERE = {"origin": "http://localhost:8765", "content-type": "application/json"}
 
 def finished(path, accuracy: float, **how) -> Run:
     run = written.begun(path, **how)
-    written.play(run, 1, 5)
+    written.write_rounds(run, 1, 5)
     written.conclude(run, accuracy=accuracy)
     return run
 
@@ -56,7 +56,7 @@ def test_a_comparison_is_one_entry_ranked_by_means_and_not_by_the_best_seed(comp
 
 
 def test_runs_that_have_not_finished_are_counted_and_do_not_enter_a_mean(comparison):
-    written.play(written.begun(comparison / "cmp/flips/seed-3", method="flips", seed=3), 1, 1)
+    written.write_rounds(written.begun(comparison / "cmp/flips/seed-3", method="flips", seed=3), 1, 1)
     index = RunIndex(comparison)
     index.look()
     with Run(comparison / "cmp/flips/seed-3").locked():
@@ -83,19 +83,19 @@ def test_settings_that_are_not_the_defaults_are_told(tmp_path):
 
 def test_what_is_left_is_told_from_the_pace_of_the_last_rounds(tmp_path):
     run = written.begun(tmp_path / "live", rounds=100)
-    written.play(run, 1, 30)  # a second each
+    written.write_rounds(run, 1, 30)  # a second each
     index = RunIndex(tmp_path)
     index.look()
     assert index.rows["live"].pace is None  # it does not run
     with run.locked():
-        written.play(run, 31, 31)
+        written.write_rounds(run, 31, 31)
         index.look()
         assert index.rows["live"].pace == pytest.approx(1.0)
 
 
 def test_details_hold_settings_the_last_figures_and_the_end_of_the_log(tmp_path):
     run = written.begun(tmp_path / "one")
-    written.play(run, 1, 4)
+    written.write_rounds(run, 1, 4)
     run.log("dropped", round=4, clients=[1, 2], why="late\x1b[2J")
     reader = DetailReader(run.path, "one")
     details = reader.read()

@@ -23,9 +23,11 @@ def board(served):
     runs = served[1]
     if not (runs / "done").exists():
         done = written.begun(runs / "done", clients=100, labels=10, rounds=60)
-        written.play(done, 1, 60, clients=100, labels=10)
+        written.write_rounds(done, 1, 60, clients=100, labels=10)
         written.conclude(done, rounds=60)
-        written.play(written.begun(runs / "half", method="scaffold", clients=100, labels=10, rounds=60), 1, 30, 100, 10)
+        written.write_rounds(
+            written.begun(runs / "half", method="scaffold", clients=100, labels=10, rounds=60), 1, 30, 100, 10
+        )
         for at in range(6):
             shutil.copytree(runs / "half", runs / f"rather-long-names/of-folders/{at}")
     return served
@@ -84,7 +86,7 @@ def test_it_opens_on_the_run_that_is_going_on_and_says_how_long_it_will_take(win
     address, runs = board
     live = written.begun(runs / "going-on", rounds=1000)
     with live.locked():
-        written.play(live, 1, 12)
+        written.write_rounds(live, 1, 12)
         page = window(address)
         expect(page.locator("#title")).to_have_text("going-on on digits")
         expect(line(page, "going-on")).to_contain_text("16 min left")
@@ -96,7 +98,7 @@ def test_a_comparison_is_one_entry_with_a_mean_and_unfolds(window, board):
     for method, figures in {"fedavg": (0.95, 0.4), "flips": (0.7, 0.8)}.items():
         for seed, accuracy in enumerate(figures):
             one = written.begun(runs / f"several/{method}/seed-{seed}", method=method, seed=seed)
-            written.play(one, 1, 5)
+            written.write_rounds(one, 1, 5)
             written.conclude(one, accuracy)
     (runs / "several/comparison.json").write_text("{}")
     page = window(address)
@@ -214,7 +216,7 @@ def test_a_board_that_goes_away_is_noticed_and_comes_back(window, board):
 def test_200_runs_and_10000_rounds_do_not_slow_the_page_down(window, board, clients):
     address, runs = board
     long = written.begun(runs / "long/long", clients=clients, labels=10, rounds=10_000)
-    written.play_long(long, 10_000, clients=clients, labels=10)
+    written.write_long(long, 10_000, clients=clients, labels=10)
     for at in range(200):
         Run.create(runs / f"long/run-{at}", (long.path / "experiment.toml").read_text())
     page = window(f"{address}?run=long/long")

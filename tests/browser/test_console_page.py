@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.extended]
 
 @pytest.fixture
 def there(tmp_path, monkeypatch):
-    """A server with keys as far as its files go: two sites, and a run that has played a round and goes on."""
+    """A server with keys as far as its files go: two sites, and a run that has made a round and goes on."""
     monkeypatch.setenv("FEDSTRATA_STATE", str(tmp_path / "state"))
     keys.make(tmp_path / "keys", ["berlin", "lyon"], ["localhost"])
     Authority.open(tmp_path / "keys").add_operator("ann")

@@ -26,7 +26,7 @@ def address(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("report")
     for method, rounds in (("fedavg", 60), ("scaffold", 59)):  # or else all their panels would be the same
         run = written.begun(folder / method, method=method, clients=100, labels=10, rounds=60)
-        written.play(run, 1, rounds, clients=100, labels=10)
+        written.write_rounds(run, 1, rounds, clients=100, labels=10)
         written.conclude(run, rounds=60)
     (folder / "report.html").write_text(report(gather([folder / "fedavg", folder / "scaffold"])))
     return f"file://{folder}/report.html"
@@ -173,7 +173,7 @@ def test_an_old_browser_is_told_so(chromium, address):
     context.close()
 
 
-# ---- rounds played again
+# ---- rounds replayed
 
 
 def test_rounds_can_be_stepped_through_and_played(window, tmp_path):

@@ -22,7 +22,7 @@ from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.tiny import in_process
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-9)
@@ -89,7 +89,7 @@ def session_of(module, method, federation=None, **overrides):
     return build_session(describe_experiment(None, None, asked, federation, module), federation, module)
 
 
-class Played(NamedTuple):
+class Finished(NamedTuple):
     state: object
     outcomes: list
     notes: list
@@ -98,15 +98,15 @@ class Played(NamedTuple):
         return [fields for event, fields in self.notes if event == kind]
 
 
-def played(work, engine=in_process, rounds=2):
+def run_of(work, engine=in_process, rounds=2):
     state, at, outcomes, notes = work.initial_state(), engine(work), [], []
     client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     for round in range(rounds):
         view = work.plan.view(client_info, round, lambda kind, **fields: notes.append((kind, fields)))
         with one_thread():
-            outcomes += play_round(work.plan, state, view, at)
+            outcomes += run_round(work.plan, state, view, at)
         state.round += 1
-    return Played(state, outcomes, notes)
+    return Finished(state, outcomes, notes)
 
 
 @contextmanager

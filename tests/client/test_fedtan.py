@@ -10,7 +10,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from meeting import ADAM, NUMBER, OPTIMIZERS, SGD, build_federation, close, dense, played, same_model, session_of
+from meeting import ADAM, NUMBER, OPTIMIZERS, SGD, build_federation, close, dense, run_of, same_model, session_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -29,7 +29,7 @@ ONE_STEP = {"method__sampler": "full-batch", "train__epochs": 1}
 
 def test_the_common_step_of_fedtan_follows_the_mean_of_client_losses():
     work = session_of(dense(nn.BatchNorm1d(6)), "fedtan", **ONE_STEP)  # one of the four has a single sample
-    run, module, data = played(work, rounds=1), work.plan.local.build().double(), work.federation.train
+    run, module, data = run_of(work, rounds=1), work.plan.local.build().double(), work.federation.train
     rows = [work.federation.train_split[client] for client in range(4)]
     inner = [module.fc0(data.x[own].double()) for own in rows]
     mean = sum(x.mean(0) for x in inner) / 4
@@ -45,7 +45,7 @@ def test_the_common_step_of_fedtan_follows_the_mean_of_client_losses():
 
 def test_fedtan_costs_the_statistics_of_one_step_beside_the_models():
     work = session_of(dense(nn.BatchNorm1d(6), nn.BatchNorm1d(6)), "fedtan")
-    traffic, numbers = played(work).state.traffic, work.plan.space.P + work.plan.space.Q
+    traffic, numbers = run_of(work).state.traffic, work.plan.space.P + work.plan.space.Q
     assert traffic.bytes_up == traffic.bytes_down == 2 * 4 * NUMBER * (numbers + 2 * (2 * 6 + 2 * 6))
 
 
@@ -56,7 +56,7 @@ def test_fedtan_is_refused_without_batch_norm():
 
 def test_fedtan_with_one_client_is_fedavg():
     module, alone = dense(nn.BatchNorm1d(6)), build_federation((9,))
-    one, other = (played(session_of(module, method, alone)).state.model for method in ("fedtan", "fedavg"))
+    one, other = (run_of(session_of(module, method, alone)).state.model for method in ("fedtan", "fedavg"))
     close(one.params, other.params)
     close(one.buffers, other.buffers)
 
@@ -82,7 +82,7 @@ def test_an_optimizer_forgets_keeps_or_carries_its_memory(optimizer, memory):
     ours, like, _ = OPTIMIZERS[optimizer]
     asked = {"train__clients_per_round": 3, "train__optimizer": {**ours, "state": memory}}
     work = session_of(dense(nn.LayerNorm(6)), "sfl", **asked)
-    run, local, data = played(work, rounds=3), work.plan.local, work.federation.train
+    run, local, data = run_of(work, rounds=3), work.plan.local, work.federation.train
     module, kept = local.build().double(), {}
     for hop, outcome in enumerate(run.outcomes):
         client = outcome.step.asks[0].client
@@ -117,13 +117,13 @@ def test_parts_of_a_round_are_steps_of_a_finer_schedule(schedule, finer):
     assert rate.at(3) == rate.at(3, (0, 1))
 
 
-def test_one_bad_sample_costs_its_client_and_nobody_else_however_it_is_played():
+def test_one_bad_sample_costs_its_client_and_nobody_else_however_it_is_run():
     federation = build_federation((9, 3, 17, 7))
     x = federation.train.x.clone()
     x[9:12] = float("nan")
     federation = replace(federation, train=replace(federation.train, x=x))
     runs = [
-        played(session_of(dense(), "stratify-batch", federation, engine__execution=way))
+        run_of(session_of(dense(), "stratify-batch", federation, engine__execution=way))
         for way in ("fused", "messages")
     ]
     assert same(runs[0].state, runs[1].state)
@@ -152,7 +152,7 @@ def test_a_mean_of_client_means_is_refused():
 
 def test_stragglers_are_drawn_once_a_round_where_a_round_has_many_steps():
     federation = build_federation((9, 8, 17, 7, 12, 11, 10, 9, 8, 7))
-    run = played(session_of(dense(), "stratify-batch", federation, system__stragglers__rate=0.3), rounds=3)
+    run = run_of(session_of(dense(), "stratify-batch", federation, system__stragglers__rate=0.3), rounds=3)
     assert all(len(event["gone"]) <= 3 for event in run.events("schedule"))
     assert any(event["gone"] for event in run.events("schedule"))
 
@@ -164,5 +164,5 @@ def test_stragglers_are_drawn_once_a_round_where_a_round_has_many_steps():
 def test_every_client_takes_as_many_local_steps_however_many_samples_it_has(epochs):
     asked = {"method__sampler": {"kind": "shuffle", "steps": 5}, "train__batch_size": 4, "train__epochs": epochs}
     work = session_of(dense(nn.BatchNorm1d(6)), "fedtan", build_federation((3, 17, 40)), **asked)
-    (step,) = played(work, rounds=1).outcomes
+    (step,) = run_of(work, rounds=1).outcomes
     assert [(report.steps, report.work) for report in step.reports] == [(5, 20)] * 3

@@ -27,8 +27,8 @@ from meeting import (
     dense,
     frozen,
     one_cycle,
-    played,
     recorded,
+    run_of,
     same_model,
     session_of,
 )
@@ -85,14 +85,14 @@ CASES = {
 
 @cache
 def runs_of(name):
-    """Play a case as one machine, by messages and at sites; also give what one machine trained on."""
+    """Run a case as one machine, by messages and at sites; also give what one machine trained on."""
     case, method = CASES[name], f"stratify-{name.split(':')[0]}"
     make = partial(session_of, case.build(), method, build_federation(**case.federation), **case.asked)
     make = partial(make, train__optimizer=OPTIMIZERS[case.optimizer][0])
     with recorded() as seen:
-        fused = played(make(engine__execution="fused"))
+        fused = run_of(make(engine__execution="fused"))
     work = make(engine__execution="messages")
-    return work, seen, fused, played(work), played(work, lambda work: WireEngine(work.plan.local, work.federation))
+    return work, seen, fused, run_of(work), run_of(work, lambda work: WireEngine(work.plan.local, work.federation))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -113,7 +113,7 @@ def test_learning_along_a_schedule_is_centralised_training_wherever_it_happens(n
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_learning_along_a_schedule_costs_the_same_however_it_is_played(name):
+def test_learning_along_a_schedule_costs_the_same_however_it_is_run(name):
     case, (work, _, *runs) = CASES[name], runs_of(name)
     steps = [o.step for o in runs[1].outcomes if o.step.combine]
     client_updates = Counter(ask.client for step in steps for ask in step.asks)
@@ -141,7 +141,7 @@ def test_learning_along_a_schedule_costs_the_same_however_it_is_played(name):
 
 @pytest.mark.parametrize("method", ["fedtan", "stratify-batch"])
 def test_equal_runs_are_equal_where_clients_that_meet_draw_from_torchs_generator(method):
-    runs = [played(session_of(Shared(0.5), method, engine__execution="messages"), rounds=3).state for _ in range(3)]
+    runs = [run_of(session_of(Shared(0.5), method, engine__execution="messages"), rounds=3).state for _ in range(3)]
     assert all(same(runs[0], run) for run in runs[1:])
 
 
@@ -150,7 +150,7 @@ def test_equal_runs_are_equal_where_clients_that_meet_draw_from_torchs_generator
 
 @both_methods
 def test_entries_of_lost_clients_are_queued_again(method):
-    run = played(session_of(dense(), method, build_federation((9, 9, 9, 9)), system__stragglers__rate=0.3), rounds=1)
+    run = run_of(session_of(dense(), method, build_federation((9, 9, 9, 9)), system__stragglers__rate=0.3), rounds=1)
     assert ["reports may be lost" in event["why"] for event in run.events("fallback")] == [True]
     gone = set()
     for outcome in (o for o in run.outcomes if o.step.combine):
@@ -166,7 +166,7 @@ def test_entries_of_lost_clients_are_queued_again(method):
 def test_an_epoch_without_clients_ends_and_changes_nothing(method):
     norms = [nn.BatchNorm1d(6)] if method == "stratify-batch" else []
     work = session_of(dense(*norms), method, train__optimizer=OPTIMIZERS[SGD][0], system__stragglers__rate=1.0)
-    run = played(work)
+    run = run_of(work)
     assert same(run.state, work.initial_state())
     assert not run.state.server_steps["optimizer"].slots["v"].any()
     assert not run.state.participation.any()
@@ -182,9 +182,9 @@ def test_what_is_not_finite_is_dropped(method, execution):
     x[9:12] = float("nan")
     federation = replace(federation, train=replace(federation.train, x=x))
     work = session_of(dense(), method, federation, engine__execution=execution, train__optimizer=OPTIMIZERS[SGD][0])
-    run = played(work)
+    run = run_of(work)
     assert {(tuple(e["clients"]), e["why"]) for e in run.events("dropped")} == {((1,), "not finite")}
-    assert len(run.events("fallback")) == (2 if execution == "fused" else 0)  # each round is played again by messages
+    assert len(run.events("fallback")) == (2 if execution == "fused" else 0)  # each round is run again by messages
     assert run.state.participation[1] == 0
     assert run.state.model.params.isfinite().all()
     assert run.state.server_steps["optimizer"].slots["v"].isfinite().all()
@@ -202,7 +202,7 @@ def test_what_is_not_finite_is_dropped(method, execution):
         ({"method__server_step": {"kind": "yogi"}}, "server step yogi"),
     ],
 )
-def test_what_cannot_be_played_as_one_is_refused_or_played_by_messages(asked, why):
+def test_what_cannot_be_run_as_one_is_refused_or_run_by_messages(asked, why):
     with pytest.raises(RequestError, match=why):
         session_of(dense(), "stratify-batch", **asked, engine__execution="fused")
     assert why in session_of(dense(), "stratify-batch", **asked).plan.why_not_fused

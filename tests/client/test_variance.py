@@ -18,7 +18,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.testing.tiny import play, same, session_of
+from fedstrata.testing.tiny import run_rounds, same, session_of
 
 OF = ["loss", "gradient", "head-gradient"]
 ALL = {"train.clients_per_round": "all"}
@@ -220,7 +220,7 @@ def test_it_is_the_received_model_that_looks_whatever_was_trained_before(of):
 @pytest.mark.parametrize("of", OF)
 def test_what_is_told_after_training_is_of_before_it(of):
     work = session_of({"method.corrections": [Prox(when="unstable", gate=of)], "train.batch_size": 50, **ALL})
-    ((outcome,),) = play(work, 1)[1]
+    ((outcome,),) = run_rounds(work, 1)[1]
     name = f"{of}-variance".replace("-", "_")
     for report in outcome.reports:
         expected = looking(work, report.client)[1].sample_variance(of, None)
@@ -241,7 +241,7 @@ def test_probe_and_training_look_at_the_same_batch(layers):
     """What a client told when it was probed is what it tells when it trains: same model, same batch."""
     by = {"all": "gradient", "last": "head-gradient"}[layers]
     asked = {"method.selector": {"kind": "sur", "layers": layers}, "method.combiner": {"kind": "soft", "by": by}}
-    _, rounds = play(session_of(asked))
+    _, rounds = run_rounds(session_of(asked))
     for probing, train in rounds:
         probed = {r.client: r.metrics["gradient_variance"] for r in probing.reports}
         for report in train.reports:
@@ -306,7 +306,7 @@ def test_a_look_at_some_samples_is_not_taken_for_a_look_at_all():
 def test_looking_is_charged_as_work(of, cost):
     """Forward and back is one; forward alone a third of it."""
     probed, plain = (
-        play(session_of({"method.corrections": parts, **ALL}), 1)[1][0][0].reports
+        run_rounds(session_of({"method.corrections": parts, **ALL}), 1)[1][0][0].reports
         for parts in ([Prox(mu=0.0, when="unstable", gate=of)], [])
     )
     for one, other in zip(probed, plain, strict=True):
@@ -317,7 +317,7 @@ def test_looking_is_charged_as_work(of, cost):
 
 def test_a_probe_is_charged_as_work():
     for layers, cost in (("all", 1.0), ("last", 1 / 3)):
-        _, ((probe, _), *_) = play(session_of({"method.selector": {"kind": "sur", "layers": layers}}), 1)
+        _, ((probe, _), *_) = run_rounds(session_of({"method.selector": {"kind": "sur", "layers": layers}}), 1)
         assert [r.work for r in probe.reports] == pytest.approx([cost * min(4, r.samples) for r in probe.reports])
 
 
@@ -326,7 +326,7 @@ def test_a_probe_is_charged_as_work():
 def test_looking_disturbs_neither_norm_statistics_nor_what_dropout_draws(network, of):
     """With mu = 0 a client that looks trains as one that does not, bit for bit."""
     probed, plain = (
-        play(images(network, **{"method.corrections": parts}), 2)[0]
+        run_rounds(images(network, **{"method.corrections": parts}), 2)[0]
         for parts in ([Prox(mu=0.0, when="unstable", gate=of)], [])
     )
     assert same(probed, plain)

@@ -22,7 +22,7 @@ from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
 from fedstrata.methods.server_steps.adaptive import ServerAdam, ServerYogi
 from fedstrata.models.mlp import Mlp
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 SGD = {"kind": "sgd", "lr": 1.0, "momentum": 0.0}
 YOGI = {"kind": "yogi", "lr": "auto", "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
@@ -332,7 +332,7 @@ def test_a_recipe_may_name_its_parts_plainly_as_a_file_may():
 
 @pytest.mark.usefixtures("third_party")
 def test_a_part_from_another_package_trains():
-    state, _ = play(
+    state, _ = run_rounds(
         session_of({"method.selector": {"kind": "newest", "skip": 2}, "train.clients_per_round": 2}), rounds=2
     )
     assert state.participation.tolist() == [0, 0, 2, 2, 0, 0]

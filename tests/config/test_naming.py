@@ -71,7 +71,7 @@ def test_rows_of_a_comparison_are_called_by_what_they_set(tmp_path, monkeypatch)
     asked = {"methods": ["fedavg", "sfl"], "overrides": {"train.rounds": 1}}
     done = fedstrata.compare({"name": "both"}, **asked, out="c")
     assert [row["method"] for row in done.rows] == ["fedavg", "sfl"]
-    again = fedstrata.compare(**asked, out="c")  # the name decides no figure: nothing is played again
+    again = fedstrata.compare(**asked, out="c")  # the name decides no figure: nothing is run again
     assert [cell.state for cell in again.cells] == ["finished", "finished"]
     assert "name" not in json.loads(Path("c/comparison.json").read_text())
 

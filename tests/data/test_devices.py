@@ -14,7 +14,7 @@ from fedstrata.cli import main
 from fedstrata.data.federation import Federation
 from fedstrata.server.metrics import label_divergence
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 ALL = {"train.clients_per_round": "all", "train.epochs": 2}
 
@@ -24,7 +24,7 @@ def with_devices(speeds=None, bandwidths=None):
 
 
 def seconds(overrides, federation=None, rounds=1):
-    _, outcomes = play(session_of({**ALL, **overrides}, federation), rounds=rounds)
+    _, outcomes = run_rounds(session_of({**ALL, **overrides}, federation), rounds=rounds)
     return {r.client: r.seconds for o in outcomes[0] for r in o.reports}, outcomes
 
 
@@ -78,7 +78,9 @@ def test_given_speeds_are_kept():
 
 
 def lost(overrides, federation=None, rounds=4):
-    return [outcome.missing for (outcome,) in play(session_of({**ALL, **overrides}, federation), rounds=rounds)[1]]
+    return [
+        outcome.missing for (outcome,) in run_rounds(session_of({**ALL, **overrides}, federation), rounds=rounds)[1]
+    ]
 
 
 def test_the_slowest_are_late():
@@ -105,7 +107,7 @@ def test_partial_work_arrives_and_is_less():
 def test_a_deadline_loses_who_is_slower_and_is_how_long_the_round_takes():
     sizes = tiny_federation().train_split.sizes
     work = session_of({**ALL, "system.seconds_per_sample": 1.0, "system.deadline": 20.0})
-    state, ((outcome,),) = play(work, rounds=1)
+    state, ((outcome,),) = run_rounds(work, rounds=1)
     assert outcome.missing == tuple(np.flatnonzero(2 * sizes > 20).tolist())
     assert state.clock == 20.0
 
@@ -113,15 +115,15 @@ def test_a_deadline_loses_who_is_slower_and_is_how_long_the_round_takes():
 def test_the_server_may_wait_for_a_share_only():
     sizes = tiny_federation().train_split.sizes
     work = session_of({**ALL, "system.seconds_per_sample": 1.0, "system.wait_for": 0.5})
-    state, ((outcome,),) = play(work, rounds=1)
+    state, ((outcome,),) = run_rounds(work, rounds=1)
     assert sorted(r.client for r in outcome.reports) == sorted(np.argsort(sizes, kind="stable")[:3].tolist())
     assert state.clock == 2 * np.sort(sizes)[2]
 
 
 def test_more_clients_are_asked_than_are_waited_for():
-    _, outcomes = play(session_of({"train.clients_per_round": 3, "system.over_select": 1.5}))
+    _, outcomes = run_rounds(session_of({"train.clients_per_round": 3, "system.over_select": 1.5}))
     assert all(len(o.step.asks) == 5 and len(o.reports) == 3 for (o,) in outcomes)
-    _, outcomes = play(session_of({"train.clients_per_round": "all", "system.over_select": 1.5}))
+    _, outcomes = run_rounds(session_of({"train.clients_per_round": "all", "system.over_select": 1.5}))
     assert all(len(o.step.asks) == len(o.reports) == 6 for (o,) in outcomes)  # nobody is in reserve
 
 
@@ -129,7 +131,7 @@ def test_more_clients_are_asked_than_are_waited_for():
 
 
 def asked(overrides, rounds=4, federation=None):
-    _, outcomes = play(session_of({**ALL, **overrides}, federation), rounds=rounds)
+    _, outcomes = run_rounds(session_of({**ALL, **overrides}, federation), rounds=rounds)
     return [sorted(a.client for o in steps for a in o.step.asks) for steps in outcomes]
 
 
@@ -198,30 +200,32 @@ def test_every_round_has_the_divergence_of_its_labels(tmp_path):
     json.dumps(few.events())
 
 
-# ---- steps played as one ----
+# ---- steps run as one ----
 
 
 @pytest.mark.parametrize("method", ["stratify-single", "stratify-batch"])
-def test_steps_played_as_one_take_as_long_as_the_single_ones(method):
+def test_steps_run_as_one_take_as_long_as_the_single_ones(method):
     speeds = np.array([1.0, 2.0, 0.5, 1.0, 3.0, 4.0])
     clocks = []
     for way in ("fused", "messages"):
         work = session_of({"method.name": method, "engine.execution": way}, with_devices(speeds, np.full(6, 1e4)))
-        clocks.append(play(work)[0].clock)
+        clocks.append(run_rounds(work)[0].clock)
     assert clocks[0] == pytest.approx(clocks[1], rel=1e-9)
     assert clocks[0] > 0
 
 
 def test_sticky_stragglers_are_never_everybody():
-    _, outcomes = play(session_of({"train.clients_per_round": 1, "system.stragglers": {"rate": 0.9, "mode": "sticky"}}))
+    _, outcomes = run_rounds(
+        session_of({"train.clients_per_round": 1, "system.stragglers": {"rate": 0.9, "mode": "sticky"}})
+    )
     assert all(outcome.reports for (outcome,) in outcomes)
 
 
 def test_probes_are_late_too_and_cost_time():
     asked = {"method.selector": "power-of-choice", "train.clients_per_round": 2, "system.seconds_per_sample": 1.0}
-    _, rounds = play(session_of(asked))
+    _, rounds = run_rounds(session_of(asked))
     assert all(outcomes[0].seconds > 0 for outcomes in rounds)
-    _, rounds = play(session_of({**asked, "system.deadline": 3.0}))
+    _, rounds = run_rounds(session_of({**asked, "system.deadline": 3.0}))
     assert any(outcomes[0].missing for outcomes in rounds)
 
 

@@ -21,7 +21,7 @@ from fedstrata.data.partitions.dirichlet import DirichletClass
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.processes import ProcessPool
 from fedstrata.testing import WireEngine, tiny_federation
-from fedstrata.testing.tiny import play, same, session_of
+from fedstrata.testing.tiny import run_rounds, same, session_of
 
 MOVES = {"drift": Drift((2, 4), 0.7), "stream": Stream(0.4, 4)}
 
@@ -78,11 +78,11 @@ def test_moving_data_is_the_same_on_every_engine_and_after_a_resume(method):
     def work():
         return session_of({"method.name": method, "train.clients_per_round": "all"}, moved(**MOVES))
 
-    whole, outcomes = play(work())
-    assert same(whole, play(work(), cut=2)[0])
-    assert same(whole, play(work(), engine=lambda w: WireEngine(w.plan.local, w.federation))[0])
+    whole, outcomes = run_rounds(work())
+    assert same(whole, run_rounds(work(), cut=2)[0])
+    assert same(whole, run_rounds(work(), engine=lambda w: WireEngine(w.plan.local, w.federation))[0])
     engines = []
-    workers, _ = play(
+    workers, _ = run_rounds(
         work(), engine=lambda w: engines.append(LocalEngine(ProcessPool(w.plan.local, w.federation, 2))) or engines[0]
     )
     engines[0].close()

@@ -14,7 +14,7 @@ def a_server(**changes) -> server.FederationServer:
     return server.FederationServer(**(fields | changes))
 
 
-def played(path: Path, rounds: int) -> Run:
+def a_run(path: Path, rounds: int) -> Run:
     run = Run.create(path, Experiment.of({"train": {"rounds": rounds}}).to_toml())
     run.log("start", clients=2)
     run.log("sites", wall={"sites": ["a", "b"]})

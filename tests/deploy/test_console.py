@@ -7,7 +7,7 @@ import shutil
 import threading
 
 import pytest
-from deployed import a_server, played
+from deployed import a_run, a_server
 from rich.console import Console
 
 from fedstrata.cli import console
@@ -75,7 +75,7 @@ class Waited:
 
 
 def test_a_run_keeps_its_turn_while_it_goes_on_without_the_command_that_asked_for_it(there, tmp_path):
-    run = played(tmp_path / "one", 2)
+    run = a_run(tmp_path / "one", 2)
     with run.locked():
         with turn(asked(there, run.path), print):
             pass  # killed, as it were
@@ -136,7 +136,7 @@ def test_only_operators_of_the_roll_are_heard(there, tmp_path, cli):
 
 
 def test_the_console_shows_sites_runs_queue_and_last_answers(there, tmp_path, cli):
-    run = played(tmp_path / "one", 2)
+    run = a_run(tmp_path / "one", 2)
     run.log("site_refused", round=2, step=0, site="a", client=0, why="no")
     there.begun(run.path)
     book = ReportBook(there.folder / site_reports.FILE)
@@ -185,7 +185,7 @@ def test_only_what_a_run_would_heed_is_said_to_it(there, tmp_path, cli):
 
 
 def test_the_board_shows_the_same_and_speaks_with_the_operators_key(there, tmp_path):
-    run, ann = played(tmp_path / "one", 2), tmp_path / "keys/operators/ann"
+    run, ann = a_run(tmp_path / "one", 2), tmp_path / "keys/operators/ann"
     run.log("site_refused", round=2, step=0, site="a", client=0, why="no")
     there.begun(run.path)
     ReportBook(there.folder / site_reports.FILE).take(SiteReport("a", "busy", 0.0, "run 7"))

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import tomli_w
-from deployed import a_server, played
+from deployed import a_run, a_server
 
 from fedstrata.config.experiment import Experiment
 from fedstrata.core.errors import FedstrataError, RequestError
@@ -135,7 +135,7 @@ def test_a_folder_with_a_run_is_refused_before_anybody_is_asked(tmp_path):
 def test_following_shows_what_the_folder_gets(tmp_path):
     asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
     seen = []
-    run = played(tmp_path / "out", 2)
+    run = a_run(tmp_path / "out", 2)
     run.write_result({}, {}, {"method": "fedavg"})
     done = submit.follow(asked, "1", seen.append, lambda _: None)
     assert done.summary == {"method": "fedavg"}
@@ -144,7 +144,7 @@ def test_following_shows_what_the_folder_gets(tmp_path):
 
 
 def test_following_a_resumed_run_begins_where_it_goes_on(tmp_path):
-    run = played(tmp_path / "out", 2)
+    run = a_run(tmp_path / "out", 2)
     size = run.sync_events()
     run.log("round", round=3, steps=[])  # after the checkpoint: it will be cut off
     lines = submit.EventLines(run, {"events": size, "round": 2})
@@ -188,7 +188,7 @@ def test_a_run_whose_process_is_gone_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(submit, "GONE", 0.3)
     monkeypatch.setattr(flower, "log_of", lambda *_: "its last words\n")
     asked = submit.Submission(a_server(), Experiment.of({"train": {"rounds": 2}}), tmp_path / "out", 2)
-    run = played(tmp_path / "out", 2)
+    run = a_run(tmp_path / "out", 2)
     with run.locked():
         assert run.running
     assert not run.running
@@ -217,7 +217,7 @@ def test_a_run_that_ends_while_flower_is_asked_is_not_given_up(tmp_path, monkeyp
     monkeypatch.setattr(submit, "ASK", 0.1)
 
     def call(*_):
-        played(tmp_path / "out", 2).write_result({}, {}, {"method": "fedavg"})
+        a_run(tmp_path / "out", 2).write_result({}, {}, {"method": "fedavg"})
         return {"runs": [{"status": "finished:completed"}]}
 
     monkeypatch.setattr(flower, "flwr", call)
@@ -228,7 +228,7 @@ def test_a_run_that_ends_while_flower_is_asked_is_not_given_up(tmp_path, monkeyp
 
 
 def test_going_on_takes_the_number_of_sites_from_the_run(tmp_path):
-    played(tmp_path / "out", 2)
+    a_run(tmp_path / "out", 2)
     assert submit.again(a_server(), tmp_path / "out", None).sites == 2
     assert submit.again(a_server(), tmp_path / "out", 3).sites == 3
     Run.create(tmp_path / "new", Experiment.of(None).to_toml())

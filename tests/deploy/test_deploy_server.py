@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from deployed import a_server, played
+from deployed import a_run, a_server
 
 from fedstrata.core.errors import RequestError
 from fedstrata.deploy import flower, server, state, status
@@ -30,7 +30,7 @@ def test_status_names_sites_and_says_what_they_gave(tmp_path, monkeypatch):
         node("9", "unregistered"),
     ]
     monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
-    run = played(tmp_path / "out", 3)
+    run = a_run(tmp_path / "out", 3)
     run.log("site_refused", round=3, step=0, site="a", client=0, why="no")
     (run.path / "sites.json").write_text(json.dumps({"run": "x", "sites": {"a": {"samples": 7}}}))
     rows = status.sites(there, run.path)
@@ -59,7 +59,7 @@ def test_status_without_keys_knows_sites_by_what_they_said_in_a_run(tmp_path, mo
         node("4", "online"),
     ]
     monkeypatch.setattr(flower, "flwr", lambda *_: {"success": True, "nodes": nodes})
-    there.begun(played(tmp_path / "out", 3).path)
+    there.begun(a_run(tmp_path / "out", 3).path)
     code, out, _ = cli("deploy", "status", "--json")
     assert code == 0
     told = json.loads(out)

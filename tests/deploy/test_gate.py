@@ -156,7 +156,7 @@ def test_connections_that_ask_for_nothing_are_closed():
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    async def play():
+    async def scenario():
         limits = {"http": impatient(AutoHTTPProtocol, 0.1), "log_level": "error", "lifespan": "off", "ws": "none"}
         server = uvicorn.Server(uvicorn.Config(app, **limits))
         with socket.create_server(("127.0.0.1", 0)) as door:
@@ -175,7 +175,7 @@ def test_connections_that_ask_for_nothing_are_closed():
             await serving
         return ends, answer
 
-    ends, answer = run_loop(play())
+    ends, answer = run_loop(scenario())
     assert set(ends) == {b""}
     assert answer.endswith(b"ok")
 

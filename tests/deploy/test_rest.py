@@ -61,7 +61,7 @@ async def asked(app, path: str, leaves: asyncio.Event | None = None) -> list:
 
 
 def test_a_look_for_messages_waits_until_there_is_one():
-    async def play():
+    async def scenario():
         flower = Calls(b"", b"", b"a message")
         app = LongPoll(flower, hold=600.0)
         look = asyncio.ensure_future(asked(app, PULL))
@@ -71,7 +71,7 @@ def test_a_look_for_messages_waits_until_there_is_one():
         await asked(app, "/v1/runtime/push-messages")  # its own answer is the second body
         return flower, await look
 
-    flower, sent = run_loop(play())
+    flower, sent = run_loop(scenario())
     assert [part.get("body") for part in sent[1:]] == [b"a message"]
     assert flower.paths == [PULL, "/v1/runtime/push-messages", PULL]
     assert flower.read == [b"who"] * 3, "the request is repeated as it came"
@@ -88,7 +88,7 @@ def test_a_look_that_finds_nothing_is_answered_after_a_while_and_errors_at_once(
 
 
 def test_nobody_takes_out_a_message_for_a_site_that_has_left():
-    async def play():
+    async def scenario():
         flower, leaves = Calls(b"", b"", b"a message"), asyncio.Event()
         app = LongPoll(flower, hold=600.0)
         look = asyncio.ensure_future(asked(app, PULL, leaves))
@@ -99,12 +99,12 @@ def test_nobody_takes_out_a_message_for_a_site_that_has_left():
         await asked(app, "/v1/runtime/push-object")
         return flower, sent
 
-    flower, sent = run_loop(play())
+    flower, sent = run_loop(scenario())
     assert (flower.paths, sent) == ([PULL, "/v1/runtime/push-object"], [])
 
 
 def test_sites_that_wait_are_told_of_a_run_that_was_submitted():
-    async def play():
+    async def scenario():
         app = LongPoll(flower := Calls(), hold=600.0)
         looks = [asyncio.ensure_future(asked(app, PULL)) for _ in range(2)]
         while len(flower.paths) < 2:
@@ -116,7 +116,7 @@ def test_sites_that_wait_are_told_of_a_run_that_was_submitted():
         late = asyncio.ensure_future(asked(LongPoll(Calls(), hold=0.0), PULL))
         return told, await late
 
-    told, late = run_loop(play())
+    told, late = run_loop(scenario())
     for start, body in told:
         assert start["headers"] == [(ANNOUNCED.encode(), b"1")]
         assert (start["status"], body["body"]) == (200, b"")
@@ -171,7 +171,7 @@ def test_nobody_can_take_the_task_of_a_run_over_the_web_and_a_submitted_run_is_l
 def submitting(app, body: bytes) -> tuple[int, bytes]:
     """Hand a server a run."""
 
-    async def play():
+    async def scenario():
         sent, parts = [], [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive():
@@ -183,7 +183,7 @@ def submitting(app, body: bytes) -> tuple[int, bytes]:
         await app({**HTTP, "path": SUBMIT, "method": "POST", "headers": [(b"host", b"h"), (b"x", b"y")]}, receive, send)
         return sent
 
-    start, body = run_loop(play())
+    start, body = run_loop(scenario())
     return start["status"], body["body"]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from deployed import a_server, played
+from deployed import a_run, a_server
 from looping import run_loop
 from test_model_shelf import WHO
 
@@ -182,7 +182,7 @@ def scraped(read) -> dict[str, float]:
 
 def test_figures_of_a_server(tmp_path):
     folder = state.private(state.of_server(8000))
-    run = played(tmp_path / "first", 3)
+    run = a_run(tmp_path / "first", 3)
     for path in (tmp_path / "second", run.path):
         run_book.book(folder, BookedRun("1", str(path), "fedavg", {}, 3, 2, WHO))
     told = scraped(metrics.ServerFigures(folder, lambda: 3))
@@ -279,7 +279,7 @@ def test_errors_of_a_site_stand_in_its_log_with_their_traces(tmp_path):
 def kept(made, tmp_path):
     """Write a backup of a server with a run, while its database is open."""
     folder = state.private(state.of_server(8000))
-    run = played(tmp_path / "runs/first", 2)
+    run = a_run(tmp_path / "runs/first", 2)
     run_book.book(folder, BookedRun("1", str(run.path), "fedavg", {}, 2, 2, WHO))
     (folder / "run").write_text(str(run.path))
     (folder / "nodes.json").write_text('{"a": {"node": "1", "key": "k"}}')
@@ -385,7 +385,7 @@ def test_what_is_no_stream_gets_the_connection_itself_and_a_stream_is_passed_on(
         writer.write(b"stream " + await reader.readexactly(8))
         writer.close()
 
-    async def play():
+    async def scenario():
         run = await asyncio.start_unix_server(echo, tmp_path / "s")
         listener = one_port.listen("127.0.0.1", 0, 10)
         port = one_port.OnePort(listener, Tells, None, str(tmp_path / "s"))
@@ -402,7 +402,7 @@ def test_what_is_no_stream_gets_the_connection_itself_and_a_stream_is_passed_on(
         run.close()
         return told
 
-    told = run_loop(play())
+    told = run_loop(scenario())
     said, own, _ = told["web"]
     assert said.startswith(f"{own} GE".encode()), "the gate sees who calls"
     said, _, first = told["stream"]

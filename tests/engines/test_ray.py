@@ -21,7 +21,7 @@ from ray_cluster import LastingWorkers, OnLastingWorkers, several_nodes
 import fedstrata
 from fedstrata.core import registry
 from fedstrata.data.drift import Drift
-from fedstrata.testing.tiny import alike, play, same, session_of, tiny_federation
+from fedstrata.testing.tiny import alike, run_rounds, same, session_of, tiny_federation
 
 pytestmark = [
     pytest.mark.extended,
@@ -89,17 +89,17 @@ def workers(nodes):
 @pytest.mark.parametrize("way", [*PARTS, *WAYS])
 def test_equals_the_local_engine(workers, way):
     asked = (PARTS | WAYS)[way]
-    plain, _ = play(session_of(asked))
-    spread, _ = play(session_of(asked), engine=workers.engine)
+    plain, _ = run_rounds(session_of(asked))
+    spread, _ = run_rounds(session_of(asked), engine=workers.engine)
     assert (plain.model.params - spread.model.params).abs().max() < 1e-9
     assert plain.traffic == spread.traffic
 
 
 def test_data_that_move_between_clients(workers):
     federation = tiny_federation().moving(Drift(at=(1, 2), share=0.5), seed=0)
-    plain, _ = play(session_of({}, federation))
-    spread, _ = play(session_of({}, federation), engine=workers.engine)
-    still, _ = play(session_of({}))
+    plain, _ = run_rounds(session_of({}, federation))
+    spread, _ = run_rounds(session_of({}, federation), engine=workers.engine)
+    still, _ = run_rounds(session_of({}))
     assert (plain.model.params - spread.model.params).abs().max() < 1e-9
     assert not same(plain, still)
 
@@ -112,7 +112,7 @@ def test_any_placement_gives_the_same_bits(workers):
             engines.append(workers.engine(work, **how))
             return engines[-1]
 
-        state, _ = play(session_of(SCAFFOLD), engine=start)
+        state, _ = run_rounds(session_of(SCAFFOLD), engine=start)
         return state, engines[0].client_states()
 
     everywhere, states = trained()
@@ -149,7 +149,7 @@ def test_samples_by_path(nodes, tmp_path):
 
 
 class KilledOnTheWay:
-    """Kills something after a step was played and before it is summed, once."""
+    """Kills something after a step was run and before it is summed, once."""
 
     def __init__(self, engine, kill):
         self._engine, self._kill = engine, kill
@@ -170,21 +170,21 @@ class KilledOnTheWay:
 def test_a_killed_worker_changes_nothing_but_the_log(workers, which):
     def kill(engine, weights):
         (pair,) = [names for names in workers.members.by_node.values() if len(names) == 2]
-        assert set(pair) <= set(engine._now.player.values())
+        assert set(pair) <= set(engine._now.worker.values())
         os.kill(engine.workers[pair[which]], signal.SIGKILL)
 
-    undisturbed, _ = play(session_of(EVERYBODY), engine=workers.engine)
+    undisturbed, _ = run_rounds(session_of(EVERYBODY), engine=workers.engine)
     workers.said.clear()
-    state, _ = play(session_of(EVERYBODY), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
+    state, _ = run_rounds(session_of(EVERYBODY), engine=lambda w: KilledOnTheWay(workers.engine(w), kill))
     assert same(undisturbed, state)
     (lost,) = [line for line in workers.said if "lost" in line]
     assert "round 2" in lost
-    assert "played again elsewhere" in lost
+    assert "run again elsewhere" in lost
 
 
 def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, workers):
-    undisturbed, _ = play(session_of(EVERYBODY), engine=workers.engine)
-    new, players = [], []
+    undisturbed, _ = run_rounds(session_of(EVERYBODY), engine=workers.engine)
+    new, holders = [], []
 
     def replace_node(engine, weights):
         head = nodes.head_node.node_id
@@ -195,14 +195,14 @@ def test_a_killed_node_changes_nothing_but_the_log_and_a_new_one_is_used(nodes, 
 
     class Watched(KilledOnTheWay):
         def collect(self, weights):
-            players.append({name.partition("/")[0] for name in self._engine._now.player.values()})
+            holders.append({name.partition("/")[0] for name in self._engine._now.worker.values()})
             return super().collect(weights)
 
     workers.said.clear()
-    state, _ = play(session_of(EVERYBODY), engine=lambda work: Watched(workers.engine(work), replace_node))
+    state, _ = run_rounds(session_of(EVERYBODY), engine=lambda work: Watched(workers.engine(work), replace_node))
     assert same(undisturbed, state)
     assert len([line for line in workers.said if "lost" in line]) == 1
-    assert [new[0] in round for round in players] == [False, False, True, True]  # from the next round on
+    assert [new[0] in round for round in holders] == [False, False, True, True]  # from the next round on
 
 
 def test_workers_take_shares_of_a_gpu(nodes, tmp_path):

@@ -1,4 +1,4 @@
-"""What the engine on a cluster is made of, without a cluster: sums on a grid, and who plays which client."""
+"""What the engine on a cluster is made of, without a cluster: sums on a grid, and who trains which client."""
 
 from __future__ import annotations
 

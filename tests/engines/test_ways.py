@@ -33,7 +33,7 @@ from fedstrata.models.mlp import Mlp
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.tiny import alike, play, same, session_of
+from fedstrata.testing.tiny import alike, run_rounds, same, session_of
 
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
@@ -89,8 +89,8 @@ def parts(state):
 def test_clients_trained_at_once_give_the_same_model(method, stragglers):
     asked = {**asked_for(method), "system.stragglers.rate": stragglers}
     remarks = []
-    one_by_one, outcomes = play(session_of(asked), rounds=3)
-    at_once, others = play(session_of(asked), rounds=3, engine=together(remarks))
+    one_by_one, outcomes = run_rounds(session_of(asked), rounds=3)
+    at_once, others = run_rounds(session_of(asked), rounds=3, engine=together(remarks))
     assert gap(one_by_one, at_once) < 1e-9
     assert one_by_one.traffic == at_once.traffic
     assert [[[r.client for r in o.reports] for o in round] for round in outcomes] == [
@@ -115,7 +115,7 @@ def test_ragged_clients_and_rings_that_are_filled_again(sizes, batch):
     x, y = rng.normal(size=(stops[-1], 4)), np.arange(stops[-1]) % 3
     federation = Federation.from_arrays(x, y, rows, test=(x[:6], y[:6]))
     asked = {"train.batch_size": batch, "train.clients_per_round": "all", "train.optimizer.momentum": 0.9}
-    one, other = (play(session_of(asked, federation), 2, **how)[0] for how in ({}, {"engine": together()}))
+    one, other = (run_rounds(session_of(asked, federation), 2, **how)[0] for how in ({}, {"engine": together()}))
     assert gap(one, other) < 1e-9
 
 
@@ -136,7 +136,7 @@ def test_networks_of_ones_own_at_once(layers):
     made = [
         build_session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)
     ]
-    one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
+    one, other = run_rounds(made[0])[0], run_rounds(made[1], engine=together(remarks))[0]
     assert gap(one, other) < 1e-9
     assert remarks == []
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_done_at_once_is_done_one_by_one_with_the_reason(module, 
         build_session(describe_experiment(None, None, asked, federation, module), federation, module) for _ in range(2)
     ]
     remarks = []
-    one, other = play(made[0])[0], play(made[1], engine=together(remarks))[0]
+    one, other = run_rounds(made[0])[0], run_rounds(made[1], engine=together(remarks))[0]
     assert same(one, other)
     assert len(remarks) == 1
     assert "one by one" in remarks[0]
@@ -184,7 +184,7 @@ def test_the_reason_is_an_event_of_the_run(tmp_path):
 def test_a_part_that_raises_names_its_client_also_where_clients_are_trained_at_once():
     work = session_of({"method.corrections": [BreaksAt(4)], "train.clients_per_round": "all"})
     with pytest.raises(ValueError, match="no more") as caught:
-        play(work, engine=together())
+        run_rounds(work, engine=together())
     assert "client 4" in "".join(caught.value.__notes__)
 
 
@@ -247,8 +247,8 @@ def test_processes_give_the_same_bits(method):
     asked = {**asked_for(method), "system.stragglers.rate": 0.3}
     engines = []
     try:
-        here, outcomes = play(session_of(asked), rounds=3, engine=together())
-        there, others = play(session_of(asked), rounds=3, engine=in_processes(2, True, engines))
+        here, outcomes = run_rounds(session_of(asked), rounds=3, engine=together())
+        there, others = run_rounds(session_of(asked), rounds=3, engine=in_processes(2, True, engines))
     finally:
         for engine in engines:
             engine.close()
@@ -272,13 +272,13 @@ class DiesOnce(Correction):
 def test_a_lane_that_dies_is_replaced_and_the_result_does_not_change(tmp_path, at_once):
     asked = {"train.clients_per_round": "all", "method.corrections": ["scaffold", DiesOnce(str(tmp_path / "marker"))]}
     (tmp_path / "marker").touch()
-    expected, _ = play(session_of(asked), engine=here(at_once))
+    expected, _ = run_rounds(session_of(asked), engine=here(at_once))
     (tmp_path / "marker").unlink()
     work, remarks = session_of(asked), []
     pool = ProcessPool(work.plan.local, work.federation, 2, at_once, remarks.append)
     first = pool.pids
     try:
-        state, _ = play(work, engine=lambda _: LocalEngine(pool))
+        state, _ = run_rounds(work, engine=lambda _: LocalEngine(pool))
         assert same(expected, state)
         assert (tmp_path / "marker").exists()
         assert len(set(first) & set(pool.pids)) == 1
@@ -293,7 +293,7 @@ def test_nothing_is_left_of_lanes_after_success_failure_and_death(tmp_path, monk
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))  # of memory, where others write too
     work = session_of({"method.corrections": [DiesOnce(str(tmp_path / "marker"))], "train.clients_per_round": "all"})
     pool = ProcessPool(work.plan.local, work.federation, 2)
-    play(work, engine=lambda _: LocalEngine(pool))
+    run_rounds(work, engine=lambda _: LocalEngine(pool))
     pids = pool.pids
     pool.close()
     for pid in pids:

@@ -17,7 +17,7 @@ from fedstrata.core.errors import ClientError, FedstrataError, RequestError
 from fedstrata.engines.local.engine import LocalEngine
 from fedstrata.engines.local.processes import ProcessPool
 from fedstrata.testing import tiny_federation
-from fedstrata.testing.tiny import play, same, session_of
+from fedstrata.testing.tiny import run_rounds, same, session_of
 
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
@@ -54,10 +54,10 @@ def workers(count):
 @pytest.mark.parametrize("method", ["scaffold", "sfl"])
 def test_one_two_and_three_lanes_are_bit_equal(method, precision):
     overrides = {"method.name": method, "engine.precision": precision, "train.clients_per_round": 5}
-    alone, outcomes = play(session_of(overrides))
+    alone, outcomes = run_rounds(session_of(overrides))
     for count in (2, 3):
         start = workers(count)
-        state, same_outcomes = play(session_of(overrides), engine=start)
+        state, same_outcomes = run_rounds(session_of(overrides), engine=start)
         start.engines[0].close()
         assert same(alone, state)
         assert outcomes == same_outcomes
@@ -79,18 +79,18 @@ def test_a_part_that_raises_names_the_client_and_shows_its_own_traceback(count):
     start = workers(count)
     if count == 1:
         with pytest.raises(ValueError, match="this client is broken") as caught:
-            play(work)
+            run_rounds(work)
         assert "client 3" in "".join(caught.value.__notes__)
         return
     with pytest.raises(ClientError, match=r"client 3 failed(?s:.*)in fill(?s:.*)this client is broken"):
-        play(work, engine=start)
+        run_rounds(work, engine=start)
     start.engines[0].close()
 
 
 def test_a_lane_that_dies_is_reported_with_its_exit_code():
     start = workers(2)
     with pytest.raises(FedstrataError, match="exit code 7"):
-        play(session_of({"method.corrections": [{"kind": f"{__name__}:Deadly"}]}), engine=start)
+        run_rounds(session_of({"method.corrections": [{"kind": f"{__name__}:Deadly"}]}), engine=start)
     start.engines[0].close()
 
 

@@ -7,6 +7,6 @@ from fedstrata.core.threads import one_thread
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Rounds that tests play themselves keep to one thread, as those of the loop do."""
+    """Rounds that tests run themselves keep to one thread, as those of the loop do."""
     with one_thread():
         yield

@@ -26,7 +26,7 @@ from fedstrata.methods.samplers.bias_aware import BiasAware, share, split_by_bia
 from fedstrata.methods.samplers.shuffle import Shuffle
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.testing.tiny import play, same, session_of, tiny_federation
+from fedstrata.testing.tiny import run_rounds, same, session_of, tiny_federation
 
 PROBABILITIES = np.array(
     [(0.9, 0.05, 0.05), (0.6, 0.3, 0.1), (0.4, 0.35, 0.25), (0.2, 0.7, 0.1), (0.05, 0.9, 0.05)]
@@ -197,8 +197,8 @@ def test_warm_up_in_rounds_or_as_a_share_of_them(warmup, rounds, first):
 
 def test_warm_up_rounds_are_fedavg_and_the_next_is_not():
     bss, avg = {"method.name": "fedbss", "method.sampler.warmup": 2, **ALL}, UNIFORM
-    assert same(play(session_of(bss), 2)[0], play(session_of(avg), 2)[0])
-    assert not same(play(session_of(bss), 3)[0], play(session_of(avg), 3)[0])
+    assert same(run_rounds(session_of(bss), 2)[0], run_rounds(session_of(avg), 2)[0])
+    assert not same(run_rounds(session_of(bss), 3)[0], run_rounds(session_of(avg), 3)[0])
 
 
 @pytest.mark.parametrize("warmup", [-1, 1.0, 1.5, -0.5, "half"])
@@ -215,7 +215,9 @@ def test_strange_warm_ups_are_refused(warmup):
 def test_with_one_epoch_it_is_fedavg_bit_for_bit(growth, precision):
     asked = {"train.epochs": 1, "engine.precision": precision}
     sampler = {"method.sampler": {"kind": "bias-aware", "warmup": 0, "growth": growth}}
-    assert same(play(session_of({**UNIFORM, **asked, **sampler}))[0], play(session_of({**UNIFORM, **asked}))[0])
+    assert same(
+        run_rounds(session_of({**UNIFORM, **asked, **sampler}))[0], run_rounds(session_of({**UNIFORM, **asked}))[0]
+    )
 
 
 def flat(zero):
@@ -236,13 +238,13 @@ def test_where_every_sample_is_unbiased_it_is_fedavg_bit_for_bit(zero, growth):
     for sampler in ("shuffle", {"kind": "bias-aware", "warmup": 0, "growth": growth}):
         asked = {"method.sampler": sampler, "train.epochs": 3, "train.batch_size": 4, **UNIFORM}
         work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
-        states.append(play(work, 1)[0])
+        states.append(run_rounds(work, 1)[0])
     assert same(*states) == zero
 
 
 def test_a_guard_larger_than_any_client_is_fedavg_bit_for_bit():
     protect_engine = {"method.sampler": {"kind": "bias-aware", "warmup": 0, "min_unbiased": 99}}
-    assert same(play(session_of({**UNIFORM, **protect_engine}))[0], play(session_of(UNIFORM))[0])
+    assert same(run_rounds(session_of({**UNIFORM, **protect_engine}))[0], run_rounds(session_of(UNIFORM))[0])
 
 
 def test_the_recipe_averages_plainly_and_warms_up_for_a_quarter():
@@ -255,10 +257,10 @@ def test_the_recipe_averages_plainly_and_warms_up_for_a_quarter():
 
 
 def in_the_loop(**options):
-    """Play FedBSS from the start; give the work and, by client, the report of the first round."""
+    """Run FedBSS from the start; give the work and, by client, the report of the first round."""
     sampler = {f"method.sampler.{key}": value for key, value in {"warmup": 0, **options}.items()}
     work = session_of({"method.name": "fedbss", **sampler, **ALL})
-    ((outcome,),) = play(work, 1)[1]
+    ((outcome,),) = run_rounds(work, 1)[1]
     return work, {r.client: r for r in outcome.reports}
 
 
@@ -330,7 +332,7 @@ def test_ranks_are_taken_in_eval_mode_without_augmentation(monkeypatch):
     work = build_session(
         describe_experiment(None, None, {**asked, "engine.precision": "fp64"}, federation, module), federation, module
     )
-    play(work, 1)
+    run_rounds(work, 1)
     for client, samples in enumerate((25, 15)):
         losses, probabilities = seen.pop(samples)
         expected = by_hand(work, client)
@@ -343,7 +345,7 @@ def test_epochs_asked_of_a_slow_client_grow_to_everything_too():
     """A straggler that is asked for one epoch of two trains on everything, like FedAvg's."""
     slow = {"system.stragglers": {"rate": 1.0, "mode": "partial"}}
     work = session_of({"method.name": "fedbss", "method.sampler.warmup": 0, "train.epochs": 3, **slow, **ALL})
-    _, rounds = play(work)
+    _, rounds = run_rounds(work)
     asked = [(a.config["epochs"], r) for (o,) in rounds for a, r in zip(o.step.asks, o.reports, strict=True)]
     assert {epochs for epochs, _ in asked} == {1, 2, 3}
     sizes = work.federation.train_split.sizes
@@ -388,7 +390,7 @@ def test_the_smallest_batch_is_an_option_and_speeds_do_not_matter_to_fixed_batch
 def test_a_lane_is_wide_enough_for_the_fastest_device():
     federation = replace(tiny_federation(), speeds=np.array([1.0, 0.1, 3.0, 1.0, 1.0, 1.0]))
     work = session_of({"method.sampler": {"kind": "shuffle", "batch": "capacity", "least": 2}, **ALL}, federation)
-    ((outcome,),) = play(work, 1)[1]
+    ((outcome,),) = run_rounds(work, 1)[1]
     sizes = federation.train_split.sizes
     batches = np.minimum(sizes, [4, 2, 12, 4, 4, 4])
     assert [r.steps for r in outcome.reports] == (2 * -(-sizes // batches)).tolist()
@@ -396,7 +398,7 @@ def test_a_lane_is_wide_enough_for_the_fastest_device():
 
 def test_devices_of_equal_speed_make_batches_by_capacity_plain_ones():
     by_capacity = {"method.sampler": {"kind": "shuffle", "batch": "capacity", "least": 1}}
-    assert same(play(session_of(by_capacity))[0], play(session_of())[0])
+    assert same(run_rounds(session_of(by_capacity))[0], run_rounds(session_of())[0])
 
 
 def test_a_lane_of_its_own_gives_the_same_visit():

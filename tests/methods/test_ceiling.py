@@ -11,7 +11,7 @@ from fedstrata.core.client_context import SampleScores
 from fedstrata.core.rng import Streams
 from fedstrata.methods.samplers.bias_aware import BiasAware, seem_wrong
 from fedstrata.testing import check_sampler
-from fedstrata.testing.tiny import play, same, session_of
+from fedstrata.testing.tiny import run_rounds, same, session_of
 
 
 def mixed(seed, right=70, wrong=30):
@@ -90,7 +90,9 @@ def test_ceilings_of_one_and_zero_are_what_there_was():
     asked = {"method.name": "fedbss", "method.sampler.warmup": 0}
 
     def state(**options):
-        return play(session_of({**asked, **{f"method.sampler.{key}": value for key, value in options.items()}}))[0]
+        return run_rounds(session_of({**asked, **{f"method.sampler.{key}": value for key, value in options.items()}}))[
+            0
+        ]
 
     assert same(state(), state(ceiling=1.0))
     assert same(state(growth="filter"), state(ceiling=0.0))

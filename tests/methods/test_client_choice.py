@@ -16,7 +16,7 @@ from fedstrata.core.threads import one_thread
 from fedstrata.methods.schedules.draws import Draws
 from fedstrata.methods.schedules.take import Take
 from fedstrata.methods.schedules.turns import SpreadTurns, Turns, golden_step
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.tiny import in_process, session_of
 
 KINDS = {
@@ -131,7 +131,7 @@ def trained(monkeypatch):
 
 
 def quarters(share, driver, clients, trained, execution="fused", **options):
-    """Play an epoch over all samples in four rounds: the first client's part of each."""
+    """Run an epoch over all samples in four rounds: the first client's part of each."""
     counts, rng = np.array(CASES[share]), np.random.default_rng(0)
     labels = np.concatenate([np.repeat(np.arange(len(own)), own) for own in counts])
     x = rng.normal(size=(len(labels), 4)).astype(np.float32)
@@ -148,7 +148,7 @@ def quarters(share, driver, clients, trained, execution="fused", **options):
     state, engine = work.initial_state(), in_process(work)
     for r in range(4):
         with one_thread():
-            play_round(work.plan, state, work.plan.view(work.client_info, r, lambda *_, **__: None), engine)
+            run_round(work.plan, state, work.plan.view(work.client_info, r, lambda *_, **__: None), engine)
     assert sum(trained[0].values()) == pytest.approx(len(labels) / 4, abs=10)
     return np.array([own[0] / own.total() for own in (trained[r] for r in range(4))]), len(labels) / 4
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from combining import Told, close, model_of, moving_work, normed_work, played, view_of
+from combining import Told, close, model_of, moving_work, normed_work, run_of, view_of
 from quadratic import f64
 
 from fedstrata import RequestError
@@ -25,7 +25,7 @@ COMBINERS = sorted(registry.names("combiners"))
 @pytest.mark.parametrize("name", COMBINERS)
 def test_every_combiner_goes_with_scaffold_and_norm_statistics(name):
     work = normed_work({"method.combiner": name, "method.corrections": [Scaffold()]})
-    seen = played(work, rounds=2)
+    seen = run_of(work, rounds=2)
     for tensor in (seen.state.model.params, seen.state.model.buffers, seen.state.server_steps["scaffold"].c):
         assert torch.isfinite(tensor).all()
         assert tensor.abs().sum() > 0
@@ -136,7 +136,7 @@ def test_two_clients_cannot_be_compared(combine):
 @pytest.mark.parametrize("combine", COMPARING)
 def test_where_two_of_three_reports_come_no_model_is_made_and_everybody_hears_why(combine):
     work = session_of({"method.combiner": combine, "system.stragglers.rate": 0.34})
-    seen = played(work)
+    seen = run_of(work)
     assert torch.equal(seen.state.model.params, work.initial_state().model.params)
     lost, few, none = seen.notes
     assert (lost["why"], none["event"]) == ("late", "no_update")
@@ -146,7 +146,7 @@ def test_where_two_of_three_reports_come_no_model_is_made_and_everybody_hears_wh
 
 
 def test_norm_clipping_says_whose_update_was_shortened():
-    seen = played(moving_work([(1.0, 0.0), (0.0, 1.0), (3.0, 4.0)], {"method.combiner": "norm-clip"}))
+    seen = run_of(moving_work([(1.0, 0.0), (0.0, 1.0), (3.0, 4.0)], {"method.combiner": "norm-clip"}))
     (note,) = seen.notes
     assert (note["event"], note["clients"], note["lengths"], note["to"]) == ("clipped", [2], [5.0], 1.0)
 
@@ -172,10 +172,10 @@ HONEST = [(1.0, -1.0), (1.1, -0.9), (0.9, -1.1), (1.0, -1.0)]
 @pytest.mark.parametrize("far", [1e6, -1e6])
 def test_one_client_far_out_does_not_move_the_result(combine, far):
     work = moving_work([*HONEST, (far, far)], {"method.combiner": combine})
-    found = played(work, weights=(0.0, 0.0)).state.model.params
+    found = run_of(work, weights=(0.0, 0.0)).state.model.params
     assert (found - f64(1.0, -1.0)).abs().max() < 0.5
     naive = moving_work([*HONEST, (far, far)], {"method.combiner": "uniform"})
-    assert (played(naive, weights=(0.0, 0.0)).state.model.params - f64(1.0, -1.0)).abs().max() > 1e5
+    assert (run_of(naive, weights=(0.0, 0.0)).state.model.params - f64(1.0, -1.0)).abs().max() > 1e5
 
 
 @pytest.mark.parametrize("combine", ["median", {"kind": "trimmed-mean", "trim": 0.2}, "krum", "multi-krum"])
@@ -187,7 +187,7 @@ def test_one_client_far_out_does_not_move_controls_or_norm_statistics(combine):
     x[torch.from_numpy(honest.federation.train_split[1])] *= 1e6
     federation = replace(honest.federation, train=replace(honest.federation.train, x=x))
     attacked = build_session(honest.experiment, federation, honest.model)
-    found, usual = (played(work).state for work in (attacked, honest))
+    found, usual = (run_of(work).state for work in (attacked, honest))
     assert (found.model.params - usual.model.params).abs().max() < 0.1
     assert (found.model.buffers - usual.model.buffers).abs().max() < 10
     assert (found.server_steps["scaffold"].c - usual.server_steps["scaffold"].c).abs().max() < 10
@@ -196,6 +196,6 @@ def test_one_client_far_out_does_not_move_controls_or_norm_statistics(combine):
 def test_robust_combiners_in_global_batches_keep_running_statistics():
     """Where a batch spans clients, norms agree on statistics that no client sends as its own."""
     asked = {"method.name": "stratify-batch", "engine.execution": "messages", "train.batch_size": 8}
-    found, usual = (played(normed_work({**asked, "method.combiner": combine})).state for combine in ("median", "size"))
+    found, usual = (run_of(normed_work({**asked, "method.combiner": combine})).state for combine in ("median", "size"))
     assert (found.model.buffers - normed_work(asked).initial_state().model.buffers).abs().max() > 0.1
     assert found.model.buffers.shape == usual.model.buffers.shape

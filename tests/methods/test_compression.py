@@ -15,7 +15,7 @@ from fedstrata.inspection.rehearsal import rehearsed
 from fedstrata.methods.drivers.sync import RESIDUAL
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing import WireEngine
 from fedstrata.testing.tiny import in_process
 from studies.bytes import table
@@ -35,7 +35,7 @@ def session(up="full", down="full", **overrides):
     return build_session(describe_experiment(None, "stratify-batch", asked, federation, None), federation, None)
 
 
-def played(work, rounds=2, engine=in_process, watch=lambda engine: None):
+def run_of(work, rounds=2, engine=in_process, watch=lambda engine: None):
     state, at = work.initial_state(), engine(work)
     for round in range(rounds):
         ask = at.ask
@@ -46,7 +46,7 @@ def played(work, rounds=2, engine=in_process, watch=lambda engine: None):
             return told
 
         at.ask = asked
-        play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), at)
+        run_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), at)
         at.ask = ask
         state.round += 1
     return state, at
@@ -94,8 +94,8 @@ def test_what_comes_out_is_near_what_went_in_and_has_the_declared_shapes(up, len
 @pytest.mark.parametrize("engine", [in_process, lambda work: WireEngine(work.plan.local, work.federation)])
 def test_the_largest_numbers_of_all_are_all_numbers(engine):
     """Nothing is lost, so the run is the uncompressed one; what is asked for in full sends what it always did."""
-    plain, _ = played(session())
-    whole, _ = played(session("top-k", top=0.9999), engine=engine)
+    plain, _ = run_of(session())
+    whole, _ = run_of(session("top-k", top=0.9999), engine=engine)
     assert torch.allclose(plain.model.params, whole.model.params, rtol=0, atol=1e-12)
 
 
@@ -104,7 +104,7 @@ def test_over_many_steps_the_sums_are_those_of_the_exact_gradients(up):
     """With tiny steps both runs see the same gradients, and the model has moved by the sum of what arrived."""
     rate, options = 1e-7, {"top": up.share} if up.form == "top-k" else {}
     (exact, _), (sent, engine) = (
-        played(session(form, train__lr=rate, **o), 3) for form, o in (("full", {}), (up.form, options))
+        run_of(session(form, train__lr=rate, **o), 3) for form, o in (("full", {}), (up.form, options))
     )
     start = session().initial_state().model.params
     arrived, truth = ((start - run.model.params) / rate * 16 for run in (sent, exact))  # all batches have 16 samples
@@ -126,11 +126,11 @@ def test_the_bytes_charged_are_those_that_were_sent(up, down):
         sent["down"] += sum(task.nbytes for task in tasks)
         sent["updates"] += len(tasks) * step.combine
 
-    state, _ = played(work, watch=watch)
+    state, _ = run_of(work, watch=watch)
     assert (state.traffic.bytes_up, state.traffic.bytes_down) == (sent["up"], sent["down"])
     P, k = work.plan.space.P, up.kept(work.plan.space.P)
     numbers = {"bf16": 2 * P, "fp16": 2 * P, "int8": P + 8 * -(-P // BLOCK), "top-k": (4 + 8) * k + 8}[up.form]
-    plain, _ = played(session())
+    plain, _ = run_of(session())
     spared = sent["updates"] * (8 * P - numbers)
     assert plain.traffic.bytes_up - state.traffic.bytes_up == spared
     assert up.nbytes(P, torch.float64) == numbers
@@ -139,7 +139,7 @@ def test_the_bytes_charged_are_those_that_were_sent(up, down):
 
 def test_a_smaller_model_is_rounded_on_its_way_and_exact_at_the_server():
     seen = []
-    state, _ = played(session(down="fp16"), 1, watch=lambda now: seen.append(now[1][0].down.get("params")))
+    state, _ = run_of(session(down="fp16"), 1, watch=lambda now: seen.append(now[1][0].down.get("params")))
     assert {tensor.dtype for tensor in seen if tensor is not None} == {torch.float16}
     assert state.model.params.dtype == torch.float64
     assert not torch.equal(state.model.params, state.model.params.half().double())

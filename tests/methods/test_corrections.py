@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from correcting import EVERYBODY, close, one_visit, own_work
-from quadratic import Given, f64, given_work, play_from, start
+from quadratic import Given, f64, given_work, run_from, start
 from sweeping import sweep
 from torch import nn
 
@@ -28,15 +28,16 @@ from fedstrata.methods.corrections.clip import Clip
 from fedstrata.methods.corrections.scaffold import Control, Scaffold
 from fedstrata.methods.optimizers.adam import Adam
 from fedstrata.methods.optimizers.sgd import Sgd
-from fedstrata.server.loop import model_to_evaluate, play_round
-from fedstrata.testing.tiny import alike, in_process, play, same, session_of
+from fedstrata.server.loop import model_to_evaluate, run_round
+from fedstrata.testing.tiny import alike, in_process, run_rounds, same, session_of
 
 # ---- scaffold --------------------------------------------------------------------------------------------------------
 
 
 def test_raw_gradients_are_what_plain_steps_add_up_to():
     states = [
-        play(session_of({"method.name": "scaffold", "method.corrections.0.gradients": g}))[0] for g in ("raw", "update")
+        run_rounds(session_of({"method.name": "scaffold", "method.corrections.0.gradients": g}))[0]
+        for g in ("raw", "update")
     ]
     close(states[0].model.params, states[1].model.params, atol=1e-10)
     close(states[0].server_steps["scaffold"].c, states[1].server_steps["scaffold"].c, atol=1e-10)
@@ -52,7 +53,7 @@ def test_scaffold_with_momentum_keeps_the_mean_of_raw_gradients():
     work, state, engine = one_visit(parts, {"train.optimizer": {"kind": "sgd", "momentum": 0.9}})
     state.server_steps["scaffold"] = Control(f64(0.1, 0.1))
     engine.restore({k: ((0, 0), {"scaffold/c": f64(0.3, 0.3)}) for k in range(10)})
-    ((outcome,),) = play_from(work, state, engine)
+    ((outcome,),) = run_from(work, state, engine)
     close(state.model.params, f64(0.514, 0.514), atol=1e-12)
     close(engine.client_states()[outcome.reports[0].client][1]["scaffold/c"], f64(1.82, 1.82), atol=1e-12)
     close(state.server_steps["scaffold"].c, f64(0.252, 0.252), atol=1e-12)
@@ -63,7 +64,7 @@ def test_scaffold_reads_controls_off_plain_steps_only(optimizer):
     asked = {"method.name": "scaffold", "train.optimizer": optimizer}
     with pytest.raises(RequestError, match=r"\(scaffold\) does not fit .* without momentum, or gradients = \"raw\""):
         session_of(asked)
-    state, _ = play(session_of({**asked, "method.corrections.0.gradients": "raw"}))
+    state, _ = run_rounds(session_of({**asked, "method.corrections.0.gradients": "raw"}))
     assert state.model.params.isfinite().all()
     assert state.server_steps["scaffold"].c.norm() > 0
 
@@ -74,7 +75,7 @@ def test_controls_may_be_averaged_plainly_beside_models_by_size():
     asked = {"train.lr": 0.1, "train.batch_size": 1, "train.epochs": 1}
     work = given_work((2, 6, 1), {"method.corrections": parts, **asked})
     state, engine = start(work, 1.0, 1.0), in_process(work)
-    play_from(work, state, engine)
+    run_from(work, state, engine)
     # v shrinks by .8 a step, so that Delta = .8^n - 1, and c_k = -Delta / (n .1)
     controls = [(1 - 0.8**n) / (0.1 * n) for n in (2, 6, 1)]
     close(state.server_steps["scaffold"].c, f64(*[sum(controls) / 3] * 2), atol=1e-12)
@@ -87,11 +88,11 @@ def test_controls_may_be_averaged_plainly_beside_models_by_size():
 def test_plain_controls_are_those_of_a_plain_mean():
     """With rates so small that models do not matter, weights by size and none give the same controls."""
     asked = {"method.name": "scaffold", "train.lr": 1e-9, **EVERYBODY}
-    plain = play(session_of(asked), 1)[0].server_steps["scaffold"].c
+    plain = run_rounds(session_of(asked), 1)[0].server_steps["scaffold"].c
     overrides = {"method.combiner": "size", "method.corrections.0.controls": "plain"}
-    by_size = play(session_of(asked | overrides), 1)[0].server_steps["scaffold"].c
+    by_size = run_rounds(session_of(asked | overrides), 1)[0].server_steps["scaffold"].c
     close(by_size, plain, atol=1e-5)
-    weighed = play(session_of(asked | {"method.combiner": "size"}), 1)[0].server_steps["scaffold"].c
+    weighed = run_rounds(session_of(asked | {"method.combiner": "size"}), 1)[0].server_steps["scaffold"].c
     assert float((weighed - plain).abs().max()) > 1e-3
 
 
@@ -102,7 +103,7 @@ def test_plain_controls_need_weights_by_size():
 
 def test_weight_decay_is_part_of_a_plain_gradient():
     asked = {"method.name": "scaffold", "train.optimizer": Sgd(weight_decay=0.1)}
-    assert play(session_of(asked))[0].model.params.isfinite().all()
+    assert run_rounds(session_of(asked))[0].model.params.isfinite().all()
 
 
 # ---- clip ------------------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def test_corrections_act_in_the_order_of_the_list():
     }.items():
         work, state, engine = one_visit(parts, {"train.batch_size": 2})
         state.server_steps["scaffold"] = Control(f64(3.0, 0.0))
-        play_from(work, state, engine)
+        run_from(work, state, engine)
         ends[name] = state.model.params[0].item()
     assert ends == pytest.approx({"before": 1 - 0.1 * (1 + 3), "after": 1 - 0.1 * 1})
 
@@ -149,7 +150,7 @@ def test_corrections_act_in_the_order_of_the_list():
 )
 def test_bytes_beside_one_model_down_and_one_update_up(method, down, up):
     work = session_of({"method.name": method, "engine.precision": "fp32"})
-    traffic, client_updates = play(work)[0].traffic, 4 * 3
+    traffic, client_updates = run_rounds(work)[0].traffic, 4 * 3
     model = 4 * work.plan.space.P
     assert traffic.bytes_down == client_updates * (model + down)
     assert traffic.bytes_up == client_updates * (model + up)
@@ -196,7 +197,7 @@ BREAKING = {
 
 
 def broken_or_lost(name, factor):
-    """Play three rounds in which a client's training breaks once, and three in which its report is lost instead."""
+    """Run three rounds in which a client's training breaks once, and three in which its report is lost instead."""
     asked = {"method.name": name, **EVERYBODY, "engine.precision": "fp32"}
     if name not in ("scaffold", "fednova"):  # a local optimizer with a memory of its own
         asked["train.optimizer"] = {"kind": "adam", "state": "kept"}
@@ -208,7 +209,7 @@ def broken_or_lost(name, factor):
         engine, state, notes, kept = in_process(work), work.initial_state(), [], []
         for round in range(3):
             view = work.plan.view(work.client_info, round, lambda kind, **fields: notes.append((kind, fields)))  # noqa: B023
-            outcomes = play_round(work.plan, state, view, engine)
+            outcomes = run_round(work.plan, state, view, engine)
             kept.append(copy.deepcopy(dict(engine.client_states())))
         yield state, notes, kept, outcomes
 
@@ -243,7 +244,7 @@ def test_an_infinite_loss_beside_a_finite_update_is_noticed():
     view = work.plan.view(
         work.client_info, 0, lambda kind, **fields: notes.append((kind, fields["clients"], fields["why"]))
     )
-    (outcome,) = play_round(work.plan, work.initial_state(), view, in_process(work))
+    (outcome,) = run_round(work.plan, work.initial_state(), view, in_process(work))
     assert notes == [("dropped", [1], "not finite")]
     assert [r.client for r in outcome.reports] == [0]
 
@@ -283,7 +284,7 @@ def test_every_correction_and_sampler_copes_with_lopsided_clients(correction, sa
         "model.norm": "batch",
     }
     work = session_of({**asked, "train.batch_size": 4, **EVERYBODY}, lopsided())
-    state, rounds = play(work, 2)
+    state, rounds = run_rounds(work, 2)
     assert [[r.client for r in outcome.reports] for (outcome,) in rounds] == [[0, 1, 2, 3]] * 2
     assert model_to_evaluate(work.plan, state).params.isfinite().all()
     assert state.model.params.isfinite().all()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from quadratic import Given, given_work, play_from, start
+from quadratic import Given, given_work, run_from, start
 
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.corrections.prox import Prox
 from fedstrata.methods.optimizers.sgd import Sgd
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 
 def counted(steps, momentum=0.0, mu=0.0, rate=0.1):
@@ -17,7 +17,7 @@ def counted(steps, momentum=0.0, mu=0.0, rate=0.1):
     parts = [Given(curve=0.0, slope=(-1.0, -1.0)), *([Prox(mu=mu)] if mu else [])]
     asked = {"method.combiner": "fednova", "train.optimizer": Sgd(momentum=momentum), "train.lr": rate}
     work = given_work((steps, 1), {"method.corrections": parts, "train.batch_size": 1, **asked})
-    ((outcome,),) = play_from(work, start(work, 0.0, 0.0))
+    ((outcome,),) = run_from(work, start(work, 0.0, 0.0))
     report = outcome.reports[0]
     assert report.steps == steps
     return report.metrics["a"], report.update_norm / rate / 2**0.5
@@ -55,7 +55,7 @@ def test_fednova_knows_all_proximal_terms_and_the_rate_of_the_round():
     parts = [Given(curve=0.0, slope=(-1.0, -1.0)), Prox(mu=0.5), Prox(mu=0.5)]
     decay = {"train.lr": 0.1, "train.lr_schedule": {"kind": "step", "every": 1, "by": 0.5}, "train.batch_size": 1}
     work = given_work((5, 1), {"method.corrections": parts, "method.combiner": "fednova", **decay})
-    _, rounds = play(work, 2)
+    _, rounds = run_rounds(work, 2)
     for (outcome,), rate in zip(rounds, (0.1, 0.05), strict=True):
         assert outcome.reports[0].metrics["a"] == pytest.approx(closed_form(5, 0.0, 1.0, rate), rel=1e-12)
 

@@ -28,13 +28,13 @@ from fedstrata.methods.corrections.scaffold import Scaffold
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing import WireEngine, tiny_federation
-from fedstrata.testing.tiny import alike, play, same, session_of
+from fedstrata.testing.tiny import alike, run_rounds, same, session_of
 
 METHODS = sorted(registry.names("methods"))
 UNIFORM = {"method.combiner": {"kind": "uniform"}}
-FUSED = ("stratify-batch", "stratify-single")  # are played as one where no report can be lost
+FUSED = ("stratify-batch", "stratify-single")  # are run as one where no report can be lost
 WITH_STATISTICS = ("fedavg", "scaffold", "moon", "feddyn", "fedcda", "fedyogi", "fedexp", "sfl", "fedtan", "fedbss")
 ROBUST = ("median", "trimmed-mean", "norm-clip", "krum", "multi-krum", "geometric-median")
 EVERYBODY = {"train.clients_per_round": "all"}
@@ -42,13 +42,13 @@ both_precisions = sweep(lambda precision: precision == "fp32", precision=["fp64"
 
 
 def asked_for(method):
-    """Return an experiment in which a method makes sense, played by messages."""
+    """Return an experiment in which a method makes sense, run by messages."""
     others = {"fedtan": {"model.norm": "batch"}}.get(method, {})
     return {"method.name": method, "engine.execution": "messages", **others}
 
 
 def run(precision, overrides):
-    return play(session_of({**overrides, "engine.precision": precision}))[0]
+    return run_rounds(session_of({**overrides, "engine.precision": precision}))[0]
 
 
 def sites(work):
@@ -207,7 +207,7 @@ def test_fednova_of_clients_that_take_equally_many_steps_is_fedavg(precision):
     rows = np.split(np.arange(26), [5, 11, 18])
     federation = replace(tiny_federation(4), train_split=Split.of(rows))
     asked = {"train.clients_per_round": 3, "engine.precision": precision}
-    one, other = (play(session_of({**asked, "method.name": m}, federation))[0] for m in ("fednova", "fedavg"))
+    one, other = (run_rounds(session_of({**asked, "method.name": m}, federation))[0] for m in ("fednova", "fedavg"))
     assert same(one, other)
 
 
@@ -215,7 +215,7 @@ def test_fednova_of_clients_that_take_equally_many_steps_is_fedavg(precision):
 def test_flips_with_one_cluster_is_a_fair_rotation(precision):
     """Everybody takes part once before anybody takes part twice, in the order of the seeded key."""
     work = session_of({"method.selector": {"kind": "flips", "clusters": 1}, "engine.precision": precision})
-    turns = [[a.client for a in outcome.step.asks] for (outcome,) in play(work)[1]]
+    turns = [[a.client for a in outcome.step.asks] for (outcome,) in run_rounds(work)[1]]
     key = work.client_info.key
     order = sorted(range(6), key=lambda client: key[client])
     assert turns == [sorted(order[:3]), sorted(order[3:])] * 2
@@ -226,7 +226,7 @@ def test_server_sgd_with_rate_one_is_no_server_step(precision):
     explicit = {"method.server_step": {"kind": "sgd", "lr": 1.0}}
     bare = session_of({"engine.precision": precision})
     bare = replace(bare, plan=replace(bare.plan, server_steps={}))
-    assert same(run(precision, explicit), play(bare)[0])
+    assert same(run(precision, explicit), run_rounds(bare)[0])
 
 
 @pytest.mark.parametrize(("precision", "gap"), [("fp64", 1e-12), ("fp32", 1e-5)])
@@ -239,7 +239,7 @@ def test_fedsgd_is_fedavg_with_one_huge_batch_over_everyone(precision, gap):
 @pytest.mark.parametrize(("precision", "gap"), [("fp64", 1e-12), ("fp32", 1e-5)])
 def test_sfl_with_one_client_is_local_training(precision, gap):
     work = session_of({"method.name": "sfl", "train.clients_per_round": 1, "engine.precision": precision})
-    state, outcomes = play(work)
+    state, outcomes = run_rounds(work)
     local, data = work.plan.local, work.federation.train
     module = local.build().to(local.dtype)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -260,7 +260,7 @@ def test_sfl_with_one_client_is_local_training(precision, gap):
 def test_equal_sizes_make_both_weightings_equal(precision):
     federation = replace(tiny_federation(), train_split=_even(tiny_federation().train_split, 6))
     asked = {"engine.precision": precision, "train.clients_per_round": 4}  # 1/4 is exact
-    runs = [play(session_of({**asked, **extra}, federation))[0] for extra in ({}, UNIFORM)]
+    runs = [run_rounds(session_of({**asked, **extra}, federation))[0] for extra in ({}, UNIFORM)]
     assert same(*runs)
 
 
@@ -279,7 +279,7 @@ def _even(split, clients):
 )
 def test_in_process_equals_sites_behind_bytes(method, precision, stragglers):
     asked = {**asked_for(method), "engine.precision": precision, "system.stragglers.rate": stragglers}
-    (here, seen), (there, told) = play(session_of(asked)), play(session_of(asked), engine=sites)
+    (here, seen), (there, told) = run_rounds(session_of(asked)), run_rounds(session_of(asked), engine=sites)
     assert same(here, there)
     assert alike(seen, told)
     assert here.traffic == there.traffic
@@ -301,8 +301,8 @@ def test_resumed_equals_uninterrupted(method, precision, stragglers, execution, 
     asked |= {"engine.execution": execution}
     if method.startswith("stratify"):
         asked |= {"method.schedule.rounds_per_epoch": 3}
-    whole, outcomes = play(session_of(asked))
-    resumed, again = play(session_of(asked), cut=cut)
+    whole, outcomes = run_rounds(session_of(asked))
+    resumed, again = run_rounds(session_of(asked), cut=cut)
     assert same(whole, resumed)
     assert alike(outcomes, again)
     assert whole.traffic == resumed.traffic
@@ -313,20 +313,20 @@ def test_resumed_equals_uninterrupted(method, precision, stragglers, execution, 
 @sweep(lambda method: method in WITH_STATISTICS, method=[m for m in METHODS if m != "stratify-single"])
 def test_norm_statistics_and_dropout_are_the_same_everywhere(method):
     asked = {"method.name": method, "engine.execution": "messages"}
-    whole, _ = play(normed_work(asked))
-    behind_bytes, _ = play(normed_work(asked), engine=sites)
-    resumed, _ = play(normed_work(asked), cut=2)
+    whole, _ = run_rounds(normed_work(asked))
+    behind_bytes, _ = run_rounds(normed_work(asked), engine=sites)
+    resumed, _ = run_rounds(normed_work(asked), cut=2)
     assert whole.model.buffers.numel() == 10
-    assert not same(whole, play(normed_work({**asked, "train.seed": 1}))[0])
+    assert not same(whole, run_rounds(normed_work({**asked, "train.seed": 1}))[0])
     assert same(whole, behind_bytes)
     assert same(whole, resumed)
 
 
-def play_on(work, engine, state, rounds):
+def run_on(work, engine, state, rounds):
     for round in range(state.round, rounds):
         view = work.plan.view(work.client_info, round, lambda *_, **__: None)
         with one_thread():
-            play_round(work.plan, state, view, engine)
+            run_round(work.plan, state, view, engine)
         state.round += 1
     return state
 
@@ -339,31 +339,31 @@ def play_on(work, engine, state, rounds):
     lost_after=[3, 5, 6],
 )
 def test_a_server_lost_while_sites_live_on(tmp_path, method, precision, stragglers, lost_after):
-    """The server saved after round 2, played on, and died; sites keep what that checkpoint relies on."""
+    """The server saved after round 2, went on, and died; sites keep what that checkpoint relies on."""
     corrected = {"method.name": method, "method.corrections": [Scaffold()]}
     asked = {**corrected, "engine.precision": precision, "system.stragglers.rate": stragglers, "train.rounds": 6}
     work = session_of(asked)
-    whole = play_on(work, sites(work), work.initial_state(), 6)
+    whole = run_on(work, sites(work), work.initial_state(), 6)
 
     engine = sites(work)
-    state = play_on(work, engine, work.initial_state(), 2)
+    state = run_on(work, engine, work.initial_state(), 2)
     state.participation_log.secure()
     Checkpoints(tmp_path).write(2, state, engine.client_states(), {})
-    play_on(work, engine, state, lost_after)
+    run_on(work, engine, state, lost_after)
     checkpoints = Checkpoints(tmp_path)
     saved, client_states = checkpoints.read(checkpoints.manifest(), like=work.initial_state())
     engine.restore(client_states)
     assert saved.round == 2
     assert not alike(saved.participation_log.accepted, state.participation_log.accepted)
-    assert same(whole, play_on(work, engine, saved, 6))
+    assert same(whole, run_on(work, engine, saved, 6))
 
 
 def test_without_the_durable_version_a_lost_server_cannot_be_replayed():
     """Negative control: sites that are never told of the checkpoint forget it, and say so."""
     work = session_of({"method.name": "scaffold", "train.clients_per_round": "all"})
     engine = sites(work)
-    state = play_on(work, engine, work.initial_state(), 2)
+    state = run_on(work, engine, work.initial_state(), 2)
     older = copy.deepcopy(state)
-    play_on(work, engine, state, 4)
+    run_on(work, engine, state, 4)
     with pytest.raises(FedstrataError, match=r"has no state of round and step \(1, 0\)"):
-        play_on(work, engine, older, 4)
+        run_on(work, engine, older, 4)

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from combining import Told, close, moving_work, normed_work, played, view_of
+from combining import Told, close, moving_work, normed_work, run_of, view_of
 from quadratic import f64
 
 from fedstrata import RequestError
@@ -17,8 +17,8 @@ from fedstrata.core.stored import Stored
 from fedstrata.methods.combiners import client_models, fedcda
 from fedstrata.methods.combiners.fedcda import FedCda, Fixed, Kept
 from fedstrata.runs.checkpoints import Checkpoints
-from fedstrata.server.loop import play_round
-from fedstrata.testing.tiny import in_process, play, same, session_of
+from fedstrata.server.loop import run_round
+from fedstrata.testing.tiny import in_process, run_rounds, same, session_of
 
 
 def objective(models, losses, smoothness):
@@ -122,8 +122,8 @@ def test_fedcda_remembers_models_while_it_warms_up():
 def test_fedcda_warms_up_as_plain_averaging(warmup, rounds, differs_from):
     asked = {"train.rounds": rounds, "method.combiner": {"kind": "fedcda", "warmup": warmup}}
     for round in range(1, rounds + 1):
-        plain, _ = play(session_of({**asked, "method.combiner": "uniform"}), rounds=round)
-        state, _ = play(session_of(asked), rounds=round)
+        plain, _ = run_rounds(session_of({**asked, "method.combiner": "uniform"}), rounds=round)
+        state, _ = run_rounds(session_of(asked), rounds=round)
         gap = float((plain.model.params - state.model.params).abs().max())
         assert (gap < 1e-12) == (round <= max(differs_from, 1)), round  # in one round there is nothing to choose
 
@@ -155,7 +155,7 @@ def test_fedcda_leaves_groups_out_whose_turn_has_not_come(seed):
 def test_fedcda_reads_the_loss_of_the_last_epoch():
     """Clients of a real run train two epochs; F_n is no mean of both."""
     asked = {"method.name": "fedcda", "train.epochs": 2, "train.clients_per_round": "all"}
-    seen = played(session_of(asked))
+    seen = run_of(session_of(asked))
     (outcome,) = seen.rounds[0]
     kept_losses = {client: k.losses[0] for client, k in seen.state.combiner.clients.items()}
     assert kept_losses == {r.client: r.metrics["last_epoch_loss"] for r in outcome.reports}
@@ -169,7 +169,7 @@ def test_fedcda_lays_its_models_down_in_the_checkpoint_and_keeps_none_in_memory(
     state, engine, checkpoints = work.initial_state(), in_process(work), Checkpoints(tmp_path)
     written = set()
     for round in range(5):
-        play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
+        run_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
         state.round += 1
         checkpoints.write(state.round, state, {}, {})
         stored = [m for k in state.combiner.clients.values() for m in k.models]
@@ -192,25 +192,25 @@ def test_fedcda_warns_of_many_models_and_refuses_none(monkeypatch):
 def test_fedcda_makes_groups_smaller_where_they_have_too_many_combinations(monkeypatch):
     monkeypatch.setattr(fedcda, "COMBINATIONS", 9)  # 3^2: two clients a group
     asked = {"method.combiner": {"kind": "fedcda", "warmup": 0, "groups": 2}, "train.clients_per_round": "all"}
-    notes = played(session_of(asked)).notes
+    notes = run_of(session_of(asked)).notes
     assert notes == [
         {"event": "fallback", "what": "fedcda", "used": "3 groups", "why": "larger ones have too many combinations"}
     ]
     monkeypatch.setattr(fedcda, "COMBINATIONS", 27)
-    assert played(session_of(asked)).notes == []
+    assert run_of(session_of(asked)).notes == []
 
 
 def test_fedcda_leaves_out_reports_that_are_lost_or_not_finite():
     moves = [(1.0, 0.0), (np.inf, 0.0), (0.0, 1.0)]
     work = moving_work(moves, {"method.combiner": {"kind": "fedcda", "warmup": 0}})
-    seen = played(work, rounds=2, weights=(0.0, 0.0))
+    seen = run_of(work, rounds=2, weights=(0.0, 0.0))
     assert sorted(seen.state.combiner.clients) == [0, 2]
     assert torch.isfinite(seen.state.model.params).all()
 
 
 def test_fedcda_chooses_norm_statistics_with_the_model():
     work = normed_work({"method.combiner": {"kind": "fedcda", "warmup": 0, "models": 2}, "train.rounds": 3})
-    seen = played(work, rounds=3)
+    seen = run_of(work, rounds=3)
     mean = torch.stack(chosen_of(seen.state.combiner.clients.values())).mean(0)
     close(torch.cat([seen.state.model.params, seen.state.model.buffers]), mean)
     assert any(k.chosen for k in seen.state.combiner.clients.values())
@@ -218,9 +218,9 @@ def test_fedcda_chooses_norm_statistics_with_the_model():
 
 def test_fedcda_resumes_with_its_models(tmp_path):
     asked = {"method.name": "fedcda", "method.combiner.warmup": 1, "system.stragglers.rate": 0.3, "train.rounds": 6}
-    whole, _ = play(session_of(asked), rounds=6)
+    whole, _ = run_rounds(session_of(asked), rounds=6)
     for cut in (1, 3, 5):
-        resumed, _ = play(session_of(asked), rounds=6, cut=cut)
+        resumed, _ = run_rounds(session_of(asked), rounds=6, cut=cut)
         assert same(whole, resumed)
         assert list(whole.combiner.clients) == list(resumed.combiner.clients)
 

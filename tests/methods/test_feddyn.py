@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from correcting import close, one_visit
-from quadratic import Given, f64, given_work, play_from, start, weights_after_steps
+from quadratic import Given, f64, given_work, run_from, start, weights_after_steps
 
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.corrections.clip import Clip
 from fedstrata.methods.corrections.feddyn import FedDyn
 from fedstrata.server.loop import model_to_evaluate
-from fedstrata.testing.tiny import in_process, play, session_of
+from fedstrata.testing.tiny import in_process, run_rounds, session_of
 
 
 def test_feddyn_in_the_loop(monkeypatch):
@@ -22,7 +22,7 @@ def test_feddyn_in_the_loop(monkeypatch):
     work = given_work((2,) * 4, {"method.corrections": parts, **asked})
     state, engine, seen = start(work, 1.0, 1.0), in_process(work), weights_after_steps(monkeypatch)
     engine.restore({k: ((0, 0), {"feddyn/g": f64(0.2, 0.2)}) for k in range(4)})
-    ((outcome,),) = play_from(work, state, engine)
+    ((outcome,),) = run_from(work, state, engine)
 
     assert seen == pytest.approx([0.82, 0.685], abs=1e-12)
     close(state.server_steps["feddyn"].h, f64(0.039375, 0.039375), atol=1e-12)
@@ -35,7 +35,7 @@ def test_feddyn_in_the_loop(monkeypatch):
 def test_feddyn_evaluates_the_mean_of_the_clients_if_asked():
     parts = [Given(curve=2.0), FedDyn(alpha=0.5, evaluate="mean")]
     work, state, engine = one_visit(parts, {"train.clients_per_round": "all"})
-    play_from(work, state, engine)
+    run_from(work, state, engine)
     mean = 0.8 - 0.1 * (1.6 + 0.5 * -0.2)  # of ten equal clients
     close(model_to_evaluate(work.plan, state).params, f64(mean, mean), atol=1e-12)
     h = -0.5 * (mean - 1)  # everybody took part
@@ -51,7 +51,7 @@ def test_feddyn_scales_alpha_by_the_size_of_a_client():
     asked = {"train.epochs": 2, "train.lr": 0.1, "train.batch_size": 6, "method.combiner": "uniform"}
     work = given_work((2, 6), {"method.corrections": parts, **asked})
     state, engine = start(work, 1.0, 1.0), in_process(work)
-    play_from(work, state, engine)
+    run_from(work, state, engine)
     moved = []
     for client, alpha in enumerate((1.0, 1 / 3)):
         moved.append(0.8 - 0.1 * (1.6 - 0.2 * alpha) - 1)
@@ -66,13 +66,13 @@ def test_feddyn_of_a_straggler_leaves_both_halves_alone():
     work = given_work((2, 2), {"method.corrections": parts, "train.lr": 0.1, "system.stragglers.rate": 0.5})
     engine = in_process(work)
     state = start(work, 1.0, 1.0)
-    ((outcome,),) = play_from(work, state, engine)
+    ((outcome,),) = run_from(work, state, engine)
     assert list(engine.client_states()) == [r.client for r in outcome.reports]
     close(state.server_steps["feddyn"].h, f64(0.001, 0.001), atol=1e-12)  # a/N = .005, and one client moved by -.2
 
     work = given_work((2, 2), {"method.corrections": parts, "system.stragglers.rate": 1.0})
     state = start(work, 1.0, 1.0)
-    play_from(work, state, engine := in_process(work))
+    run_from(work, state, engine := in_process(work))
     assert state.server_steps["feddyn"].h.tolist() == [0.0, 0.0]
     assert not engine.client_states()
 
@@ -88,7 +88,7 @@ def test_feddyns_recipe_clips_what_feddyn_added():
     recipe = list(session_of({"method.name": "feddyn"}).plan.local.parts.values())
     work, state, engine = one_visit([push, *recipe], {"train.batch_size": 2})
     engine.restore({k: ((0, 0), {"feddyn/g": f64(-6.0, -8.0)}) for k in range(10)})
-    ((outcome,),) = play_from(work, state, engine)
+    ((outcome,),) = run_from(work, state, engine)
     assert outcome.reports[0].update_norm == pytest.approx(0.1 * 10, abs=1e-12)
 
 
@@ -102,7 +102,7 @@ def test_feddyn_under_clip_by_hand(monkeypatch, authors):
     parts = [FedDyn(alpha=0.5, clip=1.0)] if authors else [FedDyn(alpha=0.5), Clip(norm=1.0)]
     work, state, engine = one_visit([Given(curve=2.0), *parts], {"train.clients_per_round": "all"})
     seen = weights_after_steps(monkeypatch)
-    play_from(work, state, engine)
+    run_from(work, state, engine)
     first = 1 - 0.1 * (r + 0.5) if authors else 1 - 0.1 * r
     assert 2 * first - 0.5 > r  # still too long in the second step
     second = first - 0.1 * (r + 0.5 * first) if authors else first - 0.1 * r
@@ -111,7 +111,7 @@ def test_feddyn_under_clip_by_hand(monkeypatch, authors):
 
 def test_feddyn_whose_gradients_are_short_is_not_clipped():
     free, wide = (
-        play(session_of({"method.name": "feddyn", "method.corrections": [{"kind": "feddyn", **clip}]}))[0]
+        run_rounds(session_of({"method.name": "feddyn", "method.corrections": [{"kind": "feddyn", **clip}]}))[0]
         for clip in ({}, {"clip": 1e6})
     )
     close(wide.model.params, free.model.params, atol=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from combining import close, moving_work, normed_work, played
+from combining import close, moving_work, normed_work, run_of
 from light import LIGHT
 from quadratic import f64
 
@@ -25,7 +25,7 @@ def fedexp(by, combine="uniform", rounds=1, overrides=None, sizes=None, **option
     work = moving_work(
         by, {"method.combiner": {"kind": combine}, "method.server_step": server, **(overrides or {})}, sizes
     )
-    seen = played(work, rounds=rounds, weights=(0.0, 0.0))
+    seen = run_of(work, rounds=rounds, weights=(0.0, 0.0))
     return seen, [note["eta"] for note in seen.notes if note["event"] == "extrapolated"]
 
 
@@ -103,7 +103,7 @@ def test_the_eps_of_fedexp_falls_with_the_square_of_the_step_size():
 
 def test_fedexp_does_not_extrapolate_norm_statistics():
     asked = {"method.combiner": "uniform", "train.lr": 0.5}
-    longer, plain = (played(normed_work(asked | {"method.server_step": step})) for step in ("fedexp", "sgd"))
+    longer, plain = (run_of(normed_work(asked | {"method.server_step": step})) for step in ("fedexp", "sgd"))
     assert longer.notes[0]["eta"] > 1
     assert torch.equal(longer.state.model.buffers, plain.state.model.buffers)
     assert not torch.equal(longer.state.model.params, plain.state.model.params)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from combining import Told, model_of, played, view_of
+from combining import Told, model_of, run_of, view_of
 from light import LIGHT
 from quadratic import f64
 from torch.nn.functional import cross_entropy
@@ -69,7 +69,7 @@ def test_greedy_takes_equal_models_by_their_key():
 
 
 def test_greedy_without_samples_at_the_server_is_the_mean_by_size_and_says_so():
-    plain, unable = (played(session_of({"method.combiner": combine}), rounds=3) for combine in ("size", "fedga-greedy"))
+    plain, unable = (run_of(session_of({"method.combiner": combine}), rounds=3) for combine in ("size", "fedga-greedy"))
     assert same(plain.state, unable.state)
     assert [note["what"] for note in unable.notes] == ["fedga-greedy"]
     assert "data.proxy" in unable.notes[0]["why"]
@@ -87,7 +87,7 @@ def test_greedy_in_the_loop_lowers_the_loss_at_the_server():
     federation, *_ = proxied()
     asked = {"method.name": "fedga-greedy", "train.clients_per_round": "all", "train.epochs": 1, "train.lr": 0.5}
     work = session_of(asked, federation)
-    seen = played(work)
+    seen = run_of(work)
     proxy, (weights,) = work.client_info.proxy, seen.weights
     module = work.plan.local.build().double()
     work.plan.space.bind(module, seen.state.model.params, seen.state.model.buffers)
@@ -110,7 +110,7 @@ def _combined(work, weights):
 
     again = build_session(work.experiment, work.federation, work.model)
     again = replace(again, plan=replace(again.plan, combiner=Fixed()))
-    return played(again).state.model
+    return run_of(again).state.model
 
 
 @pytest.mark.parametrize("method", ["stratify-batch"])

@@ -14,7 +14,7 @@ from fedstrata import RequestError
 from fedstrata.core.client_context import Batch
 from fedstrata.methods.corrections.fedlc import FedLc, margins
 from fedstrata.methods.corrections.fedrs import FedRs, scales
-from fedstrata.testing.tiny import in_process, play, session_of
+from fedstrata.testing.tiny import in_process, run_rounds, session_of
 
 Z, COUNTS = (2.0, 1.0, 1.0), (16, 1, 0)  # logits of a sample of label 1, at a client with so many of each label
 
@@ -73,7 +73,7 @@ def test_logits_are_corrected_by_the_clients_own_labels(part):
     start_model = work.initial_state().model
     ask, sent = engine.ask, {}
     engine.ask = lambda step, tasks: (ask(step, tasks), sent.update(engine.each()))[0]
-    play(work, 1, lambda _: engine)
+    run_rounds(work, 1, lambda _: engine)
     for client, report in sent.items():
         rows = torch.from_numpy(work.federation.train_split[client])
         module = work.plan.local.build().double()
@@ -92,7 +92,7 @@ def test_fedlc_takes_missing_labels_out(method, moves):
     engine, sent = in_process(work), {}
     ask = engine.ask
     engine.ask = lambda step, tasks: (ask(step, tasks), sent.update(engine.each()))[0]
-    play(work, 1, lambda _: engine)
+    run_rounds(work, 1, lambda _: engine)
     of_others = work.plan.space.head_weight.start + torch.arange(5, 15)
     assert (sent[0].aggregated["update"][of_others].abs().max() > 1e-12) == moves
 
@@ -104,7 +104,7 @@ def test_the_head_of_fedrs_authors_has_no_bias():
     assert names == {segment.name for segment in plain.plan.space.params} - {"head.bias"}
     ours, theirs = (dict(work.plan.local.build().named_parameters()) for work in (bare, plain))
     assert all(torch.equal(ours[name], theirs[name]) for name in names)
-    assert play(bare)[0].model.params.isfinite().all()
+    assert run_rounds(bare)[0].model.params.isfinite().all()
 
 
 def test_a_projection_may_end_without_a_bias():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from combining import Moves, Told, close, model_of, moving_work, played, view_of
+from combining import Moves, Told, close, model_of, moving_work, run_of, view_of
 from quadratic import f64
 
 from fedstrata import RequestError
@@ -31,7 +31,7 @@ def test_fednova_in_the_loop():
         work = moving_work(
             [(-0.2, -0.2), (-0.1, -0.1)], {"method.combiner": combine, "train.batch_size": 1}, sizes=(2, 6)
         )
-        close(played(work, weights=(1.0, 1.0)).state.model.params, f64(expected, expected))
+        close(run_of(work, weights=(1.0, 1.0)).state.model.params, f64(expected, expected))
 
 
 @pytest.mark.parametrize(("effective", "expected"), [("normalised", 2.75), ("steps", 4.0)])
@@ -62,10 +62,10 @@ def test_fednova_counts_momentum_and_proximal_terms():
     asked = {"method.combiner": "fednova", "train.lr": 0.5, "train.batch_size": 1}
     still = [(0.0, 0.0)] * 2
     momentum = moving_work(still, {**asked, "train.optimizer": {"kind": "sgd", "momentum": 0.9}}, sizes=(3, 1))
-    told = [r.metrics["a"] for r in played(momentum).rounds[0][0].reports]
+    told = [r.metrics["a"] for r in run_of(momentum).rounds[0][0].reports]
     assert told == pytest.approx([5.61, 1.0], abs=1e-12)
     prox = moving_work(still, {**asked, "method.corrections": [Moves(tuple(still)), Prox(mu=1.0)]}, sizes=(3, 1))
-    told = [r.metrics["a"] for r in played(prox).rounds[0][0].reports]
+    told = [r.metrics["a"] for r in run_of(prox).rounds[0][0].reports]
     assert told == pytest.approx([1.75, 1.0], abs=1e-12)
 
 

@@ -18,7 +18,7 @@ from fedstrata.methods.selectors.clusters import most_clusters
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.random import Random
 from fedstrata.testing import check_selector, tiny_federation
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 # ---- stragglers
 
@@ -74,7 +74,7 @@ def test_a_probe_says_nothing_of_stragglers():
 
 
 def lossy(of=(8, 8, 8), k=9, missing=(0, 1, 2, 8), **options):
-    """Play a round of clients with one label each in which some are missing; give what is needed for the next."""
+    """Run a round of clients with one label each in which some are missing; give what is needed for the next."""
     counts = np.eye(len(of), dtype=np.int64)[np.repeat(np.arange(len(of)), of)] * 10
     flips = Flips(clusters=len(of), **options)
     state = flips.init(view_of(counts, k))
@@ -182,9 +182,9 @@ def test_a_client_that_leaves_is_not_taken_and_comes_back_as_it_was():
 def test_drift_in_a_run_moves_clients_and_a_resumed_run_is_the_same():
     fed = tiny_federation().moving(drift=Drift((3,), 1.0))
     overrides = {"method.selector": Flips(clusters=2)}
-    whole, outcomes = play(session_of(overrides, fed))
-    cut, _ = play(session_of(overrides, fed), cut=3)
-    still, _ = play(session_of(overrides))
+    whole, outcomes = run_rounds(session_of(overrides, fed))
+    cut, _ = run_rounds(session_of(overrides, fed), cut=3)
+    still, _ = run_rounds(session_of(overrides))
     assert whole.selector.cluster.tolist() == cut.selector.cluster.tolist() != still.selector.cluster.tolist()
     assert whole.selector.picks.tolist() == cut.selector.picks.tolist()
     assert whole.selector.picks.sum() == 3 * len(outcomes)
@@ -209,7 +209,7 @@ def test_conformance(flips):
 @pytest.mark.parametrize("method", ["fedprox", "fedyogi", "scaffold"])
 def test_it_works_under_other_methods(method):
     work = session_of({"method.name": method, "method.selector": Flips(), "system.stragglers.rate": 0.4})
-    assert play(work)[0].participation.sum() > 0
+    assert run_rounds(work)[0].participation.sum() > 0
 
 
 # ---- mechanism: rounds look more like the whole than random ones do

@@ -20,7 +20,7 @@ from fedstrata.methods.selectors.gradclus import GradClus
 from fedstrata.methods.selectors.hics import HeadUpdate, Hics
 from fedstrata.methods.selectors.remembered import lengths
 from fedstrata.testing import check_correction, check_selector
-from fedstrata.testing.tiny import alike, play, session_of
+from fedstrata.testing.tiny import alike, run_rounds, session_of
 
 # ---- HiCS-FL ---------------------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ def test_hics_keeps_the_first_update_of_a_client_or_the_last(refresh, kept):
 def test_hics_after_warm_up(refresh):
     """Six clients, two a round: three rounds of warm-up. Then nothing is learnt of them, or something is."""
     asked = {"method.selector": Hics(clusters=2, refresh=refresh), "train.clients_per_round": 2, "train.rounds": 6}
-    (first, _), (last, _) = (play(session_of(asked), rounds=rounds) for rounds in (3, 6))
+    (first, _), (last, _) = (run_rounds(session_of(asked), rounds=rounds) for rounds in (3, 6))
     assert len(first.selector.last.ids) == 6
     assert alike(first.selector, last.selector) == (refresh == "warm-up")
 
@@ -151,7 +151,7 @@ def test_hics_after_warm_up(refresh):
 def test_hics_in_the_loop_sees_how_heads_moved():
     work = session_of({"method.selector": Hics(), "train.clients_per_round": 2})
     before = work.initial_state().model
-    state, (first, *_) = play(work, rounds=1)
+    state, (first, *_) = run_rounds(work, rounds=1)
     space = work.plan.space
     assert state.selector.last.ids.tolist() == [0, 1]
     moved = state.selector.last.of(np.array([0, 1])).sum(0)
@@ -238,7 +238,7 @@ def cheapest(apart, k):
 
 
 @pytest.mark.parametrize("start", ["all", "nothing"])
-def test_divfl_as_its_authors_play_it(start):
+def test_divfl_as_its_authors_run_it(start):
     """Gradients that drift and shrink: all are collected in the first round, then those of the picked, as they are now.
 
     What training reports has another sign and length, as updates do. With "nothing" it is all that is known.
@@ -292,35 +292,35 @@ def gradient_of(work, model, client):
 
 def test_divfl_can_ask_everybody_for_a_gradient():
     work = session_of({"method.selector": DivFl(refresh="all"), "train.clients_per_round": 2})
-    state, rounds = play(work, rounds=2)
+    state, rounds = run_rounds(work, rounds=2)
     for probe, train in rounds:
         assert [a.client for a in probe.step.asks] == list(range(6))
         assert len(train.step.asks) == 2
-    state, _ = play(work, rounds=1)
+    state, _ = run_rounds(work, rounds=1)
     expected = gradient_of(work, work.initial_state().model, 1)
     np.testing.assert_allclose(state.selector.last.of(np.array([1]))[0], expected, atol=1e-6)
-    charged = play(session_of({"method.selector": FREE, "train.clients_per_round": 2}), rounds=1)[0].traffic
+    charged = run_rounds(session_of({"method.selector": FREE, "train.clients_per_round": 2}), rounds=1)[0].traffic
     assert state.traffic.bytes_up == charged.bytes_up + 6 * 8 * work.plan.space.P
 
 
 def test_divfl_in_the_loop_collects_gradients_once_and_renews_those_of_the_picked():
     work = session_of({"method.selector": DivFl(), "train.clients_per_round": 2})
-    models = [work.initial_state().model, play(work, rounds=1)[0].model]
-    state, rounds = play(work, rounds=2)
+    models = [work.initial_state().model, run_rounds(work, rounds=1)[0].model]
+    state, rounds = run_rounds(work, rounds=2)
     asked = [[[a.client for a in outcome.step.asks] for outcome in outcomes] for outcomes in rounds]
     assert asked[0][0] == list(range(6))
     assert asked[1][0] == asked[1][1]  # those who are going to train
     newest = [models[client in asked[1][0]] for client in range(6)]
     expected = [gradient_of(work, model, client) for client, model in enumerate(newest)]
     np.testing.assert_allclose(state.selector.last.of(np.arange(6)), expected, atol=1e-6)
-    plain = play(session_of({"method.selector": FREE, "train.clients_per_round": 2}), rounds=2)[0].traffic
+    plain = run_rounds(session_of({"method.selector": FREE, "train.clients_per_round": 2}), rounds=2)[0].traffic
     assert state.traffic.bytes_up - plain.bytes_up == (6 + 2) * 8 * work.plan.space.P
     assert state.traffic.bytes_down - plain.bytes_down == (6 + 2) * 8 * work.plan.space.P
 
 
 @pytest.mark.parametrize("cut", [1, 2])
 def test_a_resumed_divfl_does_not_begin_again(cut):
-    _, rounds = play(session_of({"method.selector": DivFl(), "train.clients_per_round": 2}), cut=cut)
+    _, rounds = run_rounds(session_of({"method.selector": DivFl(), "train.clients_per_round": 2}), cut=cut)
     assert [len(probe.step.asks) for probe, _ in rounds] == [6, 2, 2, 2]
 
 
@@ -358,8 +358,8 @@ def test_conformance_of_the_meter():
 @pytest.mark.parametrize("selector", ALL, ids=str)
 def test_a_resumed_run_remembers_the_same(selector):
     asked = {"method.selector": selector, "method.combiner": {"kind": "uniform"}, "train.clients_per_round": 2}
-    whole, outcomes = play(session_of(asked))
-    resumed, others = play(session_of(asked), cut=3)
+    whole, outcomes = run_rounds(session_of(asked))
+    resumed, others = run_rounds(session_of(asked), cut=3)
     assert alike(whole.selector, resumed.selector)
     assert alike(outcomes, others)
 

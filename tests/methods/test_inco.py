@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from combining import close, played
+from combining import close, run_of
 from quadratic import f64
 from torch import nn
 
@@ -122,7 +122,7 @@ def image_work(combine):
 @pytest.mark.parametrize("by", ["size", "uniform"])
 def test_inco_mixes_after_averaging_and_touches_no_other_layer(by):
     """One client has three times as many samples as the other."""
-    plain, mixed = (played(image_work(combine)) for combine in (by, {"kind": "inco", "by": by}))
+    plain, mixed = (run_of(image_work(combine)) for combine in (by, {"kind": "inco", "by": by}))
     space, before = plain.work.plan.space, plain.work.initial_state().model.params
     mean = plain.state.model.params - before
     pairs = {place.name: reference for place, reference in references(space)}
@@ -142,7 +142,7 @@ def test_inco_mixes_after_averaging_and_touches_no_other_layer(by):
 @pytest.mark.parametrize(("by", "used"), [("size", "the mean by size"), ("uniform", "the plain mean")])
 def test_inco_without_stages_is_fedavg_and_says_so(by, used):
     plain, mixed = (
-        played(session_of({"method.combiner": combine}), rounds=3) for combine in (by, {"kind": "inco", "by": by})
+        run_of(session_of({"method.combiner": combine}), rounds=3) for combine in (by, {"kind": "inco", "by": by})
     )
     assert same(plain.state, mixed.state)
     why = "the model has no stages of residual blocks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from combining import Told, close, model_of, played, view_of, weighed
+from combining import Told, close, model_of, run_of, view_of, weighed
 from quadratic import f64
 
 from fedstrata import RequestError
@@ -92,7 +92,7 @@ def test_inverse_probability_asks_for_selectors_that_tell_chances(name):
         with pytest.raises(RequestError, match=r"method\.combiner does not fit this plan: it needs the chance"):
             session_of(asked)
         return
-    seen = played(session_of(asked))
+    seen = run_of(session_of(asked))
     assert all(0 < ask.chance <= 1 for ask in seen.rounds[0][0].step.asks)
     assert sum(seen.weights[0].values()) == pytest.approx(1.0)
 

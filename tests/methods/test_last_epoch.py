@@ -11,7 +11,7 @@ from fedstrata.core.client_parts import Order
 from fedstrata.core.sampler import Sampler
 from fedstrata.methods.last_epoch import LastEpoch
 from fedstrata.testing import check_correction
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 STILL = {"method.corrections": [LastEpoch()], "train.clients_per_round": "all"}
 
@@ -27,7 +27,7 @@ def test_it_is_the_loss_of_a_last_epoch_of_its_own(epochs, batch_size):
     asked = {**STILL, "train.batch_size": batch_size}
 
     def told(epochs):
-        (outcome,) = play(session_of({**asked, "train.epochs": epochs}), rounds=1)[1][0]
+        (outcome,) = run_rounds(session_of({**asked, "train.epochs": epochs}), rounds=1)[1][0]
         return {r.client: r for r in outcome.reports}
 
     longer, shorter = told(epochs), told(epochs - 1) if epochs > 1 else {}
@@ -47,7 +47,7 @@ def test_an_epoch_without_samples_is_none():
     """The model stands still, so that both epochs of the client with three samples have the same losses."""
     work = session_of({**STILL, "train.lr": 1e-12})
     plan = replace(work.plan, local=replace(work.plan.local, sampler=Shrinking()))
-    (outcome,) = play(replace(work, plan=plan), rounds=1)[1][0]
+    (outcome,) = run_rounds(replace(work, plan=plan), rounds=1)[1][0]
     assert all(r.metrics["last_epoch_loss"] > 0 for r in outcome.reports)
     small = next(r for r in outcome.reports if r.samples == 3)
     assert small.metrics["last_epoch_loss"] == pytest.approx(small.loss, abs=1e-9)

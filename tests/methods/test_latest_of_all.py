@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from combining import Told, close, moving_work, normed_work, played, view_of
+from combining import Told, close, moving_work, normed_work, run_of, view_of
 from quadratic import f64
 
 from fedstrata import RequestError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.methods.combiners.latest_of_all import LatestOfAll
-from fedstrata.testing.tiny import play, same, session_of
+from fedstrata.testing.tiny import run_rounds, same, session_of
 
 
 def next_model(part, state, view, here, models):
@@ -46,8 +46,8 @@ def test_a_client_counts_once_however_large_it_is_and_however_often_it_was_drawn
 
 def test_with_everybody_in_every_round_it_is_the_plain_mean():
     asked = {"method.name": "fedbss", "train.clients_per_round": "all"}
-    plain, _ = play(session_of(asked))
-    latest, _ = play(session_of({**asked, "method.combiner": "latest-of-all"}))
+    plain, _ = run_rounds(session_of(asked))
+    latest, _ = run_rounds(session_of({**asked, "method.combiner": "latest-of-all"}))
     close(latest.model.params, plain.model.params)
 
 
@@ -56,33 +56,33 @@ def test_fedbss_moves_less_from_round_to_round():
     asked = {"method.name": "fedbss", "train.clients_per_round": 2}
 
     def last_step(**combiner):
-        before, after = (play(session_of({**asked, **combiner}), rounds)[0].model.params for rounds in (3, 4))
+        before, after = (run_rounds(session_of({**asked, **combiner}), rounds)[0].model.params for rounds in (3, 4))
         return float((after - before).norm())
 
     assert last_step(**{"method.combiner": "latest-of-all"}) < last_step()
 
 
 def test_norm_statistics_go_with_the_model():
-    seen = played(normed_work({"method.combiner": "latest-of-all", "train.clients_per_round": 3}), rounds=4)
+    seen = run_of(normed_work({"method.combiner": "latest-of-all", "train.clients_per_round": 3}), rounds=4)
     last = torch.stack([model.read() for model in seen.state.combiner.clients.values()])
     close(torch.cat([seen.state.model.params, seen.state.model.buffers]), last.mean(0))
 
 
 def test_what_corrections_send_is_still_summed():
     work = session_of({"method.name": "scaffold", "method.combiner": "latest-of-all"})
-    assert play(work)[0].server_steps["scaffold"].c.abs().max() > 0
+    assert run_rounds(work)[0].server_steps["scaffold"].c.abs().max() > 0
 
 
 def test_a_report_that_is_not_finite_is_no_last_model():
     work = moving_work([(1.0, 0.0), (float("inf"), 0.0), (0.0, 1.0)], {"method.combiner": "latest-of-all"})
-    assert sorted(played(work, rounds=2, weights=(0.0, 0.0)).state.combiner.clients) == [0, 2]
+    assert sorted(run_of(work, rounds=2, weights=(0.0, 0.0)).state.combiner.clients) == [0, 2]
 
 
 def test_it_resumes_with_its_models():
     asked = {"method.combiner": "latest-of-all", "train.clients_per_round": 2, "system.stragglers.rate": 0.3}
-    whole, _ = play(session_of(asked), rounds=6)
+    whole, _ = run_rounds(session_of(asked), rounds=6)
     for cut in (1, 3, 5):
-        assert same(whole, play(session_of(asked), rounds=6, cut=cut)[0])
+        assert same(whole, run_rounds(session_of(asked), rounds=6, cut=cut)[0])
 
 
 def test_it_wants_models_that_were_trained_side_by_side():

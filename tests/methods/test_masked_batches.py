@@ -53,8 +53,8 @@ class Clients:
         return {client: [] for client in move.codes}
 
 
-def played(counts, f, size, seed=0, fewest=3, least=1, gone=(), spoil=lambda n: False):
-    """Play an epoch; gives what was learnt in each batch, the epoch, the clients and what was noted."""
+def run_epoch(counts, f, size, seed=0, fewest=3, least=1, gone=(), spoil=lambda n: False):
+    """Go through an epoch; gives what was learnt in each batch, the epoch, the clients and what was noted."""
     counts, rng = np.array(counts), np.random.default_rng(seed)
     strata, places = arranged(np.array(f), "shuffled", rng)
     holders = [np.flatnonzero(counts[:, p]).tolist() for p in range(counts.shape[1])]
@@ -90,7 +90,7 @@ CASES = {
 @pytest.mark.parametrize("seed", range(3))
 def test_every_batch_has_three_clients_and_no_entry_is_lost(name, seed):
     counts, f, size = CASES[name]
-    learnt, epoch, clients, notes = played(counts, f, size, seed)
+    learnt, epoch, clients, notes = run_epoch(counts, f, size, seed)
     assert min(len(codes) for codes in learnt) >= 3
     assert epoch.over == epoch.length == sum(f)
     assert epoch.lost == 0
@@ -108,7 +108,7 @@ def test_every_batch_has_three_clients_and_no_entry_is_lost(name, seed):
 def test_samples_are_used_twice_only_to_keep_others_company():
     """The large client goes on with its own samples; the small ones start over, each for few entries a batch."""
     counts, f, size = CASES["one client holds most"]
-    learnt, _, clients, _ = played(counts, f, size)
+    learnt, _, clients, _ = run_epoch(counts, f, size)
     large = sum(samples for (client, _), samples in clients.given.items() if client == 0)
     assert large >= 0.9 * 980  # nearly all it has; starting everybody over would give it a tenth of the entries
     alone = [codes for codes in learnt if len(codes.get(0, ())) > 60]
@@ -117,7 +117,7 @@ def test_samples_are_used_twice_only_to_keep_others_company():
 
 
 def test_with_too_few_clients_there_a_batch_is_left_out_and_said_so():
-    learnt, epoch, _, notes = played([[30, 30]] * 4, [60, 60], 20, gone=(2, 3))
+    learnt, epoch, _, notes = run_epoch([[30, 30]] * 4, [60, 60], 20, gone=(2, 3))
     assert learnt == []
     assert epoch.over == epoch.length
     assert epoch.lost == 120
@@ -126,12 +126,12 @@ def test_with_too_few_clients_there_a_batch_is_left_out_and_said_so():
 
 
 def test_a_sum_that_came_to_nothing_is_tried_again_and_nobody_is_blamed():
-    learnt, epoch, _, notes = played([[30, 30]] * 4, [60, 60], 20, spoil=lambda n: n in (1, 2))
+    learnt, epoch, _, notes = run_epoch([[30, 30]] * 4, [60, 60], 20, spoil=lambda n: n in (1, 2))
     assert learnt.count(None) == 2
     assert epoch.lost == 0
     assert not epoch.supply.gone
     assert sum(len(c) for codes in learnt if codes for c in codes.values()) == 120
-    learnt, epoch, _, notes = played([[30, 30]] * 4, [60, 60], 20, spoil=lambda n: True)
+    learnt, epoch, _, notes = run_epoch([[30, 30]] * 4, [60, 60], 20, spoil=lambda n: True)
     assert epoch.lost > 0  # it ends
     assert "again and again" in notes[-1][1]["why"]
 

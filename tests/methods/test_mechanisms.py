@@ -20,7 +20,7 @@ from fedstrata.config.experiment import Experiment
 from fedstrata.core.threads import one_thread
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.tiny import in_process
 
 USUAL = {"model.hidden": (32,), "train.clients_per_round": "all", "train.batch_size": 16, "engine.precision": "fp64"}
@@ -46,11 +46,11 @@ def work_on(federation, seed, overrides):
 
 
 def client_updates(work, state, round, engine=None):
-    """Play a round; give every client's whole report, and its weight in the mean."""
+    """Run a round; give every client's whole report, and its weight in the mean."""
     engine, whole, weights = engine or in_process(work), {}, {}
     collect = engine.collect
     engine.collect = lambda shares: (whole.update(engine.each()), weights.update(shares), collect(shares))[-1]
-    play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
+    run_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
     engine.collect = collect
     return whole, weights
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from correcting import EVERYBODY, close, own_work
-from quadratic import play_from
+from quadratic import run_from
 from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedstrata.client.trainer import Trainer
 from fedstrata.core.errors import RequestError
 from fedstrata.methods.corrections.moon import contrast
-from fedstrata.server.loop import play_round
-from fedstrata.testing.tiny import in_process, play, same, session_of, tiny_federation
+from fedstrata.server.loop import run_round
+from fedstrata.testing.tiny import in_process, run_rounds, same, session_of, tiny_federation
 
 
 def test_contrast_of_three_features():
@@ -50,7 +50,7 @@ def normed():
 
 def test_moon_is_off_at_a_clients_first_visit_and_on_at_its_second():
     asked = {"method.name": "moon", "method.corrections.0.mu": 5.0, **EVERYBODY}
-    first, second = ([play(session_of({**EVERYBODY, **o}), rounds)[0] for o in ({}, asked)] for rounds in (1, 2))
+    first, second = ([run_rounds(session_of({**EVERYBODY, **o}), rounds)[0] for o in ({}, asked)] for rounds in (1, 2))
     assert same(*first)
     assert not same(*second)
 
@@ -62,7 +62,7 @@ def test_moon_keeps_the_model_that_a_visit_ends_with():
     updates = []
     ask = engine.ask
     engine.ask = lambda step, tasks: (ask(step, tasks), updates.append(engine.each()))[0]
-    play(work, 1, lambda _: engine)
+    run_rounds(work, 1, lambda _: engine)
     for client, (_, client_state) in engine.client_states().items():
         sent = updates[0][client].aggregated
         close(client_state["moon/params"], received.params + sent["update"], atol=1e-15)
@@ -75,13 +75,13 @@ def test_moon_trains_like_the_textbook():
     asked = {"method.name": "moon", "method.corrections.0": {"kind": "moon", "mu": mu, "temperature": temperature}}
     work = own_work(normed(), {**asked, "train.clients_per_round": "all", "train.lr": rate, "train.batch_size": 4})
     engine, state = in_process(work), work.initial_state()
-    play_from(work, state, engine)
+    run_from(work, state, engine)
     before, kept = copy.deepcopy(state.model), engine.client_states()[2][1]
     seen = []
     ask = engine.ask
     engine.ask = lambda step, tasks: (ask(step, tasks), seen.append(engine.each()))[0]
     view = work.plan.view(work.client_info, 1, lambda *_, **__: None)
-    play_round(work.plan, state, view, engine)
+    run_round(work.plan, state, view, engine)
 
     def bound(params, buffers):
         module = normed().double()
@@ -114,11 +114,11 @@ def test_moon_trains_like_the_textbook():
 def test_moon_of_a_straggler_keeps_its_last_model():
     work = session_of({"method.name": "moon", "system.stragglers.rate": 0.5, **EVERYBODY})
     engine, state = in_process(work), work.initial_state()
-    ((first,),) = play_from(work, state, engine)
+    ((first,),) = run_from(work, state, engine)
     kept = {client: client_state["moon/params"].clone() for client, (_, client_state) in engine.client_states().items()}
     assert sorted(kept) == [r.client for r in first.reports]
     view = work.plan.view(work.client_info, 1, lambda *_, **__: None)
-    (second,) = play_round(work.plan, state, view, engine)
+    (second,) = run_round(work.plan, state, view, engine)
     for client, (_, client_state) in engine.client_states().items():
         arrived = client in [r.client for r in second.reports]
         assert arrived != (client in kept and torch.equal(client_state["moon/params"], kept[client]))
@@ -135,4 +135,4 @@ def test_moons_features_are_those_of_the_projection():
     data = work.federation.train
     features, _ = Trainer(work.plan.local, data.x, data.y, 17).network(data.x[:2].double())
     assert features.shape == (2, 7)
-    assert play(work)[0].model.params.isfinite().all()
+    assert run_rounds(work)[0].model.params.isfinite().all()

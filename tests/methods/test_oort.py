@@ -20,7 +20,7 @@ from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.data.federation import Federation
 from fedstrata.methods.selectors.oort import Oort, Utility
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 
 def view_of(sizes, k, round=0, key=None, note=print):
@@ -118,7 +118,7 @@ def test_meter_in_the_loop_counts_every_epoch():
     model, data = work.initial_state().model, work.federation.train
     module = work.plan.local.build().double()
     work.plan.space.bind(module, model.params, model.buffers)
-    _, (outcomes, *_) = play(work, rounds=1)
+    _, (outcomes, *_) = run_rounds(work, rounds=1)
     assert len(outcomes[0].reports) == 3
     for report in outcomes[0].reports:
         rows = torch.from_numpy(work.federation.train_split[report.client])
@@ -425,7 +425,7 @@ def test_batch_loss_is_that_of_some_samples():
     losses = {}
     for loss in ("all", "batch"):
         work = session_of({"method.selector": PowerOfChoice(candidates=6, loss=loss), "train.batch_size": 5})
-        _, (outcomes, *_) = play(work, rounds=1)
+        _, (outcomes, *_) = run_rounds(work, rounds=1)
         losses[loss] = {r.client: r.metrics["probed_loss"] for r in outcomes[0].reports}
         sizes = work.federation.train_split.sizes
     same = {i for i in range(6) if losses["all"][i] == pytest.approx(losses["batch"][i], abs=1e-12)}
@@ -457,7 +457,7 @@ def trained_on(selector, seed):
         "train.lr": 0.3,
         "train.clients_per_round": 5,
     }
-    _, rounds = play(session_of(overrides, half_is_hard()), rounds=20)
+    _, rounds = run_rounds(session_of(overrides, half_is_hard()), rounds=20)
     reports = [r for outcomes in rounds[8:] for o in outcomes if o.step.combine for r in o.reports]
     return np.mean([r.loss for r in reports]), np.mean([r.client % 2 for r in reports])
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from quadratic import Given, f64, given_work, play_from, start, weights_after_steps
+from quadratic import Given, f64, given_work, run_from, start, weights_after_steps
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -33,8 +33,8 @@ from fedstrata.methods.server_steps.adaptive import ServerAdagrad, ServerAdam, S
 from fedstrata.methods.server_steps.sgd import ServerSgd
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
-from fedstrata.testing.tiny import in_process, play, session_of, tiny_federation
+from fedstrata.server.loop import run_round
+from fedstrata.testing.tiny import in_process, run_rounds, session_of, tiny_federation
 
 close = partial(torch.testing.assert_close, rtol=0)
 
@@ -66,7 +66,7 @@ def test_mean_of_three_models(combiner, expected):
     models = Given(targets=((1.0, 2.0), (3.0, 6.0), (5.0, 0.0)))  # one step of length 1 reaches the target
     work = given_work((1, 2, 1), {"method.corrections": [models], "method.combiner": {"kind": combiner}})
     state = start(work, 0.25, -4.0)
-    play_from(work, state)
+    run_from(work, state)
     close(state.model.params, f64(*expected), atol=1e-12)
 
 
@@ -83,7 +83,7 @@ def test_adaptive_server_over_two_rounds(server, rounds, m, v):
     work = given_work((1, 2), {"method.corrections": [push], "method.server_step": server, "train.rounds": 2})
     state = start(work, 1.0, 1.0)
     for expected in rounds:
-        play_from(work, state)
+        run_from(work, state)
         close(state.model.params, f64(*expected), atol=1e-6)
     close(state.server_steps["server_step"].m, f64(*m), atol=1e-12)
     close(state.server_steps["server_step"].v, f64(*v), atol=1e-6)
@@ -102,7 +102,7 @@ def test_server_sgd_over_two_rounds(server, rounds):
     work = given_work((1, 2), {"method.corrections": [push], "method.server_step": server})
     state = start(work, 1.0, 1.0)
     for expected in rounds:
-        play_from(work, state)
+        run_from(work, state)
         close(state.model.params, f64(*expected), atol=1e-12)
 
 
@@ -117,7 +117,7 @@ def test_an_empty_round_changes_neither_model_nor_server_state():
     work = given_work((1, 2), {"method.corrections": [Given(slope=(1.0, 1.0))], **late})
     state, notes = start(work, 1.0, 1.0), []
     view = work.plan.view(work.client_info, 0, lambda kind, **_: notes.append(kind))
-    (outcome,) = play_round(work.plan, state, view, in_process(work))
+    (outcome,) = run_round(work.plan, state, view, in_process(work))
     assert state.model.params.tolist() == [1.0, 1.0]
     assert state.server_steps["server_step"].m.tolist() == [0.0, 0.0]
     assert notes == ["dropped", "no_update"]
@@ -142,7 +142,7 @@ def test_prox_over_two_steps_of_the_lane():
     parts = [Given(curve=2.0), Prox(mu=1.0)]
     work = given_work((2, 2), {"method.corrections": parts, "train.batch_size": 1, "train.lr": 0.1})
     state = start(work, 1.0, 1.0)
-    play_from(work, state)
+    run_from(work, state)
     close(state.model.params, f64(0.66, 0.66), atol=1e-12)
 
 
@@ -160,7 +160,7 @@ def test_scaffold_in_the_loop(monkeypatch):
     state.server_steps["scaffold"] = Control(f64(0.1, 0.1))
     engine.restore({k: ((0, 0), {"scaffold/c": f64(0.3, 0.3)}) for k in range(10)})
     seen = weights_after_steps(monkeypatch)
-    ((outcome,),) = play_from(work, state, engine=engine)
+    ((outcome,),) = run_from(work, state, engine=engine)
 
     assert seen == pytest.approx([0.82, 0.676], abs=1e-12)
     close(state.model.params, f64(0.676, 0.676), atol=1e-12)
@@ -201,7 +201,7 @@ def test_scaffold_of_a_straggler_keeps_its_control():
     }
     work = given_work((2, 2), overrides)
     engine = in_process(work)
-    ((outcome,),) = play_from(work, start(work, 1.0, 1.0), engine=engine)
+    ((outcome,),) = run_from(work, start(work, 1.0, 1.0), engine=engine)
     assert len(outcome.missing) == 1
     assert list(engine.client_states()) == [r.client for r in outcome.reports]
 
@@ -217,7 +217,7 @@ def test_chain_of_two_clients_in_both_orders():
             (1, 2), {"method.name": "sfl", "method.corrections": parts, "train.lr": 0.25, "train.seed": seed}
         )
         state = start(work, 0.0, 0.0)
-        (outcomes,) = play_from(work, state)
+        (outcomes,) = run_from(work, state)
         order = tuple(a.client for o in outcomes for a in o.step.asks)
         ends[order] = state.model.params.tolist()
     assert ends == {(0, 1): [-0.25, -0.25], (1, 0): [0.25, 0.25]}
@@ -227,7 +227,7 @@ def test_chain_skips_who_is_lost():
     work = given_work((1, 1, 1), {"method.name": "sfl", "method.corrections": [Given(slope=(1.0, 2.0), curve=0.0)]})
     work = replace(work, plan=replace(work.plan, system=Loses(client=1)))
     state = start(work, 0.0, 0.0)
-    (outcomes,) = play_from(work, state)
+    (outcomes,) = run_from(work, state)
     assert [o.missing for o in outcomes if o.step.asks[0].client == 1] == [(1,)]
     assert state.model.params.tolist() == [-2.0, -4.0]  # two hops counted
 
@@ -273,7 +273,7 @@ def test_power_of_choice_candidates(candidates, expected):
 def test_power_of_choice_in_the_loop_trains_the_highest_losses():
     work = session_of({"method.name": "power-of-choice", "method.selector.candidates": 4, "train.clients_per_round": 2})
     model = work.initial_state().model
-    _, (outcomes, *_) = play(work)
+    _, (outcomes, *_) = run_rounds(work)
     probe, train = outcomes
     assert len(probe.reports) == 4
     module = work.plan.local.build().double()
@@ -313,7 +313,7 @@ def test_clients_of_a_round(asked, clients, expected):
 )
 def test_stragglers_of_a_round(rate, clients, lost):
     work = given_work((1,) * max(clients, 2), {"system.stragglers.rate": rate, "train.clients_per_round": clients})
-    ((outcome,),) = play_from(work, start(work, 0.0, 0.0))
+    ((outcome,),) = run_from(work, start(work, 0.0, 0.0))
     assert len(outcome.missing) == lost
     assert len(outcome.reports) == clients - lost
 
@@ -329,7 +329,7 @@ def test_fedsgd_is_a_gradient_step_on_the_union_of_all_data():
         optimizer.zero_grad()
         cross_entropy(module(data.x.double()), data.y).backward()
         optimizer.step()
-    state, _ = play(work, rounds=3)
+    state, _ = run_rounds(work, rounds=3)
     close(state.model.params, nn.utils.parameters_to_vector(module.parameters()).detach(), atol=1e-12)
 
 
@@ -340,7 +340,7 @@ def bytes_of(method, **overrides):
     """Return P and the bytes up, down and between peers after two rounds of three of six clients, in fp32."""
     asked = {"method.name": method, "engine.precision": "fp32", "train.clients_per_round": 3}
     work = session_of({**asked, **overrides})
-    traffic = play(work, rounds=2)[0].traffic
+    traffic = run_rounds(work, rounds=2)[0].traffic
     return work.plan.space.P, traffic.bytes_up, traffic.bytes_down, traffic.bytes_p2p
 
 
@@ -389,6 +389,6 @@ def test_norm_statistics_are_charged_with_the_model():
     federation, module = tiny_federation(), nn.Sequential(layers)
     asked = {"engine.precision": "fp32", "train.clients_per_round": 3, "train.batch_size": 4}
     work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
-    traffic = play(work, rounds=1)[0].traffic
+    traffic = run_rounds(work, rounds=1)[0].traffic
     floats = 4 * 5 + 5 + 2 * 5 + 5 * 3 + 3 + 2 * 5  # the last: running mean and variance
     assert traffic.bytes_up == traffic.bytes_down == 3 * 4 * floats

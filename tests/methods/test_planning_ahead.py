@@ -80,8 +80,8 @@ def test_what_was_planned_for_other_clients_is_planned_again(plans, tmp_path, mo
     plans.clear()
     plan_ahead = ScheduledDriver._plan_ahead
 
-    def for_fewer(driver, state, played):
-        plan_ahead(driver, state, played)
+    def for_fewer(driver, state, planned):
+        plan_ahead(driver, state, planned)
         if state.ahead is not None:
             view = state.ahead.view
             state.ahead = replace(state.ahead, view=replace(view, eligible=view.eligible[1:]))

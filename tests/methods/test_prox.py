@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from correcting import EVERYBODY, own_work
-from quadratic import Given, given_work, play_from, start
+from quadratic import Given, given_work, run_from, start
 from torch import nn
 
 from fedstrata.core.messages import Report
 from fedstrata.methods.corrections.prox import Prox
-from fedstrata.testing.tiny import in_process, play, session_of, tiny_federation
+from fedstrata.testing.tiny import in_process, run_rounds, session_of, tiny_federation
 
 FEDPBS = {"method.name": "fedpbs", **EVERYBODY}
 
@@ -76,7 +76,7 @@ def test_adaptive_mu_is_still_gated():
 def test_the_threshold_is_what_clients_told_in_the_last_round(options, level):
     work = session_of({**FEDPBS, **{f"method.corrections.0.{key}": value for key, value in options.items()}})
     gate = f"{options.get('gate', 'loss')}_variance{'_of_all' if 'over' in options else ''}"
-    _, rounds = play(work)
+    _, rounds = run_rounds(work)
     threshold, flagged = np.inf if level is not None else options["v_th"], []
     for (outcome,) in rounds:
         told = np.array([r.metrics[gate] for r in outcome.reports])
@@ -92,7 +92,7 @@ def test_the_threshold_is_what_clients_told_in_the_last_round(options, level):
 def test_the_variance_may_be_that_of_all_samples():
     """As Equation 8 says. By hand: of the losses that the received model has on all of a client's samples."""
     work = session_of({**FEDPBS, "method.corrections.0.over": "all"})
-    ((outcome,),) = play(work, rounds=1)[1]
+    ((outcome,),) = run_rounds(work, rounds=1)[1]
     data, network = work.federation.train, work.plan.local.build().double()
     with torch.no_grad():
         losses = nn.functional.cross_entropy(network(data.x.double()), data.y, reduction="none").numpy()
@@ -100,7 +100,7 @@ def test_the_variance_may_be_that_of_all_samples():
         own = losses[work.federation.client(report.client).rows]
         assert report.metrics["loss_variance_of_all"] == pytest.approx(own.var(), rel=1e-9)
         assert len(own) > 2
-    one_batch = play(session_of(FEDPBS), rounds=1)[1][0][0]
+    one_batch = run_rounds(session_of(FEDPBS), rounds=1)[1][0][0]
     assert any(
         a.metrics["loss_variance_of_all"] != b.metrics["loss_variance"]
         for a, b in zip(outcome.reports, one_batch.reports, strict=True)
@@ -115,7 +115,7 @@ def test_with_equal_variances_everybody_passes_the_median(weight):
     state = start(work, weight, -0.3)
     engine = in_process(work)
     for _ in range(3):
-        ((outcome,),) = play_from(work, state, engine)
+        ((outcome,),) = run_from(work, state, engine)
         assert len({r.metrics["loss_variance"] for r in outcome.reports}) == 1
         assert [r.metrics["mu"] for r in outcome.reports] == [0.0] * 4
     assert outcome.reports[0].metrics["loss_variance"] > 0
@@ -125,13 +125,13 @@ def test_the_gate_is_about_the_batch_that_is_really_used():
     """A slow device gets batches of 8, a small client one of all its samples; the nominal batch is 10."""
     federation = replace(tiny_federation(), speeds=np.array([1.0, 0.5, 1.0, 2.0, 0.1, 1.0]))
     assert federation.train_split.sizes.tolist() == [3, 10, 17, 9, 16, 8]
-    ((outcome,),) = play(session_of({**FEDPBS, "train.batch_size": 10}, federation), rounds=1)[1]
+    ((outcome,),) = run_rounds(session_of({**FEDPBS, "train.batch_size": 10}, federation), rounds=1)[1]
     assert [r.metrics["mu"] for r in outcome.reports] == [0.01, 0.01, 0.0, 0.01, 0.01, 0.01]
 
 
 def test_a_round_that_nobody_finishes_leaves_the_threshold_alone():
     work = session_of({**FEDPBS, "system.stragglers.rate": 1.0})
-    told = play(work, rounds=2)[0].server_steps["prox"]
+    told = run_rounds(work, rounds=2)[0].server_steps["prox"]
     assert told.v_th == torch.inf
     assert told.median.isnan()
 
@@ -151,7 +151,7 @@ def test_mu_reaches_the_step_of_flagged_clients_only():
     """f = v^2, mu = 1, eta = .1: 1 -> .8 -> .64, or with the pull .8 -> .66. The second client's batch is small."""
     parts = [Given(curve=2.0), Prox(mu=1.0, when="unstable", b_th=2)]
     work = given_work((2, 1), {"method.corrections": parts, "train.epochs": 2, "train.lr": 0.1, "train.batch_size": 2})
-    ((outcome,),) = play_from(work, start(work, 1.0, 1.0))
+    ((outcome,),) = run_from(work, start(work, 1.0, 1.0))
     assert [r.update_norm for r in outcome.reports] == pytest.approx([0.36 * 2**0.5, 0.34 * 2**0.5], abs=1e-12)
 
 
@@ -159,7 +159,7 @@ def test_norm_statistics_are_not_pulled():
     torch.manual_seed(0)
     module = nn.Sequential(OrderedDict(norm=nn.BatchNorm1d(4, affine=False), head=nn.Linear(4, 3)))
     pulled, free = (
-        play(own_work(module, {"method.corrections": [Prox(mu=mu)], **EVERYBODY}), 1)[0] for mu in (5.0, 0.0)
+        run_rounds(own_work(module, {"method.corrections": [Prox(mu=mu)], **EVERYBODY}), 1)[0] for mu in (5.0, 0.0)
     )
     assert torch.equal(pulled.model.buffers, free.model.buffers)  # they do not depend on the head
     assert not torch.equal(pulled.model.params, free.model.params)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedstrata.methods.schedules.hops import select_runs
 from fedstrata.methods.schedules.reorder import reordered_runs
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 
 def selected(chunk, pools, select, *slack):
@@ -54,7 +54,7 @@ def test_transfers_fall_with_slack_and_samples_stay(clients):
     def transfers(**options):
         schedule = {"kind": "stratified", "frequency": "capped", "clients": clients, **options}
         work = session_of({"method.driver": "chain", "method.schedule": schedule, "engine.execution": "fused"})
-        state, rounds = play(work, 12)
+        state, rounds = run_rounds(work, 12)
         asked = np.concatenate([[ask.client for ask in o.step.asks] for outcomes in rounds for o in outcomes])
         assert set(asked) == set(range(6))
         return state.traffic.client_updates

@@ -109,9 +109,9 @@ def begun(counts, seed=0, notes=None, **options):
     return Passing(Stratified(**options)).begin(ScheduleState(), view)
 
 
-def epoch(play, counts, size=5, shop=None, seed=0, notes=None, **options):
+def epoch(follow, counts, size=5, shop=None, seed=0, notes=None, **options):
     now, shop = begun(counts, seed, notes, **options), shop or Shop(counts)
-    return shop.serve(play(now.epoch, now.pools, now.until, size)), now, shop
+    return shop.serve(follow(now.epoch, now.pools, now.until, size)), now, shop
 
 
 travelled, batched = partial(epoch, hops), partial(epoch, batches)  # `size` is that of a chunk, or of a batch

@@ -1,4 +1,4 @@
-"""What a run along a schedule says of single clients: true figures or none, the same however it is played."""
+"""What a run along a schedule says of single clients: true figures or none, the same however it is run."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_figures_by_client_are_the_same_fused_and_by_messages(method, made):
         assert one["update_norm"] is other["update_norm"] is None
 
 
-def test_a_round_played_as_one_tells_no_length_of_single_updates(made):
+def test_a_round_run_as_one_tells_no_length_of_single_updates(made):
     run = made("stratify-batch", **{"engine.execution": "fused", "train.batch_size": 5_000})
     assert [sorted(step) for step in rounds(run)[0]["steps"]] == [["client_updates", "clients", "kind", "times"]]
     assert rounds(run)[0]["update_norm"] is None  # one batch a round: it would be the whole round's for everybody

@@ -23,9 +23,9 @@ from fedstrata.core.rng import Streams
 from fedstrata.core.threads import one_thread
 from fedstrata.data.devices import Devices
 from fedstrata.methods.schedules.take import Take
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing import WireEngine
-from fedstrata.testing.tiny import in_process, play, same, session_of
+from fedstrata.testing.tiny import in_process, run_rounds, same, session_of
 
 # ---- at the client --------------------------------------------------------------------------------------------------
 
@@ -119,14 +119,14 @@ def stratified(driver, execution="messages", federation=None, **options):
     return session_of({"method.driver": driver, "method.schedule": schedule, "engine.execution": execution}, federation)
 
 
-def played(work, count=2, engine=in_process):
-    """Play rounds: the last state, what was noted by kind, and who was asked in each round."""
+def run_of(work, count=2, engine=in_process):
+    """Run rounds: the last state, what was noted by kind, and who was asked in each round."""
     notes, asked, state, at = {}, [], work.initial_state(), engine(work)
     client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     for r in range(count):
         view = work.plan.view(client_info, r, lambda kind, **fields: notes.setdefault(kind, []).append(fields))
         with one_thread():
-            outcomes = play_round(work.plan, state, view, at)
+            outcomes = run_round(work.plan, state, view, at)
         asked.append(Counter(ask.client for outcome in outcomes for ask in outcome.step.asks))
     return state, notes, asked
 
@@ -156,7 +156,7 @@ def rows(monkeypatch):
 @pytest.mark.parametrize("parts", [1, 3])
 def test_capped_uses_every_sample_exactly_once_an_epoch(driver, execution, parts, rows):
     work = stratified(driver, execution, frequency="capped", rounds_per_epoch=parts)
-    _, notes, _ = played(work, 2 * parts)
+    _, notes, _ = run_of(work, 2 * parts)
     everything = list(range(len(work.federation.train)))
     assert [sorted(own) for own in rows.values()] == [everything, everything]
     assert [event["epoch"] for event in notes["schedule"]] == [1] * parts + [2] * parts
@@ -166,7 +166,7 @@ def test_capped_uses_every_sample_exactly_once_an_epoch(driver, execution, parts
 @EXECUTIONS
 def test_uniform_without_refill_uses_no_sample_twice(driver, execution, rows):
     work = stratified(driver, execution, on_empty="drop")
-    _, notes, _ = played(work)
+    _, notes, _ = run_of(work)
     totals, labels = work.federation.counts.sum(0), work.federation.labels
     for own, event in zip(rows.values(), notes["schedule"], strict=True):
         assert len(set(own)) == len(own)
@@ -175,12 +175,12 @@ def test_uniform_without_refill_uses_no_sample_twice(driver, execution, rows):
 
 
 @DRIVERS
-def test_an_epoch_in_several_rounds_plays_the_same_schedule(driver, rows):
+def test_an_epoch_in_several_rounds_follows_the_same_schedule(driver, rows):
     seen = []
     for parts in (1, 4):
         rows.clear()
         work = stratified(driver, replacement=True, rounds_per_epoch=parts)
-        entries = [event["entries"] for event in played(work, parts)[1]["schedule"]]
+        entries = [event["entries"] for event in run_of(work, parts)[1]["schedule"]]
         assert max(entries) - min(entries) <= (1 if driver == "chain" else 4)
         labels = work.federation.labels[rows[0]]
         seen.append([sorted(labels[i : i + 4]) for i in range(0, len(labels), 4)])  # one batch comes client by client
@@ -189,8 +189,8 @@ def test_an_epoch_in_several_rounds_plays_the_same_schedule(driver, rows):
 
 @DRIVERS
 def test_an_epoch_is_resumed_in_its_middle(driver):
-    whole, outcomes = play(stratified(driver, clients="remaining", rounds_per_epoch=4), 6)
-    again, seen = play(stratified(driver, clients="remaining", rounds_per_epoch=4), 6, cut=3)
+    whole, outcomes = run_rounds(stratified(driver, clients="remaining", rounds_per_epoch=4), 6)
+    again, seen = run_rounds(stratified(driver, clients="remaining", rounds_per_epoch=4), 6, cut=3)
     assert same(whole, again)
     assert outcomes == seen
     assert (whole.driver.epochs, whole.driver.rounds) == (2, 2)
@@ -204,7 +204,7 @@ def test_a_batch_larger_than_the_schedule_is_one_exact_gradient_step(execution):
     module = local.build().to(local.dtype)
     gradients = torch.autograd.grad(cross_entropy(module(data.x.to(local.dtype)), data.y), list(module.parameters()))
     by_hand = work.initial_state().model.params - 0.1 * torch.cat([g.flatten() for g in gradients])
-    torch.testing.assert_close(played(work, 1)[0].model.params, by_hand, rtol=0, atol=1e-12)
+    torch.testing.assert_close(run_of(work, 1)[0].model.params, by_hand, rtol=0, atol=1e-12)
 
 
 def deaf(*clients, until=99):
@@ -217,7 +217,7 @@ def deaf(*clients, until=99):
 
 @DRIVERS
 def test_a_silent_client_is_skipped_until_the_next_epoch(driver):
-    _, notes, asked = played(stratified(driver, each=12), 2, deaf(3, until=1))
+    _, notes, asked = run_of(stratified(driver, each=12), 2, deaf(3, until=1))
     assert [(event["gone"], event["exposure"]) for event in notes["schedule"]] == [([3], [12] * 3), ([], [12] * 3)]
     assert asked[0][3] == 1 <= asked[1][3]
 
@@ -226,11 +226,11 @@ def test_a_silent_client_is_skipped_until_the_next_epoch(driver):
 def test_a_label_whose_holders_are_silent_is_dropped_and_with_nobody_there_the_model_stays(driver):
     x, y = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32), np.repeat([0, 1, 2], 10)
     federation = Federation.from_arrays(x, y, [range(15), range(15, 20), range(20, 30)], test=(x, y))
-    _, notes, _ = played(stratified(driver, federation=federation), 1, deaf(2))
+    _, notes, _ = run_of(stratified(driver, federation=federation), 1, deaf(2))
     assert [event["stratum"] for event in notes["label_dropped"]] == [2]
     assert [(event["exposure"], event["entries"]) for event in notes["schedule"]] == [([10, 10, 0], 30)]
     work = stratified(driver, federation=federation)
-    state, notes, _ = played(work, 2, deaf(0, 1, 2))
+    state, notes, _ = run_of(work, 2, deaf(0, 1, 2))
     assert same(state, work.initial_state())
     assert [event["dropped"] for event in notes["schedule"]] == [[0, 1, 2]] * 2
 
@@ -242,7 +242,7 @@ def test_a_run_on_false_beliefs_ends(driver, execution):
     known, true = {"labels": np.ones((6, 3), bool), "totals": np.array([9, 9, 90])}, work.client_info
     known = ClientInfo(true.clients, true.classes, true.holders, true.key, known, true.ground_truth)
     work = replace(work, client_info=known)
-    assert [event["exposure"] for event in played(work)[1]["schedule"]] == [[36, 36, 36]] * 2
+    assert [event["exposure"] for event in run_of(work)[1]["schedule"]] == [[36, 36, 36]] * 2
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class AwayLater(Devices):
 def test_who_goes_away_in_the_middle_of_an_epoch_is_not_asked(driver):
     work = stratified(driver, rounds_per_epoch=3)
     work = replace(work, plan=replace(work.plan, system=AwayLater()))
-    _, notes, asked = played(work, 3)
+    _, notes, asked = run_of(work, 3)
     assert [4 in clients for clients in asked] == [True, False, False]
     assert sum(event["entries"] for event in notes["schedule"]) == len(work.federation.train)
 
@@ -265,7 +265,7 @@ def test_who_goes_away_in_the_middle_of_an_epoch_is_not_asked(driver):
 def test_one_label_overall_is_said():
     x, y = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32), np.arange(9) % 2
     federation = Federation.from_arrays(x, y, [np.flatnonzero(y), []], test=(x, y))
-    _, notes, _ = played(stratified("chain", federation=federation), 1)
+    _, notes, _ = run_of(stratified("chain", federation=federation), 1)
     assert [event["what"] for event in notes["warning"]] == ["method.schedule"]
     assert notes["schedule"][0]["exposure"] == [0, 4]
 

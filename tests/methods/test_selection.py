@@ -11,7 +11,7 @@ from fedstrata.core import registry
 from fedstrata.methods.selectors.flips import Flips
 from fedstrata.methods.selectors.oort import Oort
 from fedstrata.methods.selectors.random import Random
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 
 def record(seed, clients=200, rounds=200, alpha=0.3):
@@ -35,7 +35,7 @@ def test_flips_is_fairer_than_oort_and_nearer_the_global_mix_than_random():
 
 @pytest.mark.parametrize("name", sorted(registry.names("selectors")))
 def test_every_selector_copes_with_more_clients_wanted_than_there_are(name):
-    _, rounds = play(session_of({"method.selector": name, "train.clients_per_round": 50}))
+    _, rounds = run_rounds(session_of({"method.selector": name, "train.clients_per_round": 50}))
     for outcomes in rounds:
         trained = [o for o in outcomes if o.step.combine]
         assert [sorted(a.client for a in o.step.asks) for o in trained] == [list(range(6))]
@@ -45,7 +45,7 @@ def test_every_selector_copes_with_more_clients_wanted_than_there_are(name):
 def test_every_selector_copes_with_clients_that_come_and_go(name):
     asked = {"method.selector": name, "system.availability": {"kind": "independent", "rate": 0.5}}
     work = session_of(asked)
-    _, rounds = play(work)
+    _, rounds = run_rounds(work)
     for round, outcomes in enumerate(rounds):
         here = set(work.plan.view(work.client_info, round, lambda *_, **__: None).eligible.tolist())
         assert {a.client for o in outcomes for a in o.step.asks} <= here
@@ -56,7 +56,7 @@ def test_a_selector_that_compares_everybody_with_everybody_says_its_limit(name, 
     part = registry.find("selectors", name, "method.selector")
     monkeypatch.setattr(part, "LIMIT", 2)
     with pytest.raises(RequestError, match="2"):
-        play(session_of({"method.selector": name}), rounds=1)
+        run_rounds(session_of({"method.selector": name}), rounds=1)
 
 
 def test_every_selector_has_its_paper():

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from quadratic import Given, f64, given_work, play_from, start
+from quadratic import Given, f64, given_work, run_from, start
 
 from fedstrata import train
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.methods.server_steps.adaptive import ServerAdagrad, ServerAdam, ServerYogi
-from fedstrata.testing.tiny import alike, play, same, session_of, tiny_federation
+from fedstrata.testing.tiny import alike, run_rounds, same, session_of, tiny_federation
 
 close = partial(torch.testing.assert_close, rtol=0)
 KINDS = ("adagrad", "adam", "yogi")
@@ -49,7 +49,7 @@ def test_the_first_step_by_hand(server, lr, first):
     push = Given(curve=0.0, slope=(-0.1, 0.2))  # every client moves by (.1, -.2)
     work = given_work((1, 2), {"method.corrections": [push], "method.server_step": server, "train.rounds": 1})
     state = start(work, 1.0, 1.0)
-    play_from(work, state)
+    run_from(work, state)
     assert state.server_steps["server_step"].lr == pytest.approx(lr, abs=1e-6)
     close(state.model.params, f64(*first), atol=1e-6)
 
@@ -78,22 +78,22 @@ def test_the_rate_is_set_once_by_the_first_update_that_moves_anything():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_run_with_the_rate_that_was_told(kind, tmp_path):
-    def played(lr):
+    def run_of(lr):
         overrides = {"method.server_step": {"kind": kind, "lr": lr}, "train.rounds": 3}
         run = train(federation=tiny_federation(), overrides=overrides, out=tmp_path / str(lr))
         return dict(sorted(run.model().items())), [event for event in run.events() if event["event"] == "server_lr"]
 
-    found, (told,) = played("auto")
+    found, (told,) = run_of("auto")
     assert told["round"] == 1
-    assert alike(found, played(told["lr"])[0])
-    assert not alike(found, played(2 * told["lr"])[0])
+    assert alike(found, run_of(told["lr"])[0])
+    assert not alike(found, run_of(2 * told["lr"])[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_keeps_the_rate(kind):
     asked = {"method.server_step": kind, "system.stragglers.rate": 0.3}
-    whole, _ = play(session_of(asked), rounds=6)
+    whole, _ = run_rounds(session_of(asked), rounds=6)
     for cut in (1, 3):
-        resumed, _ = play(session_of(asked), rounds=6, cut=cut)
+        resumed, _ = run_rounds(session_of(asked), rounds=6, cut=cut)
         assert same(whole, resumed)
         assert resumed.server_steps["server_step"].lr == whole.server_steps["server_step"].lr > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from combining import Told, close, model_of, played, variances, view_of, weighed
+from combining import Told, close, model_of, run_of, variances, view_of, weighed
 from quadratic import f64
 from torch.nn.functional import cross_entropy
 
@@ -103,7 +103,7 @@ def variance_by_hand(work, model, client, of):
 def test_soft_weights_in_the_loop_follow_each_clients_own_variance(of):
     work = session_of({"method.combiner": {"kind": "soft", "by": of}, "train.clients_per_round": "all"})
     model = work.initial_state().model
-    (weights,) = played(work).weights
+    (weights,) = run_of(work).weights
     variances = np.array([variance_by_hand(work, model, client, of) for client in range(6)])
     assert len(set(variances.round(9))) > 3
     assert list(weights.values()) == pytest.approx(soft_weights(variances, 1.0, "mean"), abs=1e-9)
@@ -111,7 +111,7 @@ def test_soft_weights_in_the_loop_follow_each_clients_own_variance(of):
 
 def test_fedbs_trains_the_stable_and_weighs_them_by_the_variance_they_told():
     work = session_of({"method.name": "fedbs", "train.clients_per_round": 3})
-    seen = played(work, rounds=3)
+    seen = run_of(work, rounds=3)
     for (probe, trained), weights in zip(seen.rounds, seen.weights, strict=True):
         told = {r.client: r.metrics["gradient_variance"] for r in probe.reports}
         assert sorted(told) == list(range(6))
@@ -129,7 +129,7 @@ def test_fedbs_trains_the_stable_and_weighs_them_by_the_variance_they_told():
 
 def test_fedbs_pays_for_its_probes():
     work = session_of({"method.name": "fedbs", "engine.precision": "fp32", "train.clients_per_round": 2})
-    seen = played(work)
+    seen = run_of(work)
     P, traffic = work.plan.space.P, seen.state.traffic
     assert traffic.bytes_down == (6 + 2) * 4 * P
     assert traffic.bytes_up == 6 * 8 + 2 * (4 * P + 8)

@@ -11,7 +11,7 @@ import fedstrata
 from fedstrata.data.label_table import LabelTable
 from fedstrata.methods.situation import Situation
 from fedstrata.methods.strata import STRATA, choose
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 ONE_LABEL = np.diag([30, 30, 30, 30])
 TWO_LABELS = np.array([[15, 15, 0, 0], [0, 15, 15, 0], [0, 0, 15, 15], [15, 0, 0, 15]])
@@ -82,5 +82,5 @@ def test_the_recipe_passes_the_suite():
 def test_a_tiny_run_is_the_same_run_spelt_out():
     chosen = session_of({"method.name": "strata"})
     spelt = {f"method.{s}": getattr(chosen.experiment.method, s) for s in ("selector", "corrections", "server_step")}
-    states = [play(session_of(asked))[0] for asked in ({"method.name": "strata"}, spelt)]
+    states = [run_rounds(session_of(asked))[0] for asked in ({"method.name": "strata"}, spelt)]
     assert (states[0].model.params == states[1].model.params).all()

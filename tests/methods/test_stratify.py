@@ -16,7 +16,7 @@ from fedstrata.config.build import build_federation
 from fedstrata.config.experiment import Experiment
 from fedstrata.data.sets.mnist import FashionMnist
 from fedstrata.runs.session import build_session
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.tiny import in_process
 
 BATCH, EPOCHS = 64, 4
@@ -38,7 +38,7 @@ def batches(monkeypatch, seed, **schedule):
     monkeypatch.setattr(Trainer, "train_fused", watched)
     state, engine = work.initial_state(), in_process(work)
     for round in range(EPOCHS):
-        play_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
+        run_round(work.plan, state, work.plan.view(work.client_info, round, lambda *_, **__: None), engine)
     monkeypatch.setattr(Trainer, "train_fused", train_fused)
     return federation, work.plan.local.build(), [rows for rows in seen if len(rows) == BATCH]
 

@@ -10,7 +10,7 @@ from fedstrata import testing
 from fedstrata.core.messages import Report
 from fedstrata.core.steps import Outcome
 from fedstrata.methods.selectors.sur import Known, Sur, smallest
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 
 def test_sur_oracle():
@@ -132,11 +132,11 @@ def test_variances_may_be_taken_over_all_samples():
     asked = {"method.selector": {"kind": "sur", "over": "all"}, "method.combiner": {"kind": "soft", "over": "all"}}
     told = {}
     for size in (2, 64):
-        _, ((probe, train), *_) = play(session_of({**asked, "train.batch_size": size}), rounds=1)
+        _, ((probe, train), *_) = run_rounds(session_of({**asked, "train.batch_size": size}), rounds=1)
         probed = {r.client: r.metrics["gradient_variance"] for r in probe.reports}
         assert {r.client: r.metrics["gradient_variance_of_all"] for r in train.reports}.items() <= probed.items()
         told[size] = probed
     assert told[2] == told[64]
     whole = {"method.selector": "sur", "train.batch_size": 64}
-    _, ((probe, _), *_) = play(session_of(whole), rounds=1)
+    _, ((probe, _), *_) = run_rounds(session_of(whole), rounds=1)
     assert {r.client: r.metrics["gradient_variance"] for r in probe.reports} == pytest.approx(told[2], rel=1e-9)

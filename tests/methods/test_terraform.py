@@ -26,8 +26,8 @@ from fedstrata.methods.drivers.terraform import Magnitude, Terraform, split, var
 from fedstrata.methods.selectors.power_of_choice import PowerOfChoice
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
-from fedstrata.testing.tiny import in_process, play, same, session_of, tiny_federation
+from fedstrata.server.loop import run_round
+from fedstrata.testing.tiny import in_process, run_rounds, same, session_of, tiny_federation
 
 RANGES = ("iqr", "all", "low", "high", "top")
 SIGNALS = ("head", "bias", "weight", "loss")
@@ -145,7 +145,7 @@ def test_meter_conforms(layer):
 def test_signal_is_what_the_client_did(signal):
     """With one client a step, the combined update is that client's."""
     work = session_of({"method.driver": Terraform(signal=signal), "train.clients_per_round": 1})
-    before, (state, ((outcome,),)) = work.initial_state().model, play(work, rounds=1)
+    before, (state, ((outcome,),)) = work.initial_state().model, run_rounds(work, rounds=1)
     space, (report,) = work.plan.space, outcome.reports
     if signal == "loss":
         assert "magnitude" not in report.metrics
@@ -187,7 +187,7 @@ class Given(Selector):
 
 
 def drive(driver, clients, answers):
-    """Play one round by hand; `answers` gives the reports of a step, from the step and its number."""
+    """Run one round by hand; `answers` gives the reports of a step, from the step and its number."""
     work = session_of(federation=tiny_federation(clients=16))
     events, asked = [], []
     view = work.plan.view(work.client_info, 0, lambda kind, **fields: events.append({"kind": kind, **fields}))
@@ -320,9 +320,9 @@ def test_baseline_draws_as_many_from_the_rounds_clients():
 )
 def test_depth_one_is_the_base_algorithm_and_more_is_not(others, precision):
     others = {**others, "engine.precision": precision, "train.clients_per_round": 5}
-    plain = play(session_of({**others, "method.driver": Rounds()}))[0]
-    assert same(plain, play(session_of({**others, "method.driver": Terraform(min_clients=1, depth=1)}))[0])
-    assert not same(plain, play(session_of({**others, "method.driver": Terraform(min_clients=1)}))[0])
+    plain = run_rounds(session_of({**others, "method.driver": Rounds()}))[0]
+    assert same(plain, run_rounds(session_of({**others, "method.driver": Terraform(min_clients=1, depth=1)}))[0])
+    assert not same(plain, run_rounds(session_of({**others, "method.driver": Terraform(min_clients=1)}))[0])
 
 
 @pytest.mark.parametrize(
@@ -357,15 +357,15 @@ def uneven_federation(seed, clients=16):
     return Federation.from_arrays(x, y, rows)
 
 
-def played(driver, seed, others=None, rounds=1):
-    """Play rounds with everyone; give the work, the events, the state and the model before the last round."""
+def run_of(driver, seed, others=None, rounds=1):
+    """Run rounds with everyone; give the work, the events, the state and the model before the last round."""
     asked = {"method.driver": driver, "method.selector": "everyone", "train.seed": seed, "train.lr": 0.05}
     work, events = session_of({**asked, **(others or {})}, uneven_federation(seed)), []
     state, engine = work.initial_state(), in_process(work)
     for round in range(rounds):
         before = state.model
         view = work.plan.view(work.client_info, round, lambda kind, **fields: events.append({"kind": kind, **fields}))
-        play_round(work.plan, state, view, engine)
+        run_round(work.plan, state, view, engine)
     return work, [event for event in events if event["kind"] == "terraform"], state, before
 
 
@@ -383,7 +383,7 @@ def loss_of(work, model, clients):
 def test_clients_called_hard_have_the_higher_loss():
     harder = 0
     for seed in range(10):
-        work, told, _, model = played(Terraform(depth=1), seed, rounds=3)
+        work, told, _, model = run_of(Terraform(depth=1), seed, rounds=3)
         hard = told[-1]["hard"]
         easy = [client for client in range(16) if client not in hard]
         harder += loss_of(work, model, hard) > loss_of(work, model, easy)
@@ -398,8 +398,8 @@ def test_clients_called_hard_have_the_higher_loss():
 def test_retraining_helps_hard_clients_more_than_as_many_random_updates_do(others):
     gains = []
     for seed in range(10):
-        work, told, retrained, _ = played(TWICE, seed, others)
-        _, told_too, control, _ = played(replace(TWICE, baseline=True), seed, others)
+        work, told, retrained, _ = run_of(TWICE, seed, others)
+        _, told_too, control, _ = run_of(replace(TWICE, baseline=True), seed, others)
         hard = told[0]["hard"]
         assert hard == told_too[0]["hard"]  # the first step is the same
         assert retrained.traffic.client_updates == control.traffic.client_updates > 16

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedstrata.methods.drivers.terraform import Range, Terraform, split, variances
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 RANGES = get_args(Range)
 SIX = np.array([1, 1.2, 1.3, 6, 6.5, 20])
@@ -66,7 +66,7 @@ def test_fewest_clients_are_hard_above_the_third_quartile():
     counts = {}
     for within in ("high", "top"):
         driver = Terraform(range=within, min_clients=1, depth=2)
-        _, rounds = play(session_of({"method.driver": driver, "train.clients_per_round": 6}))
+        _, rounds = run_rounds(session_of({"method.driver": driver, "train.clients_per_round": 6}))
         counts[within] = [len(outcomes[1].step.asks) for outcomes in rounds]
     assert all(top <= high for top, high in zip(counts["top"], counts["high"], strict=True))
     assert sum(counts["top"]) < sum(counts["high"])

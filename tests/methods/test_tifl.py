@@ -16,7 +16,7 @@ from fedstrata.core.messages import Report
 from fedstrata.core.rng import Streams
 from fedstrata.core.steps import Ask, Outcome, Scores, Step, View
 from fedstrata.methods.selectors.tifl import Tifl, changed
-from fedstrata.testing.tiny import play, session_of, tiny_federation
+from fedstrata.testing.tiny import run_rounds, session_of, tiny_federation
 
 
 def view_of(clients, k, round=0, rounds=10, eligible=None, key=None, note=lambda kind, **_: None):
@@ -331,7 +331,7 @@ def test_conforms(selector):
 def test_profile_is_a_round_of_work_and_costs_a_download_each():
     overrides = {"method.selector": Tifl(), "system.speed.kind": "lognormal", "system.speed.sigma": 1.0}
     work = session_of(overrides)
-    _, rounds = play(work)
+    _, rounds = run_rounds(work)
     assert [[o.step.kind for o in outcomes] for outcomes in rounds] == [["profile", "train"], *[["train"]] * 3]
     profiled = {r.client: r.seconds for r in rounds[0][0].reports}
     assert sorted(profiled) == list(range(6))
@@ -339,7 +339,7 @@ def test_profile_is_a_round_of_work_and_costs_a_download_each():
     for outcomes in rounds:
         for report in outcomes[-1].reports:
             assert report.seconds == pytest.approx(profiled[report.client])
-    own, plain = (play(w)[0].traffic for w in (work, session_of({**overrides, "method.selector": "random"})))
+    own, plain = (run_rounds(w)[0].traffic for w in (work, session_of({**overrides, "method.selector": "random"})))
     assert own.bytes_down - plain.bytes_down == 6 * 8 * work.plan.space.P
     assert own.bytes_up == plain.bytes_up
 

@@ -14,7 +14,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.data.federation import Federation
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.testing.tiny import play
+from fedstrata.testing.tiny import run_rounds
 
 GREY, COLOUR, TINY, PHOTO = (1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 224, 224)
 BIG = ("resnet18", "resnet50", "densenet121")
@@ -337,7 +337,7 @@ def test_one_round(name, options):
     asked |= {"train.lr": 0.01, "model.name": name} | {f"model.{key}": value for key, value in options.items()}
     work = build_session(describe_experiment(None, None, asked, clients, None), clients, None)
     before = work.initial_state().model
-    after = play(work, rounds=1)[0].model
+    after = run_rounds(work, rounds=1)[0].model
     assert torch.isfinite(after.params).all()
     assert torch.isfinite(after.buffers).all()
     assert not torch.equal(before.params[work.plan.space.head], after.params[work.plan.space.head])

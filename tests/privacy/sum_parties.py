@@ -67,8 +67,8 @@ def plain(act, data):
     return act(data)
 
 
-def play(w, values, weights=None, stops=None, until=None, hand=plain):
-    """Play the steps of a sum; give everything that was sent, by kind and member, and the sum at the end.
+def run_sum(w, values, weights=None, stops=None, until=None, hand=plain):
+    """Run the steps of a sum; give everything that was sent, by kind and member, and the sum at the end.
 
     `stops` names the step that a member no longer takes, and `until` the first one that nobody takes.
     """

@@ -50,7 +50,7 @@ def views(counts, rounds, k=10):
             yield View(round, rounds, k, here, client_info, None, partial(streams, round=round), lambda *_, **__: None)
 
 
-def played(selector, state, counts, rounds, open_run, cut=None, fresh=None, k=10):
+def run_selector(selector, state, counts, rounds, open_run, cut=None, fresh=None, k=10):
     """Let a selector choose with a fifth of the reports missing; with `cut`, from a saved state and a fresh service."""
     rng, ids = np.random.default_rng(4), []
     seen = list(views(counts, rounds, k))[0 if open_run else 1 :: 2]
@@ -72,22 +72,22 @@ def played(selector, state, counts, rounds, open_run, cut=None, fresh=None, k=10
 @pytest.mark.parametrize("flips", [Flips(clusters=6), Flips(repeats=3, rate="reset", features="counts")])
 def test_the_enclave_selects_as_flips_does_in_the_open_and_after_a_restart(flips):
     counts = dirichlet()
-    opened = played(flips, flips.init(next(views(counts, 1))), counts, 30, open_run=True)
+    opened = run_selector(flips, flips.init(next(views(counts, 1))), counts, 30, open_run=True)
     inside = InEnclave(told(counts, flips=flips))
     assert inside.needs == frozenset()
-    assert played(inside, EnclaveAnswers(), counts, 30, open_run=False) == opened
+    assert run_selector(inside, EnclaveAnswers(), counts, 30, open_run=False) == opened
     fresh = InEnclave(told(counts, flips=flips, seed=8))
     halfway = InEnclave(told(counts, flips=flips))
-    assert played(halfway, EnclaveAnswers(), counts, 30, open_run=False, cut=13, fresh=fresh) == opened
+    assert run_selector(halfway, EnclaveAnswers(), counts, 30, open_run=False, cut=13, fresh=fresh) == opened
     assert len({len(ids) for ids in opened}) > 1  # where reports are missing, more are asked
 
 
 def test_a_service_serves_one_run():
     counts = dirichlet()
     selector = InEnclave(told(counts, flips=Flips(clusters=6)))
-    played(selector, EnclaveAnswers(), counts, 3, open_run=False)
+    run_selector(selector, EnclaveAnswers(), counts, 3, open_run=False)
     with pytest.raises(FedstrataError, match="another run"):
-        played(selector, EnclaveAnswers(), counts, 3, open_run=False)
+        run_selector(selector, EnclaveAnswers(), counts, 3, open_run=False)
 
 
 def test_every_round_is_asked_about_once():
@@ -150,10 +150,14 @@ def test_requests_about_nobody_are_refused(ids):
 
 def test_noise_exchanges_picks_and_nobody_outside_can_tell_which():
     counts, flips, rounds = dirichlet(), Flips(clusters=6, over_provision=False), 40
-    plain = played(InEnclave(told(counts, flips=flips)), EnclaveAnswers(), counts, rounds, open_run=False)
-    noisy = played(InEnclave(told(counts, flips=flips, noise=0.3)), EnclaveAnswers(), counts, rounds, open_run=False)
-    same = played(InEnclave(told(counts, flips=flips, noise=0.3)), EnclaveAnswers(), counts, rounds, open_run=False)
-    other = played(
+    plain = run_selector(InEnclave(told(counts, flips=flips)), EnclaveAnswers(), counts, rounds, open_run=False)
+    noisy = run_selector(
+        InEnclave(told(counts, flips=flips, noise=0.3)), EnclaveAnswers(), counts, rounds, open_run=False
+    )
+    same = run_selector(
+        InEnclave(told(counts, flips=flips, noise=0.3)), EnclaveAnswers(), counts, rounds, open_run=False
+    )
+    other = run_selector(
         InEnclave(told(counts, flips=flips, noise=0.3, seed=5)), EnclaveAnswers(), counts, rounds, open_run=False
     )
     assert noisy == same
@@ -163,7 +167,7 @@ def test_noise_exchanges_picks_and_nobody_outside_can_tell_which():
     assert np.mean(exchanged) == pytest.approx(0.3, abs=0.08)
     fresh = InEnclave(told(counts, flips=flips, noise=0.3))
     halfway = InEnclave(told(counts, flips=flips, noise=0.3))
-    assert played(halfway, EnclaveAnswers(), counts, rounds, open_run=False, cut=11, fresh=fresh) == noisy
+    assert run_selector(halfway, EnclaveAnswers(), counts, rounds, open_run=False, cut=11, fresh=fresh) == noisy
 
 
 @pytest.mark.parametrize("measurement", [None, "", "zz" * 48, "00" * 47])

@@ -1,4 +1,4 @@
-"""Label counts that Stratify's server must not learn: it is played here, curious but honest, against transcripts."""
+"""Label counts that Stratify's server must not learn: it is acted here, curious but honest, against transcripts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from fedstrata.privacy.labels.masking import Transcript, mask_labels
 from fedstrata.privacy.setup import protect_engine
 from fedstrata.privacy.simulated import secrets
 from fedstrata.runs.session import build_session
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.tiny import in_process
 
 SMALL = {
@@ -150,7 +150,7 @@ def test_a_masked_step_is_summed_once_and_never_shown(tmp_path):
     )
     engine = protect_engine(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
     state = work.initial_state()
-    play_round(work.plan, state, work.plan.view(work.client_info, 0, lambda *_, **__: None), engine)
+    run_round(work.plan, state, work.plan.view(work.client_info, 0, lambda *_, **__: None), engine)
     with pytest.raises(RuntimeError, match="single updates"):
         engine.each()
     with pytest.raises(RuntimeError, match="once a step"):
@@ -321,7 +321,7 @@ def test_local_noise_lets_no_other_number_out(tmp_path):
     work = build_session(experiment, build_federation(experiment), None)
     engine = protect_engine(work.experiment, work.plan, in_process(work), len(work.federation), lambda *_, **__: None)
     view = work.plan.view(work.client_info, 0, lambda *_, **__: None)
-    reports = [r for o in play_round(work.plan, work.initial_state(), view, engine) for r in o.reports]
+    reports = [r for o in run_round(work.plan, work.initial_state(), view, engine) for r in o.reports]
     assert all(not r.metrics and np.isnan(r.loss) and np.isnan(r.update_norm) for r in reports)
 
 

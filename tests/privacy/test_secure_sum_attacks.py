@@ -16,7 +16,7 @@ from sum_parties import (
     key_directory,
     numbers,
     plain_sum,
-    play,
+    run_sum,
     world,
 )
 
@@ -46,7 +46,7 @@ from fedstrata.privacy.sums.shamir import UnrecoverableError
 
 def test_second_list_is_refused():
     w = world(5)
-    said = play(w, numbers(5, 4), until=4).said
+    said = run_sum(w, numbers(5, 4), until=4).said
     for members in ([0, 1, 2, 4], [0, 1, 2, 3, 4]):
         with pytest.raises(RefusedError, match="once, and in its turn"):
             w.members[0].agree(from_server(SURVIVORS, pack_fields(members)))
@@ -59,7 +59,7 @@ def test_second_list_is_refused():
 def test_two_lists_at_once_are_refused():
     """The server tells half of them that member 4 is missing: nobody reveals anything."""
     w = world(5)
-    play(w, numbers(5, 4), until=3)
+    run_sum(w, numbers(5, 4), until=3)
     lists = {i: pack_fields([0, 1, 2, 3] if i in (0, 1) else [0, 1, 2, 3, 4]) for i in range(4)}
     said = {i: w.members[i].agree(from_server(SURVIVORS, told)) for i, told in lists.items()}
     for i in range(4):
@@ -74,7 +74,7 @@ def test_agreement_of_another_is_none():
     """A member's own code, sent back to it, or one meant for somebody else, does not count."""
     for false in ({j: (0, j) for j in (1, 2, 3)}, {1: (2, 0), 2: (3, 0), 3: (1, 0)}, {1: (1, 2), 2: (2, 3), 3: (3, 1)}):
         w = world(4)
-        said = play(w, numbers(4, 4), until=4).said[AGREE]
+        said = run_sum(w, numbers(4, 4), until=4).said[AGREE]
         codes = {j: code(said[sender], sender, to) for j, (sender, to) in false.items()}
         with pytest.raises(RefusedError, match="0 neighbours agreed where 2"):
             w.members[0].reveal(from_server(AGREED, *listing(codes)))
@@ -99,21 +99,21 @@ def code(data, sender, to):
 )
 def test_bad_lists_are_refused(told, why):
     w = world(5)
-    play(w, numbers(5, 4), until=3)
+    run_sum(w, numbers(5, 4), until=3)
     with pytest.raises(RefusedError, match=why):
         w.members[0].agree(from_server(SURVIVORS, told))
 
 
 def test_neighbour_without_shares_cannot_be_in_the_sum():
     w = world(5)
-    play(w, numbers(5, 4), stops={3: 1}, until=3)
+    run_sum(w, numbers(5, 4), stops={3: 1}, until=3)
     with pytest.raises(RefusedError, match="dealt no shares"):
         w.members[0].agree(from_server(SURVIVORS, pack_fields(range(5))))
 
 
 def test_keys_of_the_server_are_refused():
     w = world(4)
-    frames = play(w, {}, until=1).said[ADVERTISE]
+    frames = run_sum(w, {}, until=1).said[ADVERTISE]
     fields = open_frame(frames[1], w.key_directory, ADVERTISE, JOB, 1).fields
     false = Frame(ADVERTISE, JOB, 1, (fields[0], b"\x09" + bytes(31), *fields[2:])).sign(identity(SERVER))
     other = world(4, job=OTHER_JOB).members[1].advertise()
@@ -133,7 +133,7 @@ def test_keys_of_the_server_are_refused():
 
 def test_point_of_low_order_is_refused():
     w = world(3)
-    frames = play(w, {}, until=1).said[ADVERTISE]
+    frames = run_sum(w, {}, until=1).said[ADVERTISE]
     fields = open_frame(frames[1], w.key_directory, ADVERTISE, JOB, 1).fields
     weak = Frame(ADVERTISE, JOB, 1, (fields[0], bytes(32), *fields[2:])).sign(identity(1))
     with pytest.raises(RefusedError, match="no proper public key"):
@@ -143,7 +143,7 @@ def test_point_of_low_order_is_refused():
 @pytest.mark.parametrize("weight", [1e9, 1.0000001, -0.1, np.nan, np.inf, -np.inf])
 def test_weights_outside_0_to_1_are_refused(weight):
     w = world(3)
-    play(w, {}, until=2)
+    run_sum(w, {}, until=2)
     delivery = w.server.deliveries(dict.fromkeys(range(3), weight))[0]
     with pytest.raises(RefusedError, match="outside 0 to 1"):
         w.members[0].masked(delivery, np.zeros(4))
@@ -157,7 +157,7 @@ ALL_ON_ONE = {0: 1.0, 1: 0.0, 2: 1e-4, 3: 0.0, 4: 1e-4}
 def test_a_sum_in_which_one_weighs_all_is_not_unmasked():
     """The server takes everybody's masked words, and asks to see what is member 0's update but for a hair."""
     w, values = world(5, weights=ALL_ON_ONE), numbers(5, 4)
-    play(w, values, ALL_ON_ONE, until=3)
+    run_sum(w, values, ALL_ON_ONE, until=3)
     for member in w.members.values():
         with pytest.raises(RefusedError, match="fewer than 3 clients have any weight"):
             member.agree(from_server(SURVIVORS, pack_fields(range(5))))
@@ -168,7 +168,7 @@ def test_a_sum_in_which_one_weighs_all_is_not_unmasked():
 def test_those_who_make_a_sum_heavy_enough_must_be_in_it():
     weights = {0: 1.0, 1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0}
     w = world(5, weights=weights, needed=2)
-    play(w, numbers(5, 4), weights, until=3)
+    run_sum(w, numbers(5, 4), weights, until=3)
     with pytest.raises(RefusedError, match="fewer than 3 clients have any weight"):
         w.members[0].agree(from_server(SURVIVORS, pack_fields([0, 1, 3, 4])))
 
@@ -176,7 +176,7 @@ def test_those_who_make_a_sum_heavy_enough_must_be_in_it():
 def test_weights_other_than_all_were_told_are_refused():
     """Everybody is told that all weigh alike; but to whom is this so?"""
     w = world(5)
-    play(w, {}, until=2)
+    run_sum(w, {}, until=2)
     deliveries = w.server.deliveries(ALL_ON_ONE)
     for member in range(1, 5):
         with pytest.raises(RefusedError, match="another one than all members were told of"):
@@ -185,7 +185,7 @@ def test_weights_other_than_all_were_told_are_refused():
 
 def test_members_that_are_told_different_weights_share_no_keys():
     w = world(5)
-    frames = play(w, {}, until=1).said[ADVERTISE]
+    frames = run_sum(w, {}, until=1).said[ADVERTISE]
     victim = world(5, weights=ALL_ON_ONE).members[1]
     victim.advertise()
     with pytest.raises(RefusedError, match="another task"):
@@ -202,7 +202,7 @@ def test_magnitudes_tell_weights_to_a_factor_of_two():
 
 def test_shares_that_were_exchanged_are_refused():
     w = world(4)
-    said = play(w, {}, until=2).said
+    said = run_sum(w, {}, until=2).said
     boxes = {i: listed(fields_in(w, said, SHARES, i), range(4)) for i in range(4)}
     false = {1: boxes[1][2], 2: boxes[2][0], 3: boxes[3][0]}  # of 1, the one for 2
     with pytest.raises(RefusedError, match="changed on the way"):
@@ -211,25 +211,25 @@ def test_shares_that_were_exchanged_are_refused():
 
 def test_second_input_is_refused():
     w, values = world(3), numbers(3, 4)
-    said = play(w, values, until=3).said
+    said = run_sum(w, values, until=3).said
     with pytest.raises(RefusedError, match="once, and in its turn"):
         w.members[0].masked(said[DELIVERY][0], values[0])
 
 
 def test_messages_of_another_job_are_refused():
     values = numbers(4, 4)
-    old = play(world(4), values).said
+    old = run_sum(world(4), values).said
     downs = [(KEYS, "share"), (DELIVERY, "masked"), (SURVIVORS, "agree"), (AGREED, "reveal")]
     for step, (kind, act) in enumerate(downs, 1):
         new = world(4, job=OTHER_JOB)
-        play(new, values, until=step)
+        run_sum(new, values, until=step)
         more = [values[0]] if kind == DELIVERY else []
         with pytest.raises(RefusedError, match="job"):
             getattr(new.members[0], act)(old[kind][0], *more)
     ups = [(ADVERTISE, "advertised"), (SHARES, "shared"), (INPUT, "masked"), (AGREE, "agreed"), (REVEAL, "revealed")]
     for step, (kind, take) in enumerate(ups):
         new = world(4, job=OTHER_JOB)
-        play(new, values, stops={0: step}, until=step + 1)
+        run_sum(new, values, stops={0: step}, until=step + 1)
         with pytest.raises(RefusedError, match="job"):
             getattr(new.server, take)(0, old[kind][0])
 
@@ -251,7 +251,7 @@ def test_every_changed_message_is_refused():
             tried.append(len(data))
         return act(data)
 
-    total = play(world(3, 2), values, hand=hand).total
+    total = run_sum(world(3, 2), values, hand=hand).total
     np.testing.assert_array_equal(total, plain_sum(NARROW, values, dict.fromkeys(values, 1.0), 3))
     assert len(tried) == 9  # kinds of messages
 
@@ -267,12 +267,12 @@ def test_repeated_messages_are_refused_by_the_server():
             again.append(data)
         return told
 
-    play(world(3), numbers(3, 4), hand=hand)
+    run_sum(world(3), numbers(3, 4), hand=hand)
     assert len(again) == 15
 
 
 def test_messages_before_their_time_are_refused():
-    w, said = world(3), play(world(3), numbers(3, 4)).said
+    w, said = world(3), run_sum(world(3), numbers(3, 4)).said
     for take, kind in ((w.server.shared, SHARES), (w.server.masked, INPUT), (w.server.agreed, AGREE)):
         with pytest.raises(RefusedError):
             take(0, said[kind][0])
@@ -297,4 +297,4 @@ def test_member_that_gives_false_shares_is_found_out(missing, byte):
         return act(Frame(REVEAL, JOB, 0, listing(shares | {1: bytes(false)})).sign(identity(0)))
 
     with pytest.raises(UnrecoverableError, match="member 1's key" if missing else "member 1's own mask"):
-        play(w, numbers(4, 4), stops={1: 2} if missing else {}, hand=hand)
+        run_sum(w, numbers(4, 4), stops={1: 2} if missing else {}, hand=hand)

@@ -23,8 +23,8 @@ from sum_parties import (
     mask_between,
     numbers,
     plain_sum,
-    play,
     revealed,
+    run_sum,
     secrets_of,
     words_in,
     words_of,
@@ -68,7 +68,7 @@ WEIGHTS = {
 @pytest.mark.parametrize(("encoding", "dtype"), [(NARROW, np.float32), (WIDE, np.float64)])
 def test_sum_is_that_of_the_encoded_numbers(weights, size, encoding, dtype):
     w, values = world(5, size, encoding=encoding, weights=weights), numbers(5, size, dtype=dtype)
-    total = play(w, values, weights).total
+    total = run_sum(w, values, weights).total
     assert total.dtype == np.float64
     np.testing.assert_array_equal(total, plain_sum(encoding, values, weights, 5))
     exact = sum(weights[i] * values[i].astype(np.float64) for i in values)
@@ -78,8 +78,8 @@ def test_sum_is_that_of_the_encoded_numbers(weights, size, encoding, dtype):
 def test_wide_numbers_need_wide_words():
     values = {i: np.array([1e5 * (i + 1), -3.0]) for i in range(3)}
     with pytest.raises(TooLargeError, match="32 bits"):
-        play(world(3, 2), values)
-    assert play(world(3, 2, encoding=WIDE), values).total.tolist() == [6e5, -9.0]
+        run_sum(world(3, 2), values)
+    assert run_sum(world(3, 2, encoding=WIDE), values).total.tolist() == [6e5, -9.0]
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,23 @@ def test_every_pattern_of_drop_outs(n, needed, patterns):
         if sum(step == NEVER for step in pattern) >= t + 1:  # everybody who is there has t others
             aggregated = {i: values[i] for i in range(n) if stops[i] > 2}
             np.testing.assert_array_equal(
-                play(w, values, weights, stops).total, plain_sum(NARROW, aggregated, weights, n)
+                run_sum(w, values, weights, stops).total, plain_sum(NARROW, aggregated, weights, n)
             )
             worked += 1
         else:
             with pytest.raises(UnrecoverableError):
-                play(w, values, weights, stops)
+                run_sum(w, values, weights, stops)
     assert worked == patterns
 
 
 def test_more_colluders_or_more_drop_outs():
     values = numbers(6, 3)
-    everybody = play(world(6, 3, needed=5), values)
+    everybody = run_sum(world(6, 3, needed=5), values)
     np.testing.assert_array_equal(everybody.total, plain_sum(NARROW, values, dict.fromkeys(values, 1.0), 6))
     with pytest.raises(UnrecoverableError):
-        play(world(6, 3, needed=5), values, stops={2: 2})
+        run_sum(world(6, 3, needed=5), values, stops={2: 2})
     three = {i: values[i] for i in range(3)}
-    total = play(world(6, 3, needed=2), values, stops={3: 1, 4: 2, 5: 0}).total
+    total = run_sum(world(6, 3, needed=2), values, stops={3: 1, 4: 2, 5: 0}).total
     np.testing.assert_array_equal(total, plain_sum(NARROW, three, dict.fromkeys(values, 1.0), 6))
     for needed in (1, 6):
         with pytest.raises(RequestError, match=f"needed = {needed}"):
@@ -125,19 +125,19 @@ def test_sparse_sum_with_drop_outs_at_every_step():
     w = world(n, 50)
     assert degree(n) < n - 1
     aggregated = {i: values[i] for i in range(n) if stops.get(i, NEVER) > 2}
-    told = play(w, values, stops=stops)
+    told = run_sum(w, values, stops=stops)
     np.testing.assert_array_equal(told.total, plain_sum(NARROW, aggregated, dict.fromkeys(values, 1.0), n))
     with pytest.raises(UnrecoverableError, match="members are there"):
-        play(world(n, 50), values, stops=dict.fromkeys(range(25), 2))
+        run_sum(world(n, 50), values, stops=dict.fromkeys(range(25), 2))
 
 
 def test_fewer_than_three_are_not_summed():
     with pytest.raises(RequestError, match="at least 3 members, not 2"):
         world(2, rolled=5)
     with pytest.raises(UnrecoverableError, match="2 inputs arrived"):
-        play(world(4, needed=2), numbers(4, 4), stops={1: 2, 2: 2})
+        run_sum(world(4, needed=2), numbers(4, 4), stops={1: 2, 2: 2})
     w = world(4, needed=2)
-    play(w, numbers(4, 4), until=3)
+    run_sum(w, numbers(4, 4), until=3)
     with pytest.raises(RefusedError, match="fewer than 3"):
         w.members[0].agree(from_server(SURVIVORS, pack_fields([0, 3])))
 
@@ -171,7 +171,7 @@ def test_in_one_process():
     again = secure_sum(values, weights, range(6), parties(6, seed=1), OTHER_JOB)
     np.testing.assert_array_equal(told.total, again.total)
     w = world(6, 500, weights=weights)
-    said = play(w, values, weights).said
+    said = run_sum(w, values, weights).said
     for i in range(6):
         assert told.up[i] == sum(len(said[kind][i]) for kind in (ADVERTISE, SHARES, INPUT, AGREE, REVEAL))
         assert told.down[i] == sum(len(said[kind][i]) for kind in (KEYS, DELIVERY, SURVIVORS, AGREED))
@@ -196,7 +196,7 @@ def test_clients_without_an_array_are_drop_outs():
 def test_masked_input_looks_uniform(value):
     size = 60_000
     w = world(4, size)
-    said = play(w, {i: np.full(size, value) for i in range(4)}).said
+    said = run_sum(w, {i: np.full(size, value) for i in range(4)}).said
     assert all(looks_uniform(words_in(w, said, i)) for i in range(4))
     assert not looks_uniform(NARROW.words(np.full(size, value), 4))
 
@@ -204,7 +204,7 @@ def test_masked_input_looks_uniform(value):
 def test_server_and_all_but_two_members_learn_the_sum_of_the_two():
     n, size, a, b = 6, 60_000, 1, 4
     w, values = world(n, size, needed=n - 1), numbers(n, size)
-    said = play(w, values).said
+    said = run_sum(w, values).said
     colluders = [i for i in range(n) if i not in (a, b)]
     stripped = {}
     for honest in (a, b):
@@ -232,7 +232,7 @@ def test_colluders_shares_are_too_few():
     """What n - 2 members hold of an honest one's key, they hold of any other key as well."""
     n = 6
     w = world(n, needed=n - 1)
-    said = play(w, numbers(n, 4), until=3).said
+    said = run_sum(w, numbers(n, 4), until=3).said
     shares = {i: dealt(w, said, 1, i)[SHARE:] for i in range(n) if i != 1}
     held = [(i, shares[i]) for i in range(n) if i not in (1, 4)]
     with pytest.raises(UnrecoverableError, match="4 shares were given where 5"):
@@ -242,7 +242,7 @@ def test_colluders_shares_are_too_few():
 
 def test_server_never_holds_a_secret():
     w = world(5)
-    play(w, numbers(5, 4), stops={3: 2})
+    run_sum(w, numbers(5, 4), stops={3: 2})
     seen = b"".join(x for x in reachable(w.server).values() if isinstance(x, bytes))
     for i in w.members:
         own = secrets_of(w, i)
@@ -256,7 +256,7 @@ def test_late_input_stays_masked():
     """A member that is declared missing, and whose pairwise masks are known, is still under the mask of its own."""
     size = 60_000
     w, values = world(5, size), numbers(5, size)
-    told = play(w, values, stops={3: 2})
+    told = run_sum(w, values, stops={3: 2})
     late = w.members[3].masked(told.said[DELIVERY][3], values[3])
     with pytest.raises(RefusedError, match="not what comes next"):
         w.server.masked(3, late)
@@ -275,7 +275,7 @@ def test_late_input_stays_masked():
 
 def test_reveals_are_one_share_of_each_neighbour():
     w = world(5)
-    said = play(w, numbers(5, 4), stops={3: 2}).said
+    said = run_sum(w, numbers(5, 4), stops={3: 2}).said
     assert sorted(said[REVEAL]) == [0, 1, 2, 4]
     for i in said[REVEAL]:
         given = listed(fields_in(w, said, REVEAL, i), range(5))

@@ -104,19 +104,19 @@ def formed(monkeypatch):
     return sums
 
 
-def play(keys, network, overrides, out, **how):
+def train(keys, network, overrides, out, **how):
     experiment = Experiment.of(None, **(SMALL | overrides))
     return run_at_sites(network, experiment, out, 3, credentials=Credentials.load(keys / "server"), **how)
 
 
 def crash(keys, network, overrides, out, **how):
     with pytest.raises(Killed):
-        play(keys, network, overrides, out, **how)
+        train(keys, network, overrides, out, **how)
     network.dies = lambda kind, step: False
 
 
 def at_round(number):
-    """Let the server die when a round was played, and before it is saved."""
+    """Let the server die when a round is done, and before it is saved."""
 
     def watch(event):
         if event["event"] == "round" and event["round"] == number:
@@ -136,15 +136,15 @@ def without_update(run):
 # ---- masked updates --------------------------------------------------------------------------------------------------
 
 
-def test_a_round_that_is_played_again_without_a_site_does_not_show_its_update(tmp_path, keys, formed):
+def test_a_round_that_is_run_again_without_a_site_does_not_show_its_update(tmp_path, keys, formed):
     """The server dies when it knows the sum over four sites, and goes on with three."""
     asked = MASKED | {"train.rounds": 2}
-    whole = play(keys, Network(keys, asked, tmp_path / "undisturbed"), asked, tmp_path / "whole")
+    whole = train(keys, Network(keys, asked, tmp_path / "undisturbed"), asked, tmp_path / "whole")
     formed.clear()
     network = Network(keys, asked, tmp_path / "memory")
     crash(keys, network, asked, tmp_path / "run", watch=at_round(2))
     network.away = {"dresden"}
-    run = play(keys, network, asked, tmp_path / "run", resumed=True)
+    run = train(keys, network, asked, tmp_path / "run", resumed=True)
     for sums in formed.values():
         assert [len(members) for members, _ in sums] == [4], "a second sum, whose difference to the first is an update"
     assert [(e["round"], e["step"]) for e in events(run, "sum_reused")] == [(2, 0)]
@@ -164,7 +164,7 @@ def test_a_step_whose_sum_was_not_kept_makes_no_update(tmp_path, keys, formed, d
     network.away = {"dresden"}
     if restarted:
         network.restart()
-    run = play(keys, network, MASKED, tmp_path / "run", resumed=True)
+    run = train(keys, network, MASKED, tmp_path / "run", resumed=True)
     assert not network.twice("sum masked")
     assert without_update(run) == [2]
     refused = [e for e in events(run, "site_refused") if e.get("round") == 2]
@@ -176,11 +176,11 @@ def test_a_step_whose_sum_was_not_kept_makes_no_update(tmp_path, keys, formed, d
 
 
 def test_a_crash_while_sites_train_costs_nothing(tmp_path, keys):
-    whole = play(keys, Network(keys, MASKED, tmp_path / "undisturbed"), MASKED, tmp_path / "whole")
+    whole = train(keys, Network(keys, MASKED, tmp_path / "undisturbed"), MASKED, tmp_path / "whole")
     network = Network(keys, MASKED, tmp_path / "memory")
     network.dies = lambda kind, step: (kind, step) == ("task", (2, 0))
     crash(keys, network, MASKED, tmp_path / "run")
-    run = play(keys, network, MASKED, tmp_path / "run", resumed=True)
+    run = train(keys, network, MASKED, tmp_path / "run", resumed=True)
     assert not without_update(run)
     assert torch.equal(model(run), model(whole))
 
@@ -199,7 +199,7 @@ def test_a_server_that_was_restored_from_an_old_copy_goes_on_past_what_sites_gav
     (tmp_path / "copy").rename(out)
     for sums in (out / "checkpoint").glob("sum-*"):
         sums.unlink()
-    run = play(keys, network, asked, out, resumed=True)
+    run = train(keys, network, asked, out, resumed=True)
     assert not network.twice("sum masked")
     assert without_update(run) == [2, 3, 4]
     assert [sorted(c for s in e["steps"] for c in s["clients"]) for e in events(run, "round")][4] == [0, 1, 2, 3]
@@ -213,7 +213,7 @@ def test_batch_statistics_are_not_brought_to_a_second_meeting(tmp_path, keys):
     crash(keys, network, asked, tmp_path / "run")
     met = network.given["task", "bonn", (2, 0)]
     network.away = {"dresden"}
-    run = play(keys, network, asked, tmp_path / "run", resumed=True)
+    run = train(keys, network, asked, tmp_path / "run", resumed=True)
     network.hosts["dresden"]._running.end()  # it still waits for the others
     assert network.given["task", "bonn", (2, 0)] == met == 1
     assert without_update(run) == [2]
@@ -222,7 +222,7 @@ def test_batch_statistics_are_not_brought_to_a_second_meeting(tmp_path, keys):
 def test_a_server_that_repeats_a_step_in_other_company_is_refused(tmp_path, keys):
     """No crash at all: it says that it is the same step, or an earlier one, or one that is no number."""
     network = Network(keys, MASKED, tmp_path / "memory")
-    play(keys, network, MASKED, tmp_path / "run")
+    train(keys, network, MASKED, tmp_path / "run")
     run = json.loads((tmp_path / "run" / "sites.json").read_text())["run"]
     for wrong, why in {2: "once for a step", 0: "once for a step", float("nan"): "whole", True: "whole"}.items():
         for name, task in network.tasks.items():
@@ -241,7 +241,7 @@ def test_nothing_leaves_a_site_whose_disk_refuses(tmp_path, keys, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr("fedstrata.remote.ledger.write_atomically", full)
-    run = play(keys, network, MASKED, tmp_path / "run")
+    run = train(keys, network, MASKED, tmp_path / "run")
     assert not [key for key in network.given if key[0] == "sum masked"]
     assert without_update(run) == [1, 2, 3]
 
@@ -260,7 +260,7 @@ def test_five_crashes_spend_no_more_than_the_summary_says(tmp_path, keys, masked
         network.dies = lambda kind, step, when=("task" if again else gives, (at, 0)): (kind, step) == when
         crash(keys, network, asked, tmp_path / "run", resumed=times > 0)
         network.restart()
-    run = play(keys, network, asked, tmp_path / "run", resumed=True)
+    run = train(keys, network, asked, tmp_path / "run", resumed=True)
     left = Counter(name for kind, name, _ in network.given.elements() if kind == gives)
     spent = Accountant(1.5, 1e-5, local=True).epsilon(max(left.values()))
     assert run.summary["epsilon"] == pytest.approx(spent)
@@ -269,7 +269,7 @@ def test_five_crashes_spend_no_more_than_the_summary_says(tmp_path, keys, masked
 
 
 def test_a_sum_with_the_server_s_noise_is_published_once(tmp_path, keys, monkeypatch):
-    """A round that is played again must not draw the noise again: two draws tell more than one."""
+    """A round that is run again must not draw the noise again: two draws tell more than one."""
     drawn, asked = [], NOISED | {"privacy.dp.where": "server"}
     network, noised = Network(keys, asked, tmp_path / "memory"), StepSum.sum_open
     monkeypatch.setattr(StepSum, "sum_open", lambda *args: drawn.append(noised(*args)) or drawn[-1])
@@ -281,18 +281,18 @@ def test_a_sum_with_the_server_s_noise_is_published_once(tmp_path, keys, monkeyp
             at_round(2)(event)
 
     crash(keys, network, asked, tmp_path / "run", watch=watch)
-    run = play(keys, network, asked, tmp_path / "run", resumed=True, watch=lambda event: None)
+    run = train(keys, network, asked, tmp_path / "run", resumed=True, watch=lambda event: None)
     assert len(drawn) == 3
     again = [(e["round"], e["loss_test"]) for e in events(run, "round")]
     assert again[:2] == models, "the same model as before the crash"
 
 
 def test_a_site_counts_its_budget_itself(tmp_path, keys):
-    """A server that plays on when the budget is spent is refused, also by a site that was restarted meanwhile."""
+    """A server that goes on when the budget is spent is refused, also by a site that was restarted meanwhile."""
     accountant = Accountant(1.5, 1e-5, local=True)
     budget = {"privacy.dp.where": "local", "privacy.dp.budget": accountant.epsilon(2), "train.rounds": 9}
     network = Network(keys, NOISED | budget, tmp_path / "memory")
-    run = play(keys, network, NOISED | budget, tmp_path / "run")
+    run = train(keys, network, NOISED | budget, tmp_path / "run")
     assert run.summary["rounds"] == 2
     assert run.summary["epsilon"] == pytest.approx(accountant.epsilon(2))
     network.restart()
@@ -310,6 +310,6 @@ def test_runs_have_budgets_of_their_own_and_the_ledger_counts_them_all(tmp_path,
     asked = NOISED | {"privacy.dp.where": "local", "train.rounds": 2}
     network = Network(keys, asked, tmp_path / "memory")
     for name in ("one", "two"):
-        play(keys, network, asked, tmp_path / name)
+        train(keys, network, asked, tmp_path / name)
     network.restart()
     assert np.allclose([host._ledger.spent() for host in network.hosts.values()], 4 * (2 / 1.5) ** 2)

@@ -31,7 +31,7 @@ def asked(requests):
 
 
 class Growing(Here):
-    """A site comes while the first round is played."""
+    """A site comes during the first round."""
 
     def __init__(self, made, name="dresden"):
         super().__init__({site: host for site, host in made.items() if site != name})
@@ -48,12 +48,12 @@ def four(overrides=SHORT, **more):
     return hosts(overrides, sites=(*SITES, "dresden"), **more)
 
 
-def play(transport, folder, overrides=SHORT, **how):
+def train(transport, folder, overrides=SHORT, **how):
     return run_at_sites(transport, Experiment.of(None, **overrides), folder, 3, **how)
 
 
 def test_a_site_that_comes_takes_part_from_the_next_round(tmp_path):
-    run = play(Growing(four()), tmp_path / "run")
+    run = train(Growing(four()), tmp_path / "run")
     (joined,) = events(run, "site_joined")
     assert (joined["site"], joined["client"], joined["round"]) == ("dresden", 3, 2)
     taught = {e["round"]: e["steps"][0]["clients"] for e in events(run, "round")}
@@ -72,9 +72,9 @@ def test_a_run_with_a_newcomer_is_resumed_with_it(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(Growing(made), tmp_path / "run", watch=stop)
+        train(Growing(made), tmp_path / "run", watch=stop)
     assert "site_joined" in seen
-    run = play(Here(made), tmp_path / "run", resumed=True)
+    run = train(Here(made), tmp_path / "run", resumed=True)
     assert run.summary["rounds"] == 4
     assert events(run, "round")[-1]["steps"][0]["clients"] == [0, 1, 2, 3]
     assert len(events(run, "site_joined")) == 1
@@ -89,7 +89,7 @@ def test_a_run_with_a_newcomer_is_resumed_with_it(tmp_path):
 )
 def test_where_the_method_cannot_take_a_newcomer_one_event_says_so(tmp_path, more, why):
     asked_for = SHORT | more
-    run = play(Growing(four(asked_for)), tmp_path / "run", asked_for)
+    run = train(Growing(four(asked_for)), tmp_path / "run", asked_for)
     (waits,) = events(run, "site_waits")
     assert waits["site"] == "dresden"
     assert why in waits["why"]
@@ -103,7 +103,7 @@ def test_a_newcomer_whose_data_do_not_fit_is_refused_once(tmp_path):
     fields = {name: getattr(whole, name) for name in whole.__dataclass_fields__}
     strange = type(whole)(**{**fields, "classes": tuple(f"x{c}" for c in whole.classes)})
     made["dresden"] = Restartable("dresden", lambda: strange)
-    run = play(Growing(made), tmp_path / "run")
+    run = train(Growing(made), tmp_path / "run")
     (refused,) = events(run, "site_refused")
     assert (refused["site"], "labels that the run does not know" in refused["why"]) == ("dresden", True)
     assert not events(run, "site_joined")
@@ -129,7 +129,7 @@ class Flickering(Here):
 
 
 def test_one_event_for_an_absence_and_one_for_the_return(tmp_path):
-    run = play(Flickering(hosts(SMALL), gone=range(3, 9)), tmp_path / "run", SMALL | {"train.rounds": 12})
+    run = train(Flickering(hosts(SMALL), gone=range(3, 9)), tmp_path / "run", SMALL | {"train.rounds": 12})
     said = [(e["event"], e["site"]) for e in events(run, "site_away", "site_back", "site_not_scored")]
     assert said == [("site_away", "bonn"), ("site_back", "bonn")]
     assert [e["clients"] for e in events(run, "dropped")] == [[1]]
@@ -138,7 +138,7 @@ def test_one_event_for_an_absence_and_one_for_the_return(tmp_path):
 def test_a_method_of_many_steps_says_once_that_a_site_is_gone(tmp_path):
     """In every hop of a chain whose turn it was, the same was said again."""
     chained = {"method.name": "sfl", "train.rounds": 3}
-    run = play(Flickering(hosts(SMALL | chained), gone=range(2, 1000)), tmp_path / "run", SMALL | chained)
+    run = train(Flickering(hosts(SMALL | chained), gone=range(2, 1000)), tmp_path / "run", SMALL | chained)
     assert [e["site"] for e in events(run, "site_away")] == ["bonn"]
     assert len(events(run, "dropped")) <= 1
 
@@ -148,7 +148,7 @@ def test_a_method_of_many_steps_says_once_that_a_site_is_gone(tmp_path):
 
 def test_a_site_with_another_version_is_said_to_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(site_registry, "__version__", "99.0")
-    run = play(Here(hosts(SMALL)), tmp_path / "run", SMALL)
+    run = train(Here(hosts(SMALL)), tmp_path / "run", SMALL)
     assert [e["site"] for e in events(run, "site_version")] == list(SITES)
     assert "the server 99.0; both speak protocol 1, and fit" in events(run, "site_version")[0]["why"]
 
@@ -160,11 +160,11 @@ def test_a_site_with_another_protocol_is_refused_by_name(tmp_path, monkeypatch):
         old = name == "bonn" and kind == "introduce"
         return reply.replace(b'"protocol": 1', b'"protocol": 0') if old else reply
 
-    run = play(Here(made, older), tmp_path / "run", SMALL)
+    run = train(Here(made, older), tmp_path / "run", SMALL)
     (refused,) = events(run, "site_refused")
     assert (refused["site"], "with protocol 0" in refused["why"]) == ("bonn", True)
     with pytest.raises(RequestError, match="3 sites are wanted, and 2 are left; site bonn: it has fedstrata"):
-        play(Here(hosts(SMALL), older), tmp_path / "few", SMALL)
+        train(Here(hosts(SMALL), older), tmp_path / "few", SMALL)
     monkeypatch.setattr(site_server, "PROTOCOL", 2)
     how, why = split(hosts(SMALL)["bonn"].answer(introduce(protocol=1, version="0.1")))
     assert (how, b"the server has fedstrata 0.1 with protocol 1" in why) == (b"version", True)
@@ -186,7 +186,7 @@ def test_sites_take_in_the_roll_that_the_server_brings(federation, tmp_path, cap
     Authority.open(own).add(["dresden"])
     made = hosts(SMALL, lambda name: Credentials.load(old[name]), memory=tmp_path / "memory")
     server = Credentials.load(own / "server")
-    run = play(Here(made), tmp_path / "run", SMALL, credentials=server)
+    run = train(Here(made), tmp_path / "run", SMALL, credentials=server)
     assert not events(run, "roll_refused")
     for name in SITES:
         assert made[name].state()["roll"] == 2
@@ -198,7 +198,7 @@ def test_a_roll_that_is_older_or_forged_is_refused_with_an_event(federation, tmp
     own = shutil.copytree(federation, tmp_path / "keys")
     server = Credentials.load(own / "server")
     Authority.open(own).add(["dresden"])
-    run = play(with_keys(own, SMALL), tmp_path / "run", SMALL, credentials=server)
+    run = train(with_keys(own, SMALL), tmp_path / "run", SMALL, credentials=server)
     assert {e["site"] for e in events(run, "roll_refused")} == set(SITES)
     assert "roll 1 is not newer than roll 2" in events(run, "roll_refused")[0]["why"]
     assert "a roll of the server is refused" in caplog.text
@@ -225,7 +225,7 @@ def test_an_operator_pauses_a_run_and_lets_it_go_on(federation, tmp_path, monkey
     give_order(path, OperatorOrder.of("stop", "8", *ann))  # to another run
     give_order(path, OperatorOrder.of("pause", "7", *ann))
     monkeypatch.setattr(orders, "sleep", lambda _: give_order(path, OperatorOrder.of("continue", "7", *ann)))
-    run = play(Here(hosts(SMALL)), tmp_path / "run", SMALL, control=RunControl(path, "7", lambda: roll))
+    run = train(Here(hosts(SMALL)), tmp_path / "run", SMALL, control=RunControl(path, "7", lambda: roll))
     assert [e["why"] for e in events(run, "paused", "continued")] == [
         "operator ann paused it",
         "operator ann let it go on",
@@ -241,6 +241,6 @@ def test_an_operator_stops_a_run_that_can_be_resumed(tmp_path):
             give_order(path, OperatorOrder.of("stop", "7", "ann", None))
 
     with pytest.raises(StoppedError, match="operator ann stopped the run"):
-        play(Here(hosts(SMALL)), tmp_path / "run", SMALL, control=control, watch=stop)
-    run = play(Here(hosts(SMALL)), tmp_path / "run", resumed=True)
+        train(Here(hosts(SMALL)), tmp_path / "run", SMALL, control=control, watch=stop)
+    run = train(Here(hosts(SMALL)), tmp_path / "run", resumed=True)
     assert run.summary["rounds"] == 3

@@ -99,12 +99,12 @@ def test_a_run_that_the_rules_do_not_allow_goes_on_without_the_site_and_says_so(
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
     said = []
-    played = run(transport, tmp_path, ONE | overrides, sites=2, say=said.append)
-    (event,) = refusals(played)
+    done = run(transport, tmp_path, ONE | overrides, sites=2, say=said.append)
+    (event,) = refusals(done)
     assert (event["site"], event["round"]) == ("bonn", 0)
     assert why in event["why"]
     assert said == ([] if "counts" in text else [f"bonn: {event['why']}"])  # those are asked for later
-    assert played.summary["rounds"] == 1
+    assert done.summary["rounds"] == 1
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_a_run_that_the_rules_do_not_allow_goes_on_without_the_site_and_says_so(
     ],
 )
 def test_what_the_rules_allow_is_done(tmp_path, text, overrides):
-    played = run(ruled(policy(text, tmp_path)), tmp_path, ONE | overrides)
-    assert not refusals(played)
-    assert [len(step["clients"]) for step in refusals(played, "round")[0]["steps"]] == [3]
+    done = run(ruled(policy(text, tmp_path)), tmp_path, ONE | overrides)
+    assert not refusals(done)
+    assert [len(step["clients"]) for step in refusals(done, "round")[0]["steps"]] == [3]
 
 
 def test_masks_and_masked_labels_satisfy_a_policy_that_wants_them(tmp_path):
@@ -129,9 +129,9 @@ def test_masks_and_masked_labels_satisfy_a_policy_that_wants_them(tmp_path):
     rules = policy('[privacy]\naggregate = "masked"\nlabels = "prf"\n', tmp_path)
     wish = ONE | {"privacy.aggregate": "masked", "privacy.labels": "prf"}
     transport = with_keys(tmp_path / "keys", SMALL | wish, policy=lambda name: rules)
-    played = run(transport, tmp_path, wish, credentials=Credentials.load(tmp_path / "keys/server"))
-    assert played.summary["rounds"] == 1
-    assert not refusals(played)
+    done = run(transport, tmp_path, wish, credentials=Credentials.load(tmp_path / "keys/server"))
+    assert done.summary["rounds"] == 1
+    assert not refusals(done)
 
 
 # ---- what a hostile server does behind the back of its own checks ----------------------------------------------------
@@ -252,9 +252,9 @@ def test_rounds_of_a_day_are_counted_over_runs_and_restarts(tmp_path, monkeypatc
 def test_updates_of_a_day_are_counted_also_within_a_round(tmp_path):
     rules = policy("[limits]\nupdates_per_day = 2", tmp_path)
     wish = {"method.name": "stratify-batch", "method.schedule.length": 100, "train.batch_size": 20}
-    played = run(ruled(rules, SMALL | wish), tmp_path, ONE | wish)
-    assert {event["site"] for event in refusals(played)} == {"bonn"}
-    assert "it has made 2 updates" in refusals(played)[0]["why"]
+    done = run(ruled(rules, SMALL | wish), tmp_path, ONE | wish)
+    assert {event["site"] for event in refusals(done)} == {"bonn"}
+    assert "it has made 2 updates" in refusals(done)[0]["why"]
 
 
 def test_outside_of_its_hours_a_site_does_nothing_and_comes_back(tmp_path, monkeypatch):
@@ -269,10 +269,10 @@ def test_outside_of_its_hours_a_site_does_nothing_and_comes_back(tmp_path, monke
         if event["event"] == "round":
             now[0] = datetime(2026, 11, 17, 6 if event["round"] == 1 else 22, 0)
 
-    played = run(transport, tmp_path, {"train.rounds": 3}, watch=watch)
-    assert {event["round"] for event in refusals(played)} == {2}
-    assert {event["round"] for event in refusals(played, "site_not_scored")} == {2}
-    assert [len(e["steps"][0]["clients"]) for e in refusals(played, "round")] == [3, 2, 3]
+    done = run(transport, tmp_path, {"train.rounds": 3}, watch=watch)
+    assert {event["round"] for event in refusals(done)} == {2}
+    assert {event["round"] for event in refusals(done, "site_not_scored")} == {2}
+    assert [len(e["steps"][0]["clients"]) for e in refusals(done, "round")] == [3, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -337,10 +337,10 @@ def test_counts_are_noised_with_the_site_s_own_epsilon_whatever_a_server_asks_fo
 
 
 def test_a_site_that_hides_counts_is_scored_without_labels(tmp_path):
-    played = run(ruled(policy('[privacy]\ncounts = "noised"', tmp_path), names=["aachen"]), tmp_path, ONE)
-    (event,) = refusals(played, "not_scored_by_label")
+    done = run(ruled(policy('[privacy]\ncounts = "noised"', tmp_path), names=["aachen"]), tmp_path, ONE)
+    (event,) = refusals(done, "not_scored_by_label")
     assert "aachen" in event["why"]
-    (scored,) = refusals(played, "round")
+    (scored,) = refusals(done, "round")
     open_run = run(Here(hosts(SMALL)), tmp_path / "open", ONE)
     assert scored["accuracy"] == pytest.approx(refusals(open_run, "round")[0]["accuracy"])
     assert scored["recall"] != refusals(open_run, "round")[0]["recall"]
@@ -363,9 +363,9 @@ def test_a_run_waits_for_the_owner_and_tells_nothing_before(tmp_path):
         assert (proposal.word, proposal.experiment["method"]["name"]) == ("asked", "fedavg")
         approvals.decide(proposal.id[:5], "approved")
 
-    played = run(transport, tmp_path, ONE, say=say)
-    assert played.summary["rounds"] == 1
-    (event,) = refusals(played, "approval")
+    done = run(transport, tmp_path, ONE, say=say)
+    assert done.summary["rounds"] == 1
+    (event,) = refusals(done, "approval")
     assert said == [event["why"]]
     assert event["why"].startswith("bonn: its owner has to approve this run: fedstrata deploy approve ")
     of_bonn = [(kind, how) for name, kind, how in heard if name == "bonn"]
@@ -384,8 +384,8 @@ def test_an_owner_says_no_also_while_a_run_goes_on(tmp_path):
         if event["event"] == "round" and event["round"] == 1:
             decide("refused")
 
-    played = run(transport, tmp_path, {"train.rounds": 2}, say=lambda _: decide("approved"), watch=watch)
-    (event,) = refusals(played)
+    done = run(transport, tmp_path, {"train.rounds": 2}, say=lambda _: decide("approved"), watch=watch)
+    (event,) = refusals(done)
     assert (event["site"], event["round"]) == ("bonn", 2)
     assert "its owner refused this run" in event["why"]
 
@@ -418,8 +418,8 @@ def test_an_owner_is_asked_once_where_the_method_chooses_its_parts_later(tmp_pat
         said.append(line)
         approvals.decide(approvals.all()[0].id, "approved")
 
-    played = run(transport, tmp_path, ONE | {"method.name": "strata"}, say=say)
-    assert played.summary["rounds"] == 1
+    done = run(transport, tmp_path, ONE | {"method.name": "strata"}, say=say)
+    assert done.summary["rounds"] == 1
     assert len(said) == len(approvals.all()) == 1
     name = json.loads((tmp_path / "run/sites.json").read_text())["run"]
     chosen = to_sites(Experiment.of(tmp_path / "run/experiment.toml"))

@@ -110,33 +110,33 @@ def test_replies_are_bounded_by_what_the_model_can_need(tmp_path):
 
 
 @pytest.fixture
-def playing():
-    """Return what plays site bonn on a stream, as it likes, beside two honest ones."""
+def answering():
+    """Return what acts as site bonn on a stream, as it likes, beside two honest ones."""
     pytest.importorskip("flwr")
     from streams import ECHO, PATIENCE, OwnFrames  # noqa: PLC0415
 
     from fedstrata.remote.flower.stream import open_stream  # noqa: PLC0415
 
-    def play(frames, **how):
+    def answer(frames, **how):
         opened = open_stream(OwnFrames(ECHO, frames), "127.0.0.1:0", "run-1", patience=PATIENCE, **how)
         try:
             return opened.exchange(dict.fromkeys(ECHO, b"1"))  # without a deadline
         finally:
             opened.close()
 
-    return play
+    return answer
 
 
-def test_a_site_that_closes_its_half_of_the_stream_is_not_waited_for(playing):
-    assert playing([], grace=0.5) == {"aachen": b"1", "cologne": b"1"}
+def test_a_site_that_closes_its_half_of_the_stream_is_not_waited_for(answering):
+    assert answering([], grace=0.5) == {"aachen": b"1", "cologne": b"1"}
 
 
 @pytest.mark.parametrize("kind", ["REPLY", "FAILURE"])
-def test_a_parcel_that_says_to_be_longer_than_anything_needed_puts_its_site_out(playing, kind):
+def test_a_parcel_that_says_to_be_longer_than_anything_needed_puts_its_site_out(answering, kind):
     from fedstrata.remote.flower.framing import HEAD, Kind  # noqa: PLC0415
 
     size = SMALL_REPLY + 1 if kind == "REPLY" else 4 * WORDS + 1
-    replies = playing([HEAD.pack(Kind[kind], 1, size)], grace=0.5)
+    replies = answering([HEAD.pack(Kind[kind], 1, size)], grace=0.5)
     assert f"a message of {size} bytes is too long" in replies.pop("bonn").reason
     assert replies == {"aachen": b"1", "cologne": b"1"}
 

@@ -30,7 +30,7 @@ from fedstrata.remote.source import source
 
 COLUMNS = ("age", "pressure", "smokes", "sodium")
 TRAIN = {
-    "trust.clip": "none",  # sites as a simulation plays them
+    "trust.clip": "none",  # sites as a simulation runs them
     "trust.samples": "none",
     "model.name": "mlp",
     "model.hidden": (8,),
@@ -110,7 +110,7 @@ def agreed(run) -> fedstrata.Preprocessing:
 
 
 def simulated(folder: Path, **more):
-    """Play the same split on one machine: one table whose column says who holds a row."""
+    """Run the same split on one machine: one table whose column says who holds a row."""
     both = {"train": [], "test": []}
     for site in SITES:
         found = rows(site)

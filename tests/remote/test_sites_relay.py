@@ -199,7 +199,7 @@ def test_a_chain_goes_back_to_who_can_still_hand_it_on(tmp_path, keys):
 
 
 def restarted(tmp_path, keys, when):
-    """Play a run in which the site that gets a request, the n-th of its kind, was restarted just before."""
+    """Make a run in which the site that gets a request, the n-th of its kind, was restarted just before."""
     old, new = (hosts(SFL, lambda name: Credentials.load(keys / "sites" / name)) for _ in range(2))
 
     def answer(name, kind, number, request):

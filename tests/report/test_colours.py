@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from written import begun, play
+from written import begun, write_rounds
 
 from fedstrata import plots
 from fedstrata.board.views import RunReader
@@ -97,8 +97,8 @@ def test_lines_of_one_method_differ_in_their_dashes():
 def test_the_colour_is_the_same_in_a_comparison_in_a_run_alone_and_on_the_board(tmp_path):
     cell = begun(tmp_path / "c" / "flips" / "seed-0", method="flips")
     lone = begun(tmp_path / "lone-7", method="flips")
-    play(cell, 1, 2)
-    play(lone, 1, 2)
+    write_rounds(cell, 1, 2)
+    write_rounds(lone, 1, 2)
     reader = RunReader(cell.path, "c/flips/seed-0")  # as the board reads it
     reader.refresh()
     shown = [gather([tmp_path / "c"]).runs_data, gather([lone.path]).runs_data, [reader.run_data]]

@@ -1,4 +1,4 @@
-"""Pictures of the federation: who holds what, rounds to be played again, and what single methods did."""
+"""Pictures of the federation: who holds what, rounds to be replayed, and what single methods did."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from reported import SMALL
-from written import begun, play
+from written import begun, write_rounds
 
 from fedstrata import RequestError, plots, train
 from fedstrata.report.gather import gather
@@ -67,18 +67,18 @@ def test_who_holds_what_is_shown_once_for_paired_runs(tmp_path):
     for method in ("fedavg", "scaffold"):
         run = begun(tmp_path / method / "seed-0", method=method, clients=4)
         run.log("clients", counts=COUNTS)
-        play(run, 1, 2, clients=4)
+        write_rounds(run, 1, 2, clients=4)
     assert [own.name for own in draw(gather([tmp_path])) if own.section == "federation"] == ["holds"]
 
 
 def test_a_private_run_does_not_tell_who_holds_what(tmp_path):
     run = begun(tmp_path / "run")
-    play(run, 1, 2)
+    write_rounds(run, 1, 2)
     with pytest.raises(RequestError, match="label counts"):
         plots.federation(run.path)
 
 
-# ---- rounds played again
+# ---- rounds replayed
 
 
 def test_a_replay_tells_whom_was_asked_who_was_late_and_what_went_up_and_down(tmp_path):
@@ -110,7 +110,7 @@ def test_the_page_and_a_notebook_hold_the_replay(tmp_path):
     assert len(plots.rounds(run.path).html) < 100_000  # it needs no plotting library
 
 
-def test_too_many_clients_cannot_be_played_again(tmp_path):
+def test_too_many_clients_cannot_be_replayed(tmp_path):
     run = begun(tmp_path / "run", clients=CLIENTS + 1)
     log_round(run, 1, [{"kind": "train", "clients": [0]}])
     with pytest.raises(RequestError, match="more than 400 clients"):
@@ -149,7 +149,7 @@ def test_samples_beyond_the_cut_are_drawn_for_each_client(tmp_path):
     assert np.allclose(heat.z, [[0.6, np.nan], [0.2, 0.2]], equal_nan=True)
 
 
-def test_the_schedule_that_is_drawn_is_the_one_that_was_played(tmp_path):
+def test_the_schedule_that_is_drawn_is_the_one_that_was_followed(tmp_path):
     run = train(method="stratify-batch", overrides=SMALL, federation=tiny_federation(), out=tmp_path / "run")
     first, *later = (event for event in run.events() if event["event"] == "schedule")
     assert all("order" not in event for event in later)

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from written import begun, conclude, play
+from written import begun, conclude, write_rounds
 
 from fedstrata.report import tables
 from fedstrata.report.gather import GatheredRuns, gather
@@ -18,7 +18,7 @@ from fedstrata.report.page import draw, page
 
 def finished(path, method="fedavg", rounds=3, **about):
     run = begun(path, method=method, rounds=rounds, **about)
-    play(run, 1, rounds)
+    write_rounds(run, 1, rounds)
     conclude(run, rounds=rounds)
     return run.path
 
@@ -54,9 +54,9 @@ def test_runs_with_other_settings_are_not_ranked_and_the_settings_are_named(tmp_
 
 def test_a_run_that_goes_on_is_not_ranked_against_one_that_is_further(tmp_path):
     one, other = finished(tmp_path / "a"), begun(tmp_path / "b", method="scaffold", rounds=3)
-    play(other, 1, 2)
+    write_rounds(other, 1, 2)
     assert outcome(gather([one, other.path])) == "2 runs, which are not ranked: scaffold has come to round 2 only."
-    play(other, 3, 3)
+    write_rounds(other, 3, 3)
     assert "is the most accurate" in outcome(gather([one, other.path]))
 
 
@@ -65,7 +65,7 @@ def test_before_a_comparison_ends_methods_are_ranked_by_their_means_never_by_a_s
     for method, own in skills.items():
         for seed, skill in enumerate(own):
             run = begun(tmp_path / method / f"seed-{seed}", method=method, seed=seed, rounds=1)
-            play(run, 1, 1)
+            write_rounds(run, 1, 1)
             lines = (run.path / "events.jsonl").read_text().splitlines()
             event = json.loads(lines[-1]) | {"accuracy": skill}
             (run.path / "events.jsonl").write_text("\n".join([*lines[:-1], json.dumps(event)]) + "\n")

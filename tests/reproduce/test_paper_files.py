@@ -9,7 +9,7 @@ import pytest
 from paper_files import BY_ID, FILES, design
 
 from fedstrata.config import tables
-from fedstrata.reproduce.play import play_quickly
+from fedstrata.reproduce.execute import run_quickly
 from fedstrata.reproduce.results import ALWAYS
 from fedstrata.reproduce.table import find_table
 from fedstrata.runs.metrics import Metric, metrics_of
@@ -129,20 +129,20 @@ def test_the_figures_are_those_of_the_papers():
     assert figure("T1", "power-of-choice-fedprox", "2") == 20.28
 
 
-def play(id, out):
-    """Play the quick version, as `fedstrata reproduce run ID --quick` does."""
+def run_quick(id, out):
+    """Run the quick version, as `fedstrata reproduce run ID --quick` does."""
     table = find_table(id)
-    played = play_quickly(table, out, lambda *_: None)
-    assert not played.failed
-    assert played.finished == len(table.design.entries) + len(table.conditions) - 1
+    done = run_quickly(table, out, lambda *_: None)
+    assert not done.failed
+    assert done.finished == len(table.design.entries) + len(table.conditions) - 1
 
 
 @pytest.mark.parametrize("id", ["B2", "S6", "T4"])
-def test_a_quick_version_plays(id, tmp_path):
-    play(id, tmp_path)
+def test_a_quick_version_runs(id, tmp_path):
+    run_quick(id, tmp_path)
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("id", sorted(set(BY_ID) - {"B2", "S6", "T4"}))
-def test_every_quick_version_plays(id, tmp_path):
-    play(id, tmp_path)
+def test_every_quick_version_runs(id, tmp_path):
+    run_quick(id, tmp_path)

@@ -56,8 +56,8 @@ def test_the_work_of_a_run_follows_from_its_settings():
     assert own.products == pytest.approx(network * (3 * passes + 200 * 10_000))
     stratify = all_tables()["S6"]  # a round is one schedule, as long as the training data
     rounds = stratify.settings("#C=1", "stratify")["train.rounds"]
-    played = stratify.work("#C=1", "stratify")
-    assert played.steps == played.sequence == pytest.approx(rounds * 50_000 / 64)
+    costs = stratify.work("#C=1", "stratify")
+    assert costs.steps == costs.sequence == pytest.approx(rounds * 50_000 / 64)
 
 
 @pytest.mark.parametrize(

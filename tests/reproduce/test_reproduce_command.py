@@ -1,4 +1,4 @@
-"""`fedstrata reproduce`, as typed, with a table small enough to be played."""
+"""`fedstrata reproduce`, as typed, with a table small enough to be run."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def typed(tmp_path, monkeypatch):
     return type_in
 
 
-def test_a_table_is_played_kept_and_shown(typed, tmp_path):
+def test_a_table_is_run_kept_and_shown(typed, tmp_path):
     first = typed("run", "X1", "--shard", "1/2", "-q")
     assert first.exit_code == 0, first.output
     kept = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
@@ -35,7 +35,7 @@ def test_a_table_is_played_kept_and_shown(typed, tmp_path):
     assert all({"accuracy", "best_accuracy"} <= run["figures"].keys() and run["code"] for run in kept)
     typed("run", "X1", "--shard", "2/2", "-q")
     again = typed("run", "X1", "-q")
-    assert "0 runs played" in again.output
+    assert "0 runs done" in again.output
     shown = typed("show", "X1")
     assert "setting   method  paper" in shown.output
     assert "few       fedavg  50.00" in shown.output
@@ -58,13 +58,13 @@ def test_a_table_is_played_kept_and_shown(typed, tmp_path):
     assert "| `fedstrata reproduce run X1` |" in (tmp_path / "README.md").read_text()
 
 
-def test_the_primary_contrast_can_be_played_alone(typed, tmp_path):
+def test_the_primary_contrast_can_be_run_alone(typed, tmp_path):
     x1 = table.find_table("X1")
     share = x1.wanted()[13::14]
     primary = {(one.condition, one.method, one.seed) for one in share if x1.primary(one)}
     assert 0 < len(primary) < len(share)
     said = typed("run", "X1", "--primary", "--shard", "14/14", "-q")
-    assert f"{len(primary)} runs played" in said.output
+    assert f"{len(primary)} runs done" in said.output
     assert "are left" not in said.output
     runs = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
     assert {(run["condition"], run["method"], run["seed"]) for run in runs} == primary
@@ -102,21 +102,21 @@ def test_all_are_the_tables_whose_data_are_here(typed, tmp_path, monkeypatch):
     assert "the data of no table are here" in str(typed("run", "all").exception)
 
 
-def test_some_rows_can_be_played_alone(typed, tmp_path):
+def test_some_rows_can_be_run_alone(typed, tmp_path):
     assert typed("run", "X1", "--row", "fedlc", "--shard", "1/2", "-q").exit_code == 0
     runs = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
     assert {run["method"] for run in runs} == {"fedlc"}
 
 
-def test_a_table_that_was_never_played_shows_the_paper_and_what_to_type(typed):
+def test_a_table_that_was_never_run_shows_the_paper_and_what_to_type(typed):
     shown = typed("show", "X1").output
-    assert "as the paper prints it; nothing is played yet" in shown
+    assert "as the paper prints it; not run yet" in shown
     assert "fedprox  52.00  64.00" in shown
     assert "train.clients_per_round = 2" in shown
     assert "train.rounds = 2 (a choice of ours)" in shown
     assert "fedstrata reproduce run X1  # 28 runs, about" in shown
     listed = typed("list").output
-    assert re.search(r"X1 +here .* not played +", listed)
+    assert re.search(r"X1 +here .* not run yet +", listed)
     assert "~" in listed
 
 
@@ -135,7 +135,7 @@ def test_results_of_two_machines_are_merged_and_what_is_here_stays(typed, tmp_pa
     ("change", "said"),
     [
         (lambda text: text[:-20], "X1.json is damaged"),
-        (lambda text: text.replace('"samples": 1438', '"samples": 900'), "was played on 900 samples"),
+        (lambda text: text.replace('"samples": 1438', '"samples": 900'), "was run on 900 samples"),
     ],
 )
 def test_what_does_not_go_together_is_not_merged(typed, tmp_path, change, said):
@@ -160,7 +160,7 @@ def test_a_run_that_was_begun_under_other_settings_is_not_gone_on_with(typed, tm
     changed = {"X1": table.read_table(TEXT.replace("rounds = 2", "rounds = 3"))}
     for module in (table, overview, results):
         monkeypatch.setattr(module, "all_tables", lambda: changed)
-    assert "1 runs played" in typed("run", "X1", "--shard", "1/28", "-q").output
+    assert "1 runs done" in typed("run", "X1", "--shard", "1/28", "-q").output
     (kept,) = json.loads((tmp_path / "reproduce/results/X1.json").read_text())["runs"]
     assert kept["costs"]["rounds"] == 3
 
@@ -187,14 +187,14 @@ def test_another_reading_has_results_of_its_own(typed, tmp_path):
 
 
 @pytest.mark.extended
-def test_a_method_of_ours_is_played_beside_a_table_and_voids_nothing(typed, tmp_path):
+def test_a_method_of_ours_is_run_beside_a_table_and_voids_nothing(typed, tmp_path):
     typed("run", "X1", "-q")
     before = (tmp_path / "reproduce/results/X1.json").read_bytes()
     assert typed("run", "X1", "--with", "strata", "-q").exit_code == 0
     assert (tmp_path / "reproduce/results/X1.json").read_bytes() == before
     kept = json.loads((tmp_path / "reproduce/results/X1-with-strata.json").read_text())["runs"]
     assert [(run["method"], run["condition"]) for run in kept] == [("strata", "few")] * 6 + [("strata", "many")] * 6
-    assert "0 runs played" in typed("run", "X1", "--with", "strata", "-q").output
+    assert "0 runs done" in typed("run", "X1", "--with", "strata", "-q").output
     shown = " ".join(typed("show", "X1").output.split())
     assert "X1 with strata: FedBSS, Table 1, digits" in shown
     assert "strata less fedprox: " in shown
@@ -206,9 +206,9 @@ def test_a_method_of_ours_is_played_beside_a_table_and_voids_nothing(typed, tmp_
     assert "| [X1 with strata](fedbss.md#x1-with-strata-table-1-digits) |" in index
 
 
-def test_quick_plays_every_row_and_keeps_nothing(typed, tmp_path):
+def test_quick_runs_every_row_and_keeps_nothing(typed, tmp_path):
     done = typed("run", "X1", "--quick", "-q")
-    assert "4 runs played" in done.output  # three rows under one condition, one under the other
+    assert "4 runs done" in done.output  # three rows under one condition, one under the other
     assert not list(tmp_path.iterdir())
 
 

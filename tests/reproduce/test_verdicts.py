@@ -81,7 +81,7 @@ def test_a_figure_may_be_two_of_its_deviations_away(tmp_path):
     own = results(tmp_path, {"fedprox": (0.525, 0.67)})
     assert verdict(own, "fedprox", "few") == HOLDS  # a deviation of 0.1 points: one point of room
     assert verdict(own, "fedprox", "many") == HOLDS  # a deviation of 2 points: four points of room
-    assert (verdict(own, "fedavg", "few"), verdict(own, "fedlc", "few")) == (OPEN, "")  # not played, not printed
+    assert (verdict(own, "fedavg", "few"), verdict(own, "fedlc", "few")) == (OPEN, "")  # not run, not printed
     own = results(tmp_path, {"fedprox": (0.535, 0.681)})
     assert verdict(own, "fedprox", "few") == DIFFERS
     assert verdict(own, "fedprox", "many") == OPEN  # one end of the interval is within four points, the other is not
@@ -143,7 +143,7 @@ def test_a_reading_may_look_at_some_conditions_alone_or_at_another_figure_of_the
     assert (many.table.conditions, len(many.runs), many.missing(), many.outdated) == (["many"], 12, [], 0)
     assert contrast(many).mean == pytest.approx(0.06)
     assert contrast(many).claimed == pytest.approx(0.04)
-    assert [table.read_as(name).played_as for name in readings] == ["X1", "X1 as longer", "X1 as longer"]
+    assert [table.read_as(name).kept_as for name in readings] == ["X1", "X1 as longer", "X1 as longer"]
     assert [table.read_as(name).same_runs for name in readings] == [True, False, True]
     longer = table.read_as("longer")
     results(tmp_path, {"fedavg": (0.50, 0.60)}, table=replace(longer, id="X1-as-longer"))
@@ -177,7 +177,7 @@ def test_entries_of_other_settings_do_not_count(tmp_path):
     assert (len(Results(changed, tmp_path).runs), Results(changed, tmp_path).outdated) == (0, 24)
 
 
-def test_two_processes_keep_what_both_played(tmp_path):
+def test_two_processes_keep_what_both_ran(tmp_path):
     first, second = Results(TABLE, tmp_path), Results(TABLE, tmp_path)
     run = fedstrata.train(overrides={"train.rounds": 1}, out=tmp_path / "run")
     first.add(Wanted("few", "fedavg", 0), run)

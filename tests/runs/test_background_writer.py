@@ -69,7 +69,7 @@ def test_a_run_goes_on_while_a_checkpoint_is_written_but_is_never_two_ahead(tmp_
         watch=lambda event: rounds.append(event["round"]) if event["event"] == "round" else None,
     )
     assert [written for written, _ in seen] == [0, 1, 2, 3, 4]
-    assert all(played <= written + 1 for written, played in seen)
+    assert all(done <= written + 1 for written, done in seen)
 
 
 def test_what_goes_wrong_is_raised_by_the_next_call(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Comparisons under conditions, played: their folders, data, resumption, tables, and the report."""
+"""Comparisons under conditions: their folders, data, resumption, tables, and the report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def swept(tmp_path_factory):
     return fedstrata.compare(**how, overrides=QUICK, out=out)
 
 
-# ---- played --------------------------------------------------------------------------------------------------------
+# ---- cells that run -------------------------------------------------------------------------------------------------
 
 
 def test_one_file_holds_the_experiment_and_its_comparison(cli):
@@ -64,15 +64,15 @@ def test_one_file_holds_the_experiment_and_its_comparison(cli):
     assert [str(Path(path)) for path in rows[1]["run_dirs"]][1] == str(cell.path)
     grown = cli("compare", "table.toml", "--out", "c", "--json", "-q", "--over", "data.partition.alpha=1.0,5.0")
     assert [row["condition"] for row in json.loads(grown[1])["rows"]][::3] == ["alpha=1", "alpha=5"]
-    assert len(list(Path("c").rglob("summary.json"))) == 18, "only the new condition was played"
+    assert len(list(Path("c").rglob("summary.json"))) == 18, "only the new condition was run"
     assert len(json.loads(Path("c/comparison.json").read_text())["cells"]) == 18
 
 
-def test_run_plays_the_plain_experiment_of_such_a_file(cli):
+def test_run_trains_the_plain_experiment_of_such_a_file(cli):
     Path("table.toml").write_text(FILE)
     code, out, err = cli("run", "table.toml", "--json", "-q")
     assert (code, json.loads(out)["method"]) == (0, "fedavg")
-    assert "note: this plays the plain experiment of table.toml; its comparison: fedstrata compare table.toml" in err
+    assert "note: this trains the plain experiment of table.toml; its comparison: fedstrata compare table.toml" in err
     assert cli("run", "table.toml", "--set", "compare.seeds=3")[0] == 2
 
 
@@ -90,7 +90,7 @@ def test_cells_of_a_seed_and_condition_share_their_data_and_each_is_built_once(s
         monkeypatch.setattr(module, "build_federation", lambda e, real=real: built.append(e.train.seed) or real(e))
     over = {"train.clients_per_round": [2, 3], "data.partition.alpha": [0.1, 1.0]}  # data change fastest
     fedstrata.compare(methods=["fedavg"], over=over, seeds=2, overrides=QUICK | {"train.rounds": 1}, jobs=1)
-    assert len(built) == 8, "each of four once to be checked, once to be played"
+    assert len(built) == 8, "each of four once to be checked, once to be run"
 
 
 def test_rows_are_paired_within_their_condition(swept):

@@ -33,7 +33,7 @@ def done(**rounds):
     return {
         (method, seed): {
             **dict.fromkeys((*OTHERS, "bytes_up", "bytes_down", "bytes_p2p"), 0.5),
-            **{"rounds_to:0.8": value, "remarks": [], "stopped": "all rounds played", "run_dir": "x"},
+            **{"rounds_to:0.8": value, "remarks": [], "stopped": "all rounds done", "run_dir": "x"},
         }
         for method, values in rounds.items()
         for seed, value in enumerate(values)
@@ -106,7 +106,7 @@ def test_what_a_stage_brings_is_what_it_saves():
     assert "brings: rounds to 0.8 without the stage less that of whole" in text
 
 
-# ---- played ----------------------------------------------------------------------------------------------------------
+# ---- cells that run -------------------------------------------------------------------------------------------------
 
 
 def test_a_comparison_by_several_metrics_and_the_same_again_by_another(cli):

@@ -37,14 +37,14 @@ def test_cells_and_trials_on_a_cluster(tmp_path):
             assert own[-1] == "finished"
         seen.clear()
         fedstrata.Comparison.open(tmp_path / "spread").run(engine="ray", watch=lambda *told: seen.append(told))
-        assert not seen  # what is finished is never played again
+        assert not seen  # what is finished is never run again
         tuning = {**ASKED, "tune": {"train.lr": [0.01, 0.1], "budget": "rounds=1"}}
         tuned = [fedstrata.compare(**tuning, out=tmp_path / name, engine=name) for name in ("local", "ray")]
         assert figures(tuned[0]) == figures(tuned[1])
         assert not list((tmp_path / "spread").rglob(".*"))  # no marks are left
 
         def kill(cell, event):
-            if event["event"] == "round" and nodes.worker_nodes:  # both play a cell now
+            if event["event"] == "round" and nodes.worker_nodes:  # both run a cell now
                 nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
 
         bereft = fedstrata.compare(**ASKED, out=tmp_path / "bereft", engine="ray", watch=kill)

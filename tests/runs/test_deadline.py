@@ -1,4 +1,4 @@
-"""When the minutes are up, cells that are played side by side end, in the middle of a round too."""
+"""When the minutes are up, cells that run side by side end, in the middle of a round too."""
 
 from multiprocessing import Pipe
 from types import SimpleNamespace

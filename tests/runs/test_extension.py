@@ -91,9 +91,9 @@ def test_what_is_evaluated_in_turn_can_be_extended(tmp_path):
     assert equal(whole, resume(train(overrides=how, out=tmp_path / "short").path, overrides={"train.rounds": 7}))
 
 
-def test_fewer_rounds_than_are_played_are_refused(tmp_path):
+def test_fewer_rounds_than_are_done_are_refused(tmp_path):
     run = train(overrides=SMALL, out=tmp_path / "run")
-    with pytest.raises(RequestError, match=r"from 3 to 2: 3 are played already"):
+    with pytest.raises(RequestError, match=r"from 3 to 2: 3 are done already"):
         resume(run.path, overrides={"train.rounds": 2})
 
 
@@ -174,7 +174,7 @@ def test_the_command(cli, tmp_path):
     assert (code, json.loads(out)["rounds"]) == (0, 5)
     assert "round 5/5" in err
     code, _, err = cli("run", "--resume", "short", "--set", "train.rounds=4")
-    assert (code, "cannot be changed from 5 to 4: 5 are played already" in err) == (2, True)
+    assert (code, "cannot be changed from 5 to 4: 5 are done already" in err) == (2, True)
 
 
 def test_an_engine_that_is_refused_is_not_remembered(tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_a_state_dict_is_the_network_s_own(trained, tmp_path):
 
 @pytest.mark.parametrize(
     "kind",
-    [  # of torch-export, the five lines of the document are played by default
+    [  # of torch-export, the five lines of the document are run by default
         pytest.param(kind, marks=pytest.mark.extended if kind == "torch-export" else ())
         for kind in KINDS
         if kind != "state-dict"

@@ -1,4 +1,4 @@
-"""Shares of a comparison on several machines, and what they played put together."""
+"""Shares of a comparison on several machines, and their cells put together."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_share_sees_what_another_tuned_in_the_same_folder(tuner):
     assert len(finished(done)) == 2
 
 
-def test_one_share_is_not_played_twice_at_once():
+def test_one_share_is_not_run_twice_at_once():
     share("c", "1/2")
     lock = take_lock(Path("c/shard-2-of-2.lock"))
     assert lock is not None

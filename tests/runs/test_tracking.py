@@ -27,8 +27,8 @@ class Kept:
 
     def __init__(self, run):
         self.name = run.name
-        self.memory = {"began": (run.memory or {}).get("began", f"at {run.played}")}
-        LOGGED[self.name].append(("start", run.played, self.memory["began"]))
+        self.memory = {"began": (run.memory or {}).get("began", f"at {run.rounds_done}")}
+        LOGGED[self.name].append(("start", run.rounds_done, self.memory["began"]))
 
     def log(self, round, figures):
         LOGGED[self.name].append((round, figures))

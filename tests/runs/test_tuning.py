@@ -151,7 +151,7 @@ def test_minutes_end_the_search_too(monkeypatch):
     assert settings(flip()) == {("", "fedavg"): {"train.lr": 2.0}}
 
 
-def test_a_wider_grid_plays_only_what_is_new():
+def test_a_wider_grid_runs_only_what_is_new():
     flip(tune={"train.lr": [1e-9, 0.1]})
     first = stamps()
     done = flip(tune={"train.lr": [1e-9, 0.1, 2.0]})

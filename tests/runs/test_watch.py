@@ -28,7 +28,7 @@ def test_stop_ends_the_run_after_that_round_and_it_is_finished():
     run = fedstrata.train(overrides=FEW, out="stopped", watch=watch)
     assert (run.summary["rounds"], run.summary["stopped"]) == (2, "asked for by watch")
     assert [event["round"] for event in seen if event["event"] == "round"] == [1, 2]
-    assert fedstrata.resume("stopped").summary == run.summary  # it is not played on
+    assert fedstrata.resume("stopped").summary == run.summary  # it does not go on
     whole = fedstrata.train(overrides=FEW, out="whole")
     assert run.curve("accuracy") == whole.curve("accuracy")[:2]
 

@@ -17,26 +17,26 @@ MOST = 20  # files
 
 
 def passed_files(monkeypatch, out: Path) -> set[str]:
-    """Run two rounds of FedAvg and return the files of the package that `play_round` passes in the second."""
+    """Run two rounds of FedAvg and return the files of the package that `run_round` passes in the second."""
     files: set[str] = set()
-    rounds, play_round = 0, loop.play_round
+    rounds, run_round = 0, loop.run_round
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(PACKAGE):
             files.add(path.relative_to(PACKAGE).as_posix())
 
-    def play_noted(*arguments: Any) -> Any:
+    def run_noted(*arguments: Any) -> Any:
         nonlocal rounds
         rounds += 1
         before = sys.getprofile()
         sys.setprofile(note if rounds == 2 else before)
         try:
-            return play_round(*arguments)
+            return run_round(*arguments)
         finally:
             sys.setprofile(before)
 
-    monkeypatch.setattr(loop, "play_round", play_noted)
+    monkeypatch.setattr(loop, "run_round", run_noted)
     fedstrata.train(
         overrides={"train.rounds": 2, "engine.workers": 1, "engine.vmap": "never", "engine.device": "cpu"}, out=out
     )

@@ -10,15 +10,15 @@ from quadratic import f64
 from fedstrata import RequestError, train
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.privacy import protected_engine
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.testing.attacks import Attackers
 from fedstrata.testing.tiny import session_of
 
 HONEST = [(1.0, 0.0), (0.0, 2.0), (0.0, -1.0)]
 
 
-def played(work, rounds=1):
-    """Play rounds from zero with the engine that a run has; gives the state and the events."""
+def run_of(work, rounds=1):
+    """Run rounds from zero with the engine that a run has; gives the state and the events."""
     notes = []
 
     def note(kind, **fields):
@@ -28,7 +28,7 @@ def played(work, rounds=1):
     state, engine = work.initial_state(note), work.start_engine(note)
     state.model = FlatModel(torch.zeros_like(state.model.params), state.model.buffers)
     for round in range(rounds):
-        play_round(work.plan, state, work.plan.view(work.client_info, round, note), engine)
+        run_round(work.plan, state, work.plan.view(work.client_info, round, note), engine)
         state.round += 1
     return state, notes
 
@@ -36,7 +36,7 @@ def played(work, rounds=1):
 def moved(by, sizes=None, **trust):
     keys = {f"trust.{name}": value for name, value in trust.items()}
     work = moving_work(by, {"train.batch_size": 100, "train.clients_per_round": "all", **keys}, sizes)
-    return played(work)
+    return run_of(work)
 
 
 def test_a_simulation_believes_everything():
@@ -92,7 +92,7 @@ def test_bounds_that_nobody_reaches_change_nothing(clip):
 def test_norm_statistics_and_controls_are_shortened_by_their_own_medians(combiner):
     """What a client sends beside its update can spoil a model, too."""
     asked = {"method.combiner": combiner, "method.corrections": ["scaffold"], "trust.clip": "median"}
-    state, notes = played(normed_work({**asked, "train.lr": 1e-3}))
+    state, notes = run_of(normed_work({**asked, "train.lr": 1e-3}))
     assert {note["what"] for note in notes} == {"update", "buffers", "scaffold/dc"}
     assert torch.isfinite(state.model.buffers).all()
 
@@ -101,7 +101,7 @@ def test_global_batches_and_chains_stay_as_they_are():
     for method in ("stratify-batch", "sfl"):
         asked = {"method.name": method, "engine.execution": "messages"}
         plain, bounded = (
-            played(session_of({**asked, **more}), 2) for more in ({}, {"trust.clip": "median", "trust.samples": 1.0})
+            run_of(session_of({**asked, **more}), 2) for more in ({}, {"trust.clip": "median", "trust.samples": 1.0})
         )
         assert torch.equal(plain[0].model.params, bounded[0].model.params)
         assert not [note for note in bounded[1] if note["event"] in ("clipped", "samples_bounded")]
@@ -132,7 +132,7 @@ MASKED = {"privacy.aggregate": "masked", "train.clients_per_round": "all"}
 
 def test_under_masks_clients_keep_to_a_length():
     work = moving_work([*HONEST, (30.0, 40.0)], {**MASKED, "train.batch_size": 100, "trust.clip": 5.0})
-    state, notes = played(work)
+    state, notes = run_of(work)
     assert (state.model.params - f64(1.0, 1.25)).abs().max() < 1e-5
     (note,) = notes  # nobody knows whose update was shortened, only that they are 13.5 long on average
     assert (note["event"], note["clients"], note["to"]) == ("clipped", [], 5.0)
@@ -149,7 +149,7 @@ def test_a_sum_that_is_longer_than_clients_agreed_on_is_an_event_and_not_used(le
 
     monkeypatch.setattr(protected_engine, "protect_update", protect)
     work = moving_work([*HONEST, (3.0, 4.0)], {**MASKED, "train.batch_size": 100, "trust.clip": 5.0})
-    state, notes = played(work)
+    state, notes = run_of(work)
     assert bool((state.model.params == 0).all()) == poisoned
     assert [note["event"] for note in notes] == (["poisoned_sum", "no_update"] if poisoned else [])
     if poisoned:
@@ -160,7 +160,7 @@ def test_a_sum_that_is_longer_than_clients_agreed_on_is_an_event_and_not_used(le
 @pytest.mark.parametrize("where", ["server", "local"])
 def test_noise_under_masks_poisons_no_sum(where):
     asked = {**MASKED, "privacy.dp.noise": 2.0, "privacy.dp.where": where, "privacy.encoding.bits": 64}
-    _, notes = played(session_of(asked), 4)
+    _, notes = run_of(session_of(asked), 4)
     assert notes == []
 
 

@@ -18,11 +18,11 @@ from fedstrata.core.steps import Ask, Step
 from fedstrata.runs.session import build_session
 from fedstrata.runs.training import describe_experiment
 from fedstrata.testing import WireEngine, tiny_federation
-from fedstrata.testing.tiny import in_process, play, same, session_of
+from fedstrata.testing.tiny import in_process, run_rounds, same, session_of
 
 
 def notes_of(work, rounds=2, engine=None):
-    """Play rounds and collect what is noted."""
+    """Run rounds and collect what is noted."""
     found = []
     really = type(work.plan).view
     with pytest.MonkeyPatch.context() as patch:
@@ -31,8 +31,8 @@ def notes_of(work, rounds=2, engine=None):
             "view",
             lambda plan, client_info, r, _: really(plan, client_info, r, lambda k, **f: found.append((k, f))),
         )
-        played = play(work, rounds, **({"engine": engine} if engine else {}))
-    return found, played
+        ran = run_rounds(work, rounds, **({"engine": engine} if engine else {}))
+    return found, ran
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ def test_a_client_that_does_not_answer_is_missing_and_said_so():
 
 def test_stragglers_break_hops_of_a_chain_too():
     work = session_of({"method.name": "sfl", "system.stragglers.rate": 0.5, "train.clients_per_round": "all"})
-    _, rounds = play(work, rounds=10)
+    _, rounds = run_rounds(work, rounds=10)
     lost = [len(o.missing) for outcomes in rounds for o in outcomes]
     assert 15 < sum(lost) < 45  # of 60
 
 
 def test_a_probe_gets_the_model_alone():
     asked = {"method.selector": "power-of-choice", "train.clients_per_round": 2, "train.rounds": 1}
-    plain, _ = play(session_of(asked), rounds=1)
-    both, _ = play(session_of(asked | {"method.corrections": ["scaffold"]}), rounds=1)
+    plain, _ = run_rounds(session_of(asked), rounds=1)
+    both, _ = run_rounds(session_of(asked | {"method.corrections": ["scaffold"]}), rounds=1)
     size = 8 * session_of().plan.space.P
     assert plain.traffic.bytes_down == (4 + 2) * size
     assert both.traffic.bytes_down == (4 + 2 * 2) * size
@@ -92,7 +92,7 @@ class Twice(Selector):
 def test_a_selector_may_say_how_often_a_report_counts():
     def moved(select):
         work = session_of({"method.selector": select, "method.combiner": "uniform"})
-        return play(work, rounds=1)[0].model.params - work.initial_state().model.params
+        return run_rounds(work, rounds=1)[0].model.params - work.initial_state().model.params
 
     alone = {c: moved({"kind": f"{__name__}:Only", "client": c}) for c in (0, 3)}
     torch.testing.assert_close(moved(Twice()), 0.25 * alone[0] + 0.75 * alone[3])
@@ -132,13 +132,13 @@ class Looks(Selector):
 
 
 def test_a_selector_that_says_so_sees_whole_updates_and_every_one_sees_scores(tmp_path):
-    state, rounds = play(session_of({"method.selector": Looks()}), rounds=2)
+    state, rounds = run_rounds(session_of({"method.selector": Looks()}), rounds=2)
     assert state.selector.lengths == pytest.approx([r.update_norm for outcomes in rounds for r in outcomes[0].reports])
     run = train(
         federation=tiny_federation(), overrides={"method.selector": Looks(), "train.rounds": 2}, out=tmp_path / "run"
     )
     assert run.summary["rounds"] == 2
-    assert play(session_of())[1][0][0].reports[0].aggregated == {}
+    assert run_rounds(session_of())[1][0][0].reports[0].aggregated == {}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Peeps(Combiner):
 
 def test_looking_at_single_updates_must_be_declared():
     with pytest.raises(RuntimeError, match="individual = True"):
-        play(session_of({"method.combiner": Peeps()}))
+        run_rounds(session_of({"method.combiner": Peeps()}))
 
 
 @dataclass(frozen=True)
@@ -164,9 +164,9 @@ class HalfWork(type(session_of().plan.system)):
 
 def test_the_system_may_ask_for_less_work():
     work = session_of({"train.clients_per_round": "all", "train.epochs": 3})
-    full = play(work, rounds=1)[1][0][0].reports
+    full = run_rounds(work, rounds=1)[1][0][0].reports
     work = replace(work, plan=replace(work.plan, system=HalfWork()))
-    less = play(work, rounds=1)[1][0][0].reports
+    less = run_rounds(work, rounds=1)[1][0][0].reports
     assert [(a.steps, b.steps) for a, b in zip(full, less, strict=True) if a.steps != b.steps] == [(9, 3)]
 
 
@@ -187,7 +187,7 @@ class MedianLoss(ServerStep):
 
 def test_a_server_part_reads_the_open_reports_and_tells_the_clients():
     work = session_of({"method.server_step": MedianLoss(), "train.clients_per_round": 3})
-    state, rounds = play(work, rounds=1)
+    state, rounds = run_rounds(work, rounds=1)
     assert state.server_steps["server_step"].lengths == [r.loss for r in rounds[0][0].reports]
 
 
@@ -206,7 +206,7 @@ class BlindProbe(Selector):
 
 def test_looking_without_a_model_is_refused_instead_of_using_the_last_clients():
     with pytest.raises(ValueError, match="sends no model"):
-        play(session_of({"method.selector": BlindProbe()}))
+        run_rounds(session_of({"method.selector": BlindProbe()}))
 
 
 def test_a_step_may_not_ask_a_client_twice():
@@ -216,7 +216,7 @@ def test_a_step_may_not_ask_a_client_twice():
 
 def test_scaffold_survives_rounds_in_which_nothing_moves():
     work = session_of({"method.name": "scaffold", "train.lr_schedule": {"kind": "one-cycle", "end": 0.0}})
-    state, _ = play(work)
+    state, _ = run_rounds(work)
     assert torch.isfinite(state.server_steps["scaffold"].c).all()
 
 
@@ -225,7 +225,7 @@ def test_client_state_that_did_not_change_is_not_stored_again():
         {"method.corrections": ["scaffold"], "method.selector": "power-of-choice", "train.clients_per_round": 2}
     )
     engines = []
-    play(work, rounds=1, engine=lambda w: engines.append(in_process(w)) or engines[0])
+    run_rounds(work, rounds=1, engine=lambda w: engines.append(in_process(w)) or engines[0])
     assert {tag for tag, _ in engines[0].client_states().values()} == {(0, 1)}
     assert len(engines[0].client_states()) == 2
 
@@ -235,10 +235,10 @@ def test_one_sample_and_batch_norm_trains_every_epoch_on_running_statistics():
     net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
     fed = Federation.from_arrays(x, y, [[0], range(1, 12)], test=(x, y))
     asked = {"train.clients_per_round": "all", "train.epochs": 5, "train.batch_size": 4, "engine.precision": "fp64"}
-    _, rounds = play(build_session(describe_experiment(None, None, asked, fed, net), fed, net), rounds=1)
+    _, rounds = run_rounds(build_session(describe_experiment(None, None, asked, fed, net), fed, net), rounds=1)
     assert [r.steps for r in rounds[0][0].reports] == [5, 15]
 
 
-def test_equal_runs_stay_equal_when_played_again():
-    a, b = (play(session_of({"method.name": "scaffold"}))[0] for _ in range(2))
+def test_equal_runs_stay_equal_when_repeated():
+    a, b = (run_rounds(session_of({"method.name": "scaffold"}))[0] for _ in range(2))
     assert same(a, b)

@@ -20,7 +20,7 @@ from fedstrata.server.accounting import Traffic
 from fedstrata.server.evaluator import Evaluator
 from fedstrata.server.metrics import accuracy, jain, mean_recall, recalls, round_figures, worst
 from fedstrata.server.stopping import Progress, Stopping
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 RIGHT, WRONG = math.log(1 + math.exp(-1)), math.log(1 + math.e)  # cross-entropies of logits (1, 0)
 
@@ -133,7 +133,7 @@ def test_drift_is_the_mean_distance_from_the_model_that_was_sent():
     federation = Federation.from_arrays(x, y, [[0, 1], [2, 3]], test=(x, y))
     asked = {"train.optimizer": Displace(), "train.epochs": 1, "train.clients_per_round": "all"}
     work = build_session(describe_experiment(None, None, asked, federation, module), federation, module)
-    state, ((step,),) = play(work, rounds=1)
+    state, ((step,),) = run_rounds(work, rounds=1)
     assert [float(r.update_norm) for r in step.reports] == pytest.approx([1.0, math.sqrt(5)])
     assert round_figures([step], state.participation_log.jain)["update_norm"] == pytest.approx(1.618034, abs=1e-6)
     assert state.model.params.tolist() == pytest.approx([2.0, 1.0])

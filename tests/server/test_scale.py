@@ -16,7 +16,7 @@ from fedstrata.data.federation import Federation
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.server.accounting import ParticipationLog
 from fedstrata.server.metrics import jain
-from fedstrata.testing.tiny import alike, play, session_of
+from fedstrata.testing.tiny import alike, run_rounds, session_of
 
 SOME = st.lists(st.tuples(st.sets(st.integers(0, 19), max_size=6), st.integers(1, 5)), max_size=8)
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_holds_those_who_took_part_and_not_all_there_are(tmp_path):
     for clients in (10, 20_000):
         x, y = np.random.default_rng(0).normal(size=(clients, 4)).astype(np.float32), np.arange(clients) % 3
         federation = Federation.from_arrays(x, y, np.arange(clients), test=(x[:3], y[:3]))
-        state, _ = play(session_of({"train.clients_per_round": 5}, federation), rounds=2)
+        state, _ = run_rounds(session_of({"train.clients_per_round": 5}, federation), rounds=2)
         checkpoints = Checkpoints(tmp_path / str(clients))
         checkpoints.write(2, state, {}, {})
         sizes.append(sum(path.stat().st_size for path in (tmp_path / str(clients)).iterdir()))

@@ -183,11 +183,11 @@ class Federation:
     # ---- runs
 
     @contextmanager
-    def playing(self, out: Path, overrides: Mapping[str, Any], **how: Any) -> Iterator[Playing]:
+    def running(self, out: Path, overrides: Mapping[str, Any], **how: Any) -> Iterator[GoingOn]:
         """Start a run, and stop it where the test does not wait for its end."""
         asked = submit.new(self.there, Experiment.of(None, **overrides), out, len(SITES), **how)
         with submit.submitted(asked) as number:
-            run = Playing(self, asked)
+            run = GoingOn(self, asked)
             try:
                 yield run
             finally:
@@ -199,7 +199,7 @@ class Federation:
                     submit.stop(asked, number)
 
     def run(self, out: Path, overrides: Mapping[str, Any], **how: Any) -> Run:
-        with self.playing(out, overrides, **how) as run:
+        with self.running(out, overrides, **how) as run:
             return run.ends()
 
     def wish(self, site: str, number: int, word: str) -> Path:
@@ -232,7 +232,7 @@ class Federation:
             command.process.wait()
 
 
-class Playing:
+class GoingOn:
     """A run under way: its folder is looked at, as `deploy run` does."""
 
     def __init__(self, federation: Federation, asked: submit.Submission):

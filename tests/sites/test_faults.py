@@ -28,7 +28,7 @@ def test_a_site_that_lies_is_refused_and_one_that_is_late_is_used_again(sites, t
         sites.wish("b", number, word)
     pause = sites.wish("c", 5, "hold")
     asked = SMALL | {"train.rounds": 9, "train.evaluate.every": 9}
-    with sites.playing(tmp_path / "run", asked, stream=True, deadline=30.0) as run:
+    with sites.running(tmp_path / "run", asked, stream=True, deadline=30.0) as run:
         run.holds("c", 5)
         sites.commands["a"].signal(signal.SIGSTOP)
         pause.unlink()
@@ -53,7 +53,7 @@ def test_a_site_that_lies_is_refused_and_one_that_is_late_is_used_again(sites, t
 def test_nobody_waits_for_a_site_that_hangs_where_enough_others_replied(sites, tmp_path, wish):
     pauses = [sites.wish(site, 2, "hold") for site in ("b", "c")]  # one reply is not enough
     asked = SMALL | {"train.rounds": 4, "train.evaluate.every": 4} | wish
-    with sites.playing(tmp_path / "run", asked, stream=True) as run:
+    with sites.running(tmp_path / "run", asked, stream=True) as run:
         run.holds("b", 2)
         run.holds("c", 2)
         sites.commands["a"].signal(signal.SIGSTOP)
@@ -68,7 +68,7 @@ def test_nobody_waits_for_a_site_that_hangs_where_enough_others_replied(sites, t
 def test_labels_of_a_site_that_dies_are_queued_again(sites, tmp_path):
     asked = {"method.name": "stratify-batch", "model.name": "mlp", "model.norm": "batch", "train.rounds": 1}
     sites.wish("c", 1, "hold gradient")
-    with sites.playing(
+    with sites.running(
         tmp_path / "run", SMALL | asked | {"method.schedule.length": 100, "train.batch_size": 20}
     ) as run:
         run.holds("c", 1)
@@ -87,7 +87,7 @@ def test_a_site_that_is_started_again_goes_on_in_the_run_with_its_state(sites, t
     here = train(overrides=asked, out=tmp_path / "here")
     sites.wish("b", 2, "note")
     pause = sites.wish("c", 2, "hold")
-    with sites.playing(tmp_path / "there", asked, stream=True) as run:
+    with sites.running(tmp_path / "there", asked, stream=True) as run:
         run.did("b", 2)
         run.holds("c", 2)
         left = sites.commands["b"].family()
@@ -104,7 +104,7 @@ def test_a_site_that_comes_back_with_other_data_is_asked_what_they_are(sites, tm
     sites.wish("c", 2, "hold")
     pause = sites.wish("b", 3, "hold")
     asked = SMALL | {"method.name": "flips", "train.clients_per_round": 3, "train.rounds": 4}
-    with sites.playing(tmp_path / "run", asked, stream=True) as run:
+    with sites.running(tmp_path / "run", asked, stream=True) as run:
         run.holds("c", 2)
         sites.commands["c"].kill_site()
         run.joins_again("c", "--partition", "1/3")
@@ -128,7 +128,7 @@ def test_a_server_that_was_killed_goes_on_from_its_checkpoint(sites, tmp_path):
     asked = SMALL | {"method.name": "scaffold", "train.rounds": 4}
     here = train(overrides=asked, out=tmp_path / "here")
     pause = sites.wish("c", 3, "hold")
-    with sites.playing(tmp_path / "there", asked, stream=True) as run:
+    with sites.running(tmp_path / "there", asked, stream=True) as run:
         run.holds("c", 3)
         sites.commands["server"].kill()
         pause.unlink()
@@ -146,7 +146,7 @@ def test_a_server_that_was_killed_gets_no_second_sum_under_masks(sites, tmp_path
     asked = SMALL | {"train.rounds": 3, "train.evaluate.every": 2, "privacy.aggregate": "masked"}
     asked |= {"privacy.encoding.bits": 64, "privacy.encoding.fraction": 40}
     pause = sites.wish("c", 0, "hold")  # evaluation comes after the sum
-    with sites.playing(tmp_path / "run", asked, stream=True) as run:
+    with sites.running(tmp_path / "run", asked, stream=True) as run:
         run.holds("c", 0)
         sites.commands["server"].kill()
         pause.unlink()

@@ -32,7 +32,7 @@ def changing(federation):
 
 def test_in_a_run_that_goes_on_a_site_is_added_one_revoked_and_one_gets_new_keys(changing, tmp_path):
     sites, authority, bring = changing
-    with sites.playing(tmp_path / "run", SMALL | {"train.evaluate.every": 1000}, stream=True) as run:
+    with sites.running(tmp_path / "run", SMALL | {"train.evaluate.every": 1000}, stream=True) as run:
         run.reaches("round", round=1)
         bring(Authority.open(authority).add(["f"]).serial)
         data = ("--data", "digits", "--partition", "0/5")

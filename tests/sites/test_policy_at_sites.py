@@ -49,16 +49,16 @@ def restart(federation, *changes):
 
 def test_a_run_waits_for_the_owner_of_a_site_and_what_left_is_written_down(ruled, tmp_path):
     known = Approvals(ruled.folder / "state/site-a/runs")
-    with ruled.playing(tmp_path / "run", SMALL, wait=300.0) as run:
+    with ruled.running(tmp_path / "run", SMALL, wait=300.0) as run:
         wait_for(lambda: known.all() or run.over(), run.said)
         wait_for(lambda: "a: its owner has to approve this run" in submit._news(run.asked)[-1:][0], run.said)
         assert not (tmp_path / "run" / "events.jsonl").exists()
         (waiting,) = json.loads(ruled.call("approve", "--site", "a", "--json"))
         assert waiting["experiment"]["method"]["name"] == "fedavg"
         ruled.call("approve", "--site", "a", waiting["id"])
-        played = run.ends()
-    assert [event["sites"] for event in played.events() if event["event"] == "approval"] == [["a"]]
-    rounds = [event for event in played.events() if event["event"] == "round"]
+        done = run.ends()
+    assert [event["sites"] for event in done.events() if event["event"] == "approval"] == [["a"]]
+    rounds = [event for event in done.events() if event["event"] == "round"]
     assert [len(event["steps"][0]["clients"]) for event in rounds] == [len(SITES)] * 2
     told = json.loads(ruled.call("audit", "--site", "a", "--json"))
     assert told["wrong"] is None

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sites
 def test_a_site_that_dies_in_the_middle_of_a_round_stops_nobody(federation, tmp_path):
     federation.mend()
     federation.wish("c", 2, "hold")
-    with federation.playing(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=30.0) as run:
+    with federation.running(tmp_path / "run", SMALL | {"train.rounds": 4}, stream=True, deadline=30.0) as run:
         run.holds("c", 2)
         federation.commands["c"].kill()
         done = run.ends()

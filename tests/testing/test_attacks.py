@@ -11,7 +11,7 @@ import torch
 from fedstrata import Experiment, RequestError, testing, train
 from fedstrata.core.messages import Report
 from fedstrata.testing.attacks import ATTACKS, LIES, STRENGTHS, Attackers, flip_labels, lie
-from fedstrata.testing.tiny import play, same, session_of, tiny_federation
+from fedstrata.testing.tiny import run_rounds, same, session_of, tiny_federation
 
 OWN = Report(0, 50, aggregated={"update": torch.tensor([3.0, 4.0]), "buffers": torch.tensor([1.0])}, update_norm=5.0)
 HONEST = [replace(OWN, client=i, aggregated={"update": torch.tensor([1.0, float(i)])}) for i in (1, 3)]
@@ -64,13 +64,13 @@ def test_labels_are_the_other_way_round_at_attackers_alone():
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_run_with_attackers_is_another_one_and_can_be_cut_and_played_again(attack):
+def test_a_run_with_attackers_is_another_one_and_can_be_cut_and_repeated(attack):
     asked = {"engine": Attackers(attack=attack, share=0.34, precision="fp64"), "train.rounds": 4}
     plain = {"engine.precision": "fp64", "train.rounds": 4}
-    whole, again, cut = (play(session_of(asked), 4, started, cut=at)[0] for at in (None, None, 2))
+    whole, again, cut = (run_rounds(session_of(asked), 4, started, cut=at)[0] for at in (None, None, 2))
     assert same(whole, again)
     assert same(whole, cut)
-    assert not same(whole, play(session_of(plain), 4, started)[0])
+    assert not same(whole, run_rounds(session_of(plain), 4, started)[0])
     assert torch.isfinite(whole.model.params).all()
 
 
@@ -104,8 +104,8 @@ def test_wrong_options_are_refused(key, value):
         session_of({"engine": {"kind": "fedstrata.testing.attacks:Attackers", key: value}})
 
 
-def test_schedules_are_played_by_messages_and_attackers_lie_about_gradients():
+def test_schedules_are_run_by_messages_and_attackers_lie_about_gradients():
     asked = {"method.name": "stratify-batch", "train.batch_size": 8, "engine.precision": "fp64"}
     liars = {"engine": Attackers(attack="scaling", share=0.34, precision="fp64")}
-    honest, attacked = (play(session_of({**asked, **more}), 1, started)[0] for more in ({}, liars))
+    honest, attacked = (run_rounds(session_of({**asked, **more}), 1, started)[0] for more in ({}, liars))
     assert not same(honest, attacked)

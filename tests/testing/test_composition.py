@@ -10,7 +10,7 @@ from sweeping import sweep
 
 from fedstrata.core import registry
 from fedstrata.testing.composition import STAGES, attempt, named, overrides, pairs, table
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
 CHUNKS = 12  # so that several workers can share
@@ -60,7 +60,7 @@ def test_refusals_are_written_in_few_lines():
 
 def test_two_stages_may_want_two_variances():
     asked = {"method.name": "fedpbs", "method.combiner": "soft"}  # the gate reads losses, the weights read gradients
-    state, rounds = play(session_of(asked))
+    state, rounds = run_rounds(session_of(asked))
     told = rounds[-1][0].reports[0].metrics
     assert {"loss_variance", "gradient_variance", "mu"} <= set(told)
     assert torch.isfinite(state.model.params).all()

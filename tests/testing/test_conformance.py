@@ -25,7 +25,7 @@ from fedstrata.methods.optimizers.sgd import Sgd
 from fedstrata.models.architecture import Architecture
 from fedstrata.testing import WireEngine
 from fedstrata.testing.conformance import check_part
-from fedstrata.testing.tiny import in_process, play, same, session_of
+from fedstrata.testing.tiny import in_process, run_rounds, same, session_of
 
 # ---- local parts that must be caught ---------------------------------------------------------------------------------
 
@@ -171,14 +171,14 @@ def test_a_broken_optimizer_is_caught(part, said):
 def test_a_slot_that_is_not_cleared_breaks_the_equality_of_engines():
     asked = {"train.optimizer": Remembers()}
     here, there = (
-        play(session_of(asked))[0],
-        play(session_of(asked), engine=lambda w: WireEngine(w.plan.local, w.federation))[0],
+        run_rounds(session_of(asked))[0],
+        run_rounds(session_of(asked), engine=lambda w: WireEngine(w.plan.local, w.federation))[0],
     )
     assert not same(here, there)
     clean = {"train.optimizer": Sgd(momentum=0.9)}
     here, there = (
-        play(session_of(clean))[0],
-        play(session_of(clean), engine=lambda w: WireEngine(w.plan.local, w.federation))[0],
+        run_rounds(session_of(clean))[0],
+        run_rounds(session_of(clean), engine=lambda w: WireEngine(w.plan.local, w.federation))[0],
     )
     assert same(here, there)
 
@@ -248,7 +248,10 @@ def test_giving_back_the_lanes_own_buffers_is_harmless(part):
     """The worker copies what leaves it, or every client would hold the last client's numbers."""
     asked = {"method.corrections": [part], "train.clients_per_round": "all"}
     here, there = session_of(asked), session_of(asked)
-    (one, seen), (other, told) = play(here), play(there, engine=lambda w: WireEngine(w.plan.local, w.federation))
+    (one, seen), (other, told) = (
+        run_rounds(here),
+        run_rounds(there, engine=lambda w: WireEngine(w.plan.local, w.federation)),
+    )
     assert same(one, other)
     assert seen == told
 
@@ -256,7 +259,7 @@ def test_giving_back_the_lanes_own_buffers_is_harmless(part):
 def test_kept_tensors_differ_between_clients():
     work = session_of({"method.corrections": [GivesItsOwnBuffers()], "train.clients_per_round": "all"})
     engine = in_process(work)
-    play(work, 1, engine=lambda _: engine)
+    run_rounds(work, 1, engine=lambda _: engine)
     kept = [client_state["GivesItsOwnBuffers/last"] for _, client_state in engine.client_states().values()]
     assert len(kept) == 6
     assert len({tuple(k.tolist()) for k in kept}) == 6

@@ -24,7 +24,7 @@ from fedstrata.methods.optimizers.adam import Adam
 from fedstrata.methods.recipes import Recipe
 from fedstrata.methods.selectors.size import SelectBySize
 from fedstrata.models.architecture import Architecture
-from fedstrata.testing.tiny import play, session_of, tiny_federation
+from fedstrata.testing.tiny import run_rounds, session_of, tiny_federation
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
@@ -230,5 +230,5 @@ def test_a_part_inside_a_function_is_refused_by_name():
 def test_a_federation_is_left_as_it_was():
     federation = tiny_federation()
     before = federation.train.x.clone()
-    play(session_of(federation=federation), 1)
+    run_rounds(session_of(federation=federation), 1)
     assert torch.equal(federation.train.x, before)

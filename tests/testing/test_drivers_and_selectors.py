@@ -15,7 +15,7 @@ from fedstrata.core.errors import PartError
 from fedstrata.core.server_parts import Driver, Selector
 from fedstrata.core.steps import Ask, Step, drive_round, pick_asks, select_asks
 from fedstrata.testing import check_driver
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 # ---- drivers that forget ---------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class GivesThemAsTheyAre(Driver):
 
 
 @dataclass(frozen=True)
-class PlaysThemItself(Driver):
+class RunsThemItself(Driver):
     """Passes steps on by hand, and the answers not at all."""
 
     def round(self, state, view, select):
@@ -96,7 +96,7 @@ FORGETFUL = (
     TakesTheFirst(),
     YieldsWithoutFrom(),
     GivesThemAsTheyAre(),
-    PlaysThemItself(),
+    RunsThemItself(),
 )
 
 
@@ -104,7 +104,7 @@ FORGETFUL = (
 @pytest.mark.parametrize("select", ["random", "flips", "power-of-choice"])
 def test_a_driver_that_forgets_to_yield_from_is_told_so(driver, select):
     with pytest.raises(PartError, match=rf"{type(driver).__name__}: `round` .*yield from"):
-        play(session_of({"method.driver": driver, "method.selector": select}), 1)
+        run_rounds(session_of({"method.driver": driver, "method.selector": select}), 1)
 
 
 @pytest.mark.parametrize("driver", FORGETFUL, ids=lambda driver: type(driver).__name__)
@@ -159,7 +159,7 @@ class UnknownKind(Driver):
 )
 def test_a_driver_that_yields_something_else_is_told_what_is_allowed(driver, said):
     with pytest.raises(PartError, match=said):
-        play(session_of({"method.driver": driver}), 1)
+        run_rounds(session_of({"method.driver": driver}), 1)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def test_a_driver_written_the_short_way_passes():
 
 @pytest.mark.parametrize("select", ["random", "flips", "power-of-choice", "oort", "tifl", "everyone"])
 def test_and_works_with_selectors_of_every_kind(select):
-    state, rounds = play(session_of({"method.driver": Pairs(), "method.selector": select}), 2)
+    state, rounds = run_rounds(session_of({"method.driver": Pairs(), "method.selector": select}), 2)
     assert torch.isfinite(state.model.params).all()
     assert all(len(o.step.asks) <= 2 for outcomes in rounds for o in outcomes if o.step.combine)
 

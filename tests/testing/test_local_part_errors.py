@@ -20,7 +20,7 @@ from fedstrata.core.sampler import Sampler
 from fedstrata.core.server_parts import Schedule
 from fedstrata.methods.lr_schedules import LRSchedule
 from fedstrata.methods.schedules.stratified import Stratified
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class OddRate(LRSchedule):
 def test_what_a_learning_rate_schedule_gives_is_checked(gives, factor):
     gives(factor=factor)
     with pytest.raises(PartError, match=r"OddRate: `factor` gave .* in round 1; allowed: a finite number from 0"):
-        play(session_of({"train.lr_schedule": OddRate()}), 1)
+        run_rounds(session_of({"train.lr_schedule": OddRate()}), 1)
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class OddSchedule(Stratified):
 def test_what_a_label_schedule_gives_is_checked(gives, hooks, said):
     gives(**hooks)
     with pytest.raises(PartError, match=f"OddSchedule: {said}"):
-        play(session_of({"method.schedule": OddSchedule(), "method.driver": "chain"}), 1)
+        run_rounds(session_of({"method.schedule": OddSchedule(), "method.driver": "chain"}), 1)
 
 
 @dataclass(frozen=True)

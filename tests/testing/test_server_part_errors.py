@@ -20,7 +20,7 @@ from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import Sums
 from fedstrata.core.server_parts import Combiner, Selector, ServerStep
 from fedstrata.core.steps import Ask, Step
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 
 @dataclass
@@ -102,14 +102,14 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_round(gives, st
 def test_a_state_that_becomes_one_is_refused_when_it_is_saved(gives):
     gives(init=Memory, change=lambda state: setattr(state, "things", {1: object()}))
     with pytest.raises(PartError, match=r"OddSelector: its state holds object at state.selector.things.1; use data"):
-        play(session_of({"method.selector": OddSelector()}), cut=2)
+        run_rounds(session_of({"method.selector": OddSelector()}), cut=2)
 
 
 def test_and_one_that_cannot_be_read_again_says_what_to_annotate(gives):
     gives(init=Undescribed, change=lambda state: state.items.append(Item()))
     said = r"OddSelector: its state was saved with the fields \['value'\] at state.selector.items.0, .*annotate the"
     with pytest.raises(PartError, match=said):
-        play(session_of({"method.selector": OddSelector()}), cut=2)
+        run_rounds(session_of({"method.selector": OddSelector()}), cut=2)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Undeclared(Selector):
 
 def test_reading_what_was_not_declared_names_the_part():
     with pytest.raises(RequestError, match=r'Undeclared \(in `select`\) reads client_info.sizes .*add "sizes" to its'):
-        play(session_of({"method.selector": Undeclared()}), 1)
+        run_rounds(session_of({"method.selector": Undeclared()}), 1)
 
 
 @dataclass(frozen=True)
@@ -204,12 +204,12 @@ class Probing(Selector):
 def test_what_a_program_gives_is_checked(gives, answer, said):
     gives(probe=answer)
     with pytest.raises(PartError, match=said):
-        play(session_of({"method.selector": Probing()}), 1)
+        run_rounds(session_of({"method.selector": Probing()}), 1)
 
 
 def test_numbers_of_numpy_travel_as_plain_ones(gives):
     gives(probe=Done(metrics={"x": np.float32(0.5), "n": np.int64(3)}))
-    _, ((probe, *_), *_) = play(session_of({"method.selector": Probing()}), 1)
+    _, ((probe, *_), *_) = run_rounds(session_of({"method.selector": Probing()}), 1)
     assert {k: type(v) for k, v in probe.reports[0].metrics.items()} == {"x": float, "n": int}
 
 
@@ -227,13 +227,13 @@ def test_numbers_of_numpy_travel_as_plain_ones(gives):
 def test_what_a_combiner_gives_is_checked(gives, result, said):
     gives(combine=result)
     with pytest.raises(PartError, match=f"OddCombiner.* {said}|OddCombiner {said}"):
-        play(session_of({"method.combiner": OddCombiner()}), 1)
+        run_rounds(session_of({"method.combiner": OddCombiner()}), 1)
 
 
 def test_a_combiner_that_looks_at_single_updates_must_say_so(gives):
     gives(combine=lambda model, arrived: arrived.each())
     with pytest.raises(RuntimeError, match=r"OddCombiner \(in `combine`\) looks at single updates.*individual = True"):
-        play(session_of({"method.combiner": OddCombiner()}), 1)
+        run_rounds(session_of({"method.combiner": OddCombiner()}), 1)
 
 
 @pytest.mark.parametrize(
@@ -251,4 +251,4 @@ def test_a_combiner_that_looks_at_single_updates_must_say_so(gives):
 def test_what_a_server_step_gives_is_checked(gives, hooks, said):
     gives(**hooks)
     with pytest.raises(PartError, match=f"OddServer: {said}"):
-        play(session_of({"method.server_step": OddServer()}), 1)
+        run_rounds(session_of({"method.server_step": OddServer()}), 1)

@@ -60,7 +60,7 @@ def compare(
     from fedstrata.runs.compare.tune import Tune
 
     stop_cleanly()
-    check_playing(jobs, minutes, engine, shard, table or ())
+    check_running(jobs, minutes, engine, shard, table or ())
     tuning = tune, tune_budget, tune_seeds is not None, tune_validation is not None, tuner, trials is not None
     design = methods, variant, over, condition, sets, out, budget, ablate, same, seeds is not None, *tuning
     if merge is not None:
@@ -73,16 +73,18 @@ def compare(
     if resume is not None:
         if any((given, *design)):
             raise RequestError("--resume takes everything from the folder; leave out the file and other options")
-        done = play(lambda: Comparison.open(resume, metric=metric or ()), quiet, how)
+        done = run_comparison(lambda: Comparison.open(resume, metric=metric or ()), quiet, how)
     else:
         said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()
         own = {"budget": tune_budget, "seeds": tune_seeds, "validation": tune_validation, "tuner": tuner}
         asked = ComparisonRequest.of(*said, Tune.of(tune or (), **own, trials=trials))
-        done = play(lambda: check_cells(given[0] if given else None, asked, overrides(sets), out, quiet), quiet, how)
+        done = run_comparison(
+            lambda: check_cells(given[0] if given else None, asked, overrides(sets), out, quiet), quiet, how
+        )
     return conclude(done, as_json, wide, table or ())
 
 
-def check_playing(
+def check_running(
     jobs: int | None, minutes: float | None, engine: str, shard: str | None, tables: Sequence[Path]
 ) -> None:
     """Refuse what is wrong whatever is compared, before anything is read."""
@@ -112,8 +114,8 @@ def check_cells(
         return prepare(file, asked, sets, out=out)
 
 
-def play(begin: Callable[[], Comparison], quiet: bool, how: dict[str, Any]) -> Comparison:
-    """Play a comparison and show how far it is; Ctrl-C says how it goes on."""
+def run_comparison(begin: Callable[[], Comparison], quiet: bool, how: dict[str, Any]) -> Comparison:
+    """Run a comparison and show its progress; Ctrl-C says how it goes on."""
     from fedstrata.runs.compare.live import watcher
 
     try:

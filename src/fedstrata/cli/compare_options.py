@@ -1,4 +1,4 @@
-"""Options of `fedstrata compare`: the design, how rows are tuned, where runs lie, how they are played."""
+"""Options of `fedstrata compare`: the design, how rows are tuned, where runs lie, how they are run."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ Minutes = Annotated[
     float | None, typer.Option(metavar="N", help="Stop after so long, between rounds; --resume goes on.")
 ]
 ShardOf = Annotated[
-    str | None, typer.Option(metavar="I/N", help="Play only one of so many shares: for several machines.")
+    str | None, typer.Option(metavar="I/N", help="Run only one of so many shares: for several machines.")
 ]
 EngineName = Annotated[
     str,
-    typer.Option(metavar="NAME", help="ray plays runs on a Ray cluster, ray=HOST:PORT on that one; else local."),
+    typer.Option(metavar="NAME", help="ray executes runs on a Ray cluster, ray=HOST:PORT on that one; else local."),
 ]
 Merge = Annotated[Path | None, typer.Option(metavar="DIR", help="Put the runs of several folders into this one.")]
 Tables = Annotated[

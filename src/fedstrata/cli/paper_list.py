@@ -17,7 +17,7 @@ from fedstrata.reproduce.work import speeds
 
 UNKNOWN_WIDTH = 160  # where nobody looks, such as in a pipe: nothing is cut off
 SHORT = {"years": "y", "days": "d"}  # units, so that eighty columns leave room for what a table is about
-STYLES = {"holds": "green", "does not hold": "yellow", "not played": "dim"}
+STYLES = {"holds": "green", "does not hold": "yellow", "not run yet": "dim"}
 
 
 def print_list(judged: Mapping[str, Judged]) -> None:
@@ -41,11 +41,11 @@ def print_list(judged: Mapping[str, Judged]) -> None:
 
 
 def _cells(own: Judged) -> list[str | Text]:
-    table, played = own.results.table, len(own.results.runs)
+    table, runs = own.results.table, len(own.results.runs)
     times = [f"{'' if t.measured else '~'}{_short(t.minutes(table.wanted()))}" for t in own.times.values()]
     word = own.verdict.word
     if word == "open":
-        word = f"{played} of {len(table.wanted())} runs" if played else "not played"
+        word = f"{runs} of {len(table.wanted())} runs" if runs else "not run yet"
     name = table.id if table.base else table.file_id
     about = f"read as {table.reading}" if table.reading else table.what
     missing = bool(fetch_commands(table))
@@ -61,7 +61,7 @@ def _legend(judged: Mapping[str, Judged]) -> list[str]:
     costs = speeds()
     lines = [
         f"CPU and GPU: how long all runs of a table take on {costs['cpu']['hardware']}, and on one "
-        f"{costs['gpu']['hardware']}; ~ is reckoned by the work, as nothing was played on such a device yet."
+        f"{costs['gpu']['hardware']}; ~ is reckoned by the work, as no run was made on such a device yet."
     ]
     commands = dict.fromkeys(command for own in judged.values() for command in fetch_commands(own.results.table))
     if commands:
@@ -69,5 +69,5 @@ def _legend(judged: Mapping[str, Judged]) -> list[str]:
         lines.append(f"fetch: data that are not here yet; fedstrata data fetch NAME gets {named}.")
     return [
         *lines,
-        "fedstrata reproduce show ID: the paper's figures, ours, settings. fedstrata reproduce run ID: play.",
+        "fedstrata reproduce show ID: the paper's figures, ours, settings. fedstrata reproduce run ID: reproduce it.",
     ]

@@ -1,4 +1,4 @@
-"""`fedstrata reproduce`: the tables of the five papers, played again and judged."""
+"""`fedstrata reproduce`: the tables of the five papers, reproduced and judged."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedstrata.cli.run import stop_cleanly
 from fedstrata.core.errors import RequestError, unknown_name
 
 if TYPE_CHECKING:
-    from fedstrata.reproduce.play import Only
+    from fedstrata.reproduce.execute import Only
     from fedstrata.reproduce.results import Results
     from fedstrata.reproduce.table import PaperTable, Wanted
 
 app = typer.Typer(
-    help="Play the tables of the five papers again. Ours stand beside what they printed, with a verdict by rule.",
+    help="Reproduce the tables of the five papers. Ours stand beside what they printed, with a verdict by rule.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -71,7 +71,7 @@ def run(
         float | None, typer.Option(metavar="N", help="Stop after so long; the same command goes on.")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Play every N-th run, from the I-th: one share a machine.")
+        str | None, typer.Option(metavar="I/N", help="Make every N-th run, from the I-th: one share a machine.")
     ] = None,
     primary: Annotated[
         bool, typer.Option("--primary", help="Only what the verdict needs: the paper's method, its best baseline.")
@@ -85,7 +85,7 @@ def run(
     beside: Annotated[
         str | None,
         typer.Option(
-            "--with", metavar="METHOD", help="Play this method beside the table, in a row and a file of its own."
+            "--with", metavar="METHOD", help="Run this method beside the table, in a row and a file of its own."
         ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time.")] = None,
@@ -93,28 +93,28 @@ def run(
     results: ResultsFolder = KEPT,
     quiet: Quiet = False,
 ) -> None:
-    """Play what is missing of tables. What decides comes first, and every run that ends is kept at once."""
-    from fedstrata.reproduce.play import play, play_quickly, runs_to_play
+    """Make the missing runs of tables. What decides comes first, and every run that ends is kept at once."""
+    from fedstrata.reproduce.execute import missing_runs, run_quickly, run_tables
     from fedstrata.reproduce.results import Results
     from fedstrata.runs.compare.shards import Shard
 
     stop_cleanly()
     if reading is not None and beside is not None:
-        raise RequestError("--with plays beside the table as its file has it; leave --reading out")
+        raise RequestError("--with runs beside the table as its file has it; leave --reading out")
     share = Shard.read(shard)
     tables = [_read_as(table, reading, beside) for table in _find(names)]
     line = _line(quiet, named=len(tables) > 1)
     if quick:
         with tempfile.TemporaryDirectory() as folder:
-            played = [play_quickly(table, Path(folder), line) for table in tables]
-        _conclude(sum(one.finished for one in played), {k: v for one in played for k, v in one.failed.items()})
+            tried = [run_quickly(table, Path(folder), line) for table in tables]
+        _conclude(sum(one.finished for one in tried), {k: v for one in tried for k, v in one.failed.items()})
         return
     own = [Results(table, results) for table in tables]
     only = _only(tables, primary, rows)
     if not quiet:
-        _announce(own, [runs_to_play(one, share, only) for one in own])
+        _announce(own, [missing_runs(one, share, only) for one in own])
     try:
-        done = play(own, out, line, minutes, share, jobs, only)
+        done = run_tables(own, out, line, minutes, share, jobs, only)
     except KeyboardInterrupt:
         where = ", ".join(f"{len(one.runs)} runs are in {one.path}" for one in own)
         print(f"stopped; {where}; the same command goes on", file=sys.stderr)
@@ -125,7 +125,7 @@ def run(
 
 @app.command()
 def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
-    """Show a table: the paper's figures, ours, and the verdict. Then settings, what is open, how to play it."""
+    """Show a table: the paper's figures, ours, and the verdict. Then settings, what is open, how to reproduce it."""
     from fedstrata.reproduce.figures import costs_of, figures_of
     from fedstrata.reproduce.overview import judge_all
     from fedstrata.reproduce.show import describe, text_of
@@ -161,7 +161,7 @@ def merge(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of another machine.")],
     results: ResultsFolder = KEPT,
 ) -> None:
-    """Take over what was played on another machine. What is here already stays as it is."""
+    """Take over runs that were made on another machine. What is here already stays as it is."""
     from fedstrata.reproduce.results import merge_results
 
     taken = merge_results(folder, results)
@@ -235,7 +235,7 @@ def _announce(tables: list[Results], todo: list[list[Wanted]]) -> None:
             total += (minutes := Timing(own, device).minutes(runs))
             named = f"{own.table.id}: " if len(tables) > 1 else ""
             every = len(own.table.wanted())
-            print(f"{named}{len(runs)} of {every} runs to play, about {in_words(minutes)} in all", file=sys.stderr)
+            print(f"{named}{len(runs)} of {every} runs left, about {in_words(minutes)} in all", file=sys.stderr)
     if len(tables) > 1 and total:
         print(f"{sum(map(len, todo))} runs, about {in_words(total)}", file=sys.stderr)
 
@@ -257,6 +257,6 @@ def _conclude(finished: int, failed: Mapping[str, str], left: int = 0, then: str
     for name, why in failed.items():
         print(f"error: {name} failed: {why}", file=sys.stderr)
     more = f"; {left} are left: the same command goes on" if left else ""
-    print(f"{finished} runs played{more}{f'; {then}' if then else ''}")
+    print(f"{finished} runs done{more}{f'; {then}' if then else ''}")
     if failed:
         raise typer.Exit(1)

@@ -79,7 +79,7 @@ def run(
         raise RequestError("--resume takes the experiment from the run folder; leave out the file and --out")
     if experiment is not None and "compare" in tables.read(experiment):
         print(
-            f"note: this plays the plain experiment of {experiment}; its comparison: fedstrata compare {experiment}",
+            f"note: this trains the plain experiment of {experiment}; its comparison: fedstrata compare {experiment}",
             file=sys.stderr,
         )
     stop_cleanly()

@@ -1,6 +1,6 @@
 """Drivers: the shape of a round, and schedules of labels, which some of them follow.
 
-A driver is a generator of `Step`s; the loop plays a step and sends its `Outcome` back. Probing, chains and several
+A driver is a generator of `Step`s; the loop runs a step and sends its `Outcome` back. Probing, chains and several
 exchanges inside a round are only different sequences of steps.
 """
 
@@ -97,7 +97,7 @@ class Driver(ServerSide):
 
     @property
     def together(self) -> bool:
-        """Whether clients compute together, or steps are played as one.
+        """Whether clients compute together, or steps are run as one.
 
         Workers of other processes have no part in it.
         """

@@ -46,7 +46,7 @@ class Engine(Protocol):
         Parameters
         ----------
         step
-            What is played.
+            What is executed.
         tasks
             One for every client that is asked.
 

@@ -114,9 +114,9 @@ class Report:
     steps
         Local steps.
     loss
-        Mean cross-entropy over the samples trained on; of steps that were played as one, over everybody's.
+        Mean cross-entropy over the samples trained on; of steps that were run as one, over everybody's.
     update_norm
-        Length of the update; NaN where many updates were played as one and nobody computed the single ones.
+        Length of the update; NaN where many updates were run as one and nobody computed the single ones.
     metrics
         Open numbers that local parts added, by name; in `events.jsonl` by client.
     aggregated
@@ -223,7 +223,7 @@ class Sums:
     shares
         Weight of each client, where there are any.
     fused
-        Many steps were played as one: this is the outcome of all of them.
+        Many steps were run as one: this is the outcome of all of them.
 
     Examples
     --------

@@ -39,7 +39,7 @@ class Plan:
     space
         Layout of the model.
     rounds
-        How many will be played at most.
+        How many will be run at most.
     clients_per_round
         As in the experiment: a count, a fraction or "all".
     why_not_fused

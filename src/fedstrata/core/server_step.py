@@ -65,7 +65,7 @@ class ServerStep(ServerSide):
         return {}
 
     def lend(self, state: Any) -> Tensors:
-        """Return what a worker needs that plays many steps as one, this part's among them; it is not a message.
+        """Return what a worker needs that executes many steps as one, this part's among them; it is not a message.
 
         Parameters
         ----------

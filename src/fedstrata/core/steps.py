@@ -1,6 +1,6 @@
 """The steps of a round: what a driver or selector can make happen, what it sees, and how the two become steps.
 
-A driver or selector is a generator of `Step`s; the loop plays a step and sends its `Outcome` back. A driver asks with
+A driver or selector is a generator of `Step`s; the loop runs a step and sends its `Outcome` back. A driver asks with
 `asks = yield from select()`. Selectors may answer with ids or with `Ask`s, at once or after probing; none of that
 reaches the driver, which always gets a list of `Ask`s in order of id.
 """
@@ -37,7 +37,7 @@ class View:
     round
         Counted from 0.
     rounds
-        How many will be played at most.
+        How many will be run at most.
     k
         Clients wanted in this round.
     eligible
@@ -146,10 +146,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class FusedSteps:
-    """Many steps whose course is known before they are played, so that an engine may execute them as one.
+    """Many steps whose course is known before they are run, so that an engine may execute them as one.
 
     Each client's sampler still says which of its samples come, and in which order; here stands whose turn it is.
-    What the single steps would have sent is charged as if they had been played.
+    What the single steps would have sent is charged as if they had been run.
 
     Attributes
     ----------

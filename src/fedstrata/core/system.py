@@ -16,7 +16,7 @@ class System(ServerSide):
 
     @property
     def reliable(self) -> bool:
-        """Whether steps are played as asked and every report arrives."""
+        """Whether steps are run as asked and every report arrives."""
         return False
 
     def find_available(self, view: View) -> np.ndarray:

@@ -42,7 +42,7 @@ SLOW = ("rounds", "terraform")  # drivers that exchange whole models, now and th
 
 @dataclass(frozen=True)
 class Submission:
-    """A run that is to be played at the sites of a server."""
+    """A run that is to be made at the sites of a server."""
 
     server: FederationServer
     experiment: Experiment
@@ -258,9 +258,9 @@ def _news(submission: Submission) -> list[str]:
 
 def _begin(submission: Submission) -> dict[str, Any]:
     experiment, checkpoint = submission.experiment, submission.checkpoint
-    played = 0 if checkpoint is None else int(checkpoint["round"])
+    done = 0 if checkpoint is None else int(checkpoint["round"])
     names = {"method": name_run(experiment.dump()), "rounds": experiment.train.rounds}
-    return {"event": "begin", **names, "round": played, "run_dir": str(submission.path)}
+    return {"event": "begin", **names, "round": done, "run_dir": str(submission.path)}
 
 
 def over(run: Run) -> bool:

@@ -74,7 +74,7 @@ class Strategy(FedAvg):
         self.events: list[dict[str, Any]] = []
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *rest: Any, **how: Any) -> Result:
-        """Play the rounds, as Flower does."""
+        """Run the rounds, as Flower does."""
         self._rounds, self._begun = num_rounds, None
         return super().start(grid, initial_arrays, num_rounds, *rest, **how)
 

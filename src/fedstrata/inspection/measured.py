@@ -1,6 +1,6 @@
 """Advice that was fitted to runs: which recipe lost least, on federations like this one.
 
-`python -m studies which_method --write` plays a grid of methods under different skews, noise, stragglers and
+`python -m studies which_method --write` runs a grid of methods under different skews, noise, stragglers and
 participation, fits a tree of a few questions to it and writes it into `measured.json`. docs/which-method.md shows the
 tree, and what following it loses on whole data sets that the fit did not see.
 """

@@ -2,7 +2,7 @@
 
 The plan's own driver and selector ask for steps, and every step is charged as in a run. How much a client sends is
 learnt from one client update that is really made, with two samples; all others send as much, with numbers that vary by
-chance. Of a long schedule of labels a shorter one is played, and counted up; clients then run out of labels later, so
+chance. Of a long schedule of labels a shorter one is simulated, and scaled up; clients then run out of labels later, so
 that a batch is shared by up to a fifth more of them. Masks, noise and lost reports are left out.
 """
 
@@ -31,7 +31,7 @@ from fedstrata.server.loop import broadcast
 from fedstrata.server.state import State
 
 ROUNDS = 5  # that are rehearsed: a method may ask more of clients in one round than in another
-ENTRIES = 50_000  # most entries of a schedule that are played in a round
+ENTRIES = 50_000  # most entries of a schedule that are simulated in a round
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def rehearsed(plan: Plan, federation: Federation) -> Cost:
     if isinstance(plan.driver, ScheduledDriver):
         driver, times = _shortened(plan.driver, client_info)
         plan, rounds = replace(plan, driver=driver), rounds[-1:]
-    play = _Rehearsal(plan, federation, client_info)
+    rehearsal = _Rehearsal(plan, federation, client_info)
     for round in rounds:
-        play.round(round)
-    total = {name: value * times / len(rounds) for name, value in asdict(play.traffic).items()}
+        rehearsal.round(round)
+    total = {name: value * times / len(rounds) for name, value in asdict(rehearsal.traffic).items()}
     moved = sum(value for name, value in total.items() if name != "client_updates")
     return Cost(moved, total["client_updates"], client_info.setup_bytes)
 
@@ -91,7 +91,7 @@ class _Rehearsal:
         return self.plan.view(self.client_info, round, lambda *_, **__: None)
 
     def round(self, number: int) -> None:
-        """Play a round, and charge its steps."""
+        """Simulate a round, and charge its steps."""
         plan, state, view = self.plan, self._state, self._view(number)
         steps = drive_round(plan.driver, state.driver, view, plan.selector, state.selector)
         outcome: Any = None

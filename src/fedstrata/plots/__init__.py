@@ -146,7 +146,7 @@ def federation(run: OneRun) -> go.Figure:
 
 
 def rounds(run: OneRun) -> RoundPlayer:
-    """Play the rounds of a run again: whom the server asked, whose report came too late, what went up and down.
+    """Replay the rounds of a run: whom the server asked, whose report came too late, what went up and down.
 
     Parameters
     ----------
@@ -161,17 +161,17 @@ def rounds(run: OneRun) -> RoundPlayer:
     Raises
     ------
     RequestError
-        If no round was played, or there are too many clients to tell them apart.
+        If the run has no round yet, or there are too many clients to tell them apart.
     """
     page = replay_page(_read_one(run))
     if page is None:
-        raise RequestError(f"{run} cannot be played again: it has no round yet, or more than {MOST_REPLAYED} clients")
+        raise RequestError(f"{run} cannot be replayed: it has no round yet, or more than {MOST_REPLAYED} clients")
     return RoundPlayer(page)
 
 
 @dataclass(frozen=True)
 class RoundPlayer:
-    """A page in which the rounds of a run can be played again.
+    """A page in which the rounds of a run can be replayed.
 
     Attributes
     ----------

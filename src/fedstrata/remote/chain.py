@@ -58,7 +58,7 @@ class ModelHolder:
 
 
 class SealedChain:
-    """Plays the hops of chains."""
+    """Runs the hops of chains."""
 
     def __init__(
         self, names: Sequence[str], key_directory: KeyDirectory, run: str, plan: Plan, note: Callable[..., None]

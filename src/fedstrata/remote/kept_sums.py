@@ -1,6 +1,6 @@
 """The sums of masked or noised steps, on the server's disk before they are applied.
 
-Sites give their update for a step once (`ledger.py`). So a server that goes on from a checkpoint does not play such a
+Sites give their update for a step once (`ledger.py`). So a server that goes on from a checkpoint does not run such a
 step again: it takes the sum that it kept, and who was there when the round began. Without one, the step makes no
 update. With it, the same noise is published again, not a second draw of it.
 
@@ -29,7 +29,7 @@ MOST = 1 << 32  # bytes of the sums of one round
 
 @dataclass(frozen=True)
 class KeptSum:
-    """A step as it was played: what was reported, and the sum."""
+    """A step as it went: what was reported, and the sum."""
 
     reports: Sequence[Report]  # their open halves
     sums: Sums
@@ -43,7 +43,7 @@ class KeptSum:
 
 
 class KeptSums:
-    """The sums of the round that is being played."""
+    """The sums of the present round."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -58,7 +58,7 @@ class KeptSums:
         return self._there
 
     def find(self, tasks: Sequence[Task]) -> KeptSum | None:
-        """Return what was kept of a step; None where it must still be played."""
+        """Return what was kept of a step; None where it must still be run."""
         if not (file := self._file(tasks)).exists():
             return None
         about, total, reports = _read(file)

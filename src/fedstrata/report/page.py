@@ -60,7 +60,7 @@ def _why_not(run_data: RunData, show: Callable[[GatheredRuns], Any]) -> str | No
 
 
 def replay_page(run_data: RunData) -> str | None:
-    """Write a page of its own in which a run can be played again."""
+    """Write a page of its own in which a run can be replayed."""
     framed = list(replay.frame([run_data]))
     if not framed:
         return None
@@ -165,8 +165,8 @@ def _listed(runs_data: Sequence[RunData]) -> str:
 
 def _has(key: str, shown: Sequence[Shown], gathered: GatheredRuns) -> bool:
     faulty = key == "faults" and any(run_data.faults for run_data in gathered.runs_data)
-    played = key == "federation" and any(map(replay.replay, gathered.featured(IN_FULL)))
-    return faulty or played or any(own.section == key for own in shown)
+    replayed = key == "federation" and any(map(replay.replay, gathered.featured(IN_FULL)))
+    return faulty or replayed or any(own.section == key for own in shown)
 
 
 def _data(run_data: RunData) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-// Plays rounds again: the model goes down to those who are asked, they work, reports go up, the server has a new model.
+// Replays rounds: the model goes down to those who are asked, they work, reports go up, the server has a new model.
 (() => {
   const runs = JSON.parse(document.getElementById("replays").textContent);
   const figure = document.querySelector(".replay");

@@ -1,4 +1,4 @@
-"""Rounds to be played again in a page: whom the server asked, whose reports came, what went up and down."""
+"""Rounds to be replayed in a page: whom the server asked, whose reports came, what went up and down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TITLE = "A round, step by step"
 
 
 def replay(run_data: RunData) -> dict[str, Any] | None:
-    """Return what the page needs to play a run's rounds again: all, or as many as heat maps have columns."""
+    """Return what the page needs to replay a run's rounds: all, or as many as heat maps have columns."""
     if not len(run_data) or not run_data.steps or not 0 < run_data.clients <= CLIENTS:
         return None
     order, cluster, _ = by_cluster(run_data)
@@ -33,7 +33,7 @@ def replay(run_data: RunData) -> dict[str, Any] | None:
     up, down = (np.diff(np.nan_to_num(run_data.column(f"bytes_{way}")), prepend=0).tolist() for way in ("up", "down"))
     accuracy, by_round = run_data.column("accuracy"), _by_round(run_data, place)
     why = {f.round: f.why for f in run_data.faults if f.kind == "dropped"}
-    played = [
+    frames = [
         {
             "round": rounds[at],
             "steps": by_round[rounds[at]],
@@ -45,14 +45,14 @@ def replay(run_data: RunData) -> dict[str, Any] | None:
         for at in thin(len(rounds), ROUNDS).tolist()
         if rounds[at] in by_round
     ]
-    if not played:
+    if not frames:
         return None
     last = run_data.asked("train", "rounds") or rounds[-1]
-    return {"clients": _clients(run_data, order, cluster), "labels": run_data.classes, "of": last, "rounds": played}
+    return {"clients": _clients(run_data, order, cluster), "labels": run_data.classes, "of": last, "rounds": frames}
 
 
 def frame(runs_data: Sequence[RunData]) -> Iterator[str]:
-    """Return a frame in which runs can be played again, with what it needs; nothing where no run can be."""
+    """Return a frame in which runs can be replayed, with what it needs; nothing where no run can be."""
     held = {run_data.name: own for run_data in runs_data if (own := replay(run_data))}
     if not held:
         return

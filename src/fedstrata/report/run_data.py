@@ -33,7 +33,7 @@ CLIENTS, DEEPEST = 10_000_000, 12  # of a run that is shown; of tables in its ev
 SEEN = 256  # bytes before the place where reading goes on, to notice that a resumed run wrote others there
 
 
-class PlayedStep(NamedTuple):
+class StepDone(NamedTuple):
     """One exchange of a round: whom the server asked for what, and who answered.
 
     Attributes
@@ -95,7 +95,7 @@ class RunData:
     experiment
         As plain tables.
     condition
-        Under which a comparison of several conditions played it; with such a one, the group is CONDITION/METHOD.
+        Under which a comparison of several conditions trained it; with such a one, the group is CONDITION/METHOD.
     warnings
         What of the run could not be read.
     start
@@ -139,7 +139,7 @@ class RunData:
     exposures: list[dict[str, Any]] = field(default_factory=list)
     choices: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    steps: list[PlayedStep] = field(default_factory=list)
+    steps: list[StepDone] = field(default_factory=list)
     _offset: int = 0
     _lines: int = 0
     _before: bytes = b""
@@ -226,9 +226,9 @@ class RunData:
     def _apply(self, kind: str, event: dict[str, Any]) -> None:
         if kind == "round":
             steps = event.pop("steps", ())
-            played = [_played(int(event["round"]), step) for step in steps]
+            done = [_step_done(int(event["round"]), step) for step in steps]
             self._client_updates += _client_updates(int(event["round"]), steps)
-            self.steps += played
+            self.steps += done
             event |= {name: np.array(event[name], dtype=np.float32) for name in TABLES if event.get(name)}
             self._rounds.append(event)
         elif kind == "start":
@@ -464,9 +464,9 @@ def newer(version: object) -> bool:
     return parts(str(version)) > parts(__version__)
 
 
-def _played(round: int, step: Mapping[str, Any]) -> PlayedStep:
+def _step_done(round: int, step: Mapping[str, Any]) -> StepDone:
     here, missing = (np.array(step.get(name, ()), dtype=np.int64).reshape(-1) for name in ("clients", "missing"))
-    return PlayedStep(round, str(step["kind"]), here, missing, int(step.get("times", 1)))
+    return StepDone(round, str(step["kind"]), here, missing, int(step.get("times", 1)))
 
 
 def _client_updates(round: int, steps: Sequence[Mapping[str, Any]]) -> list[tuple[np.ndarray, ...]]:

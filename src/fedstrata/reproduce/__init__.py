@@ -1,1 +1,1 @@
-"""The tables of the five papers: played, kept cell by cell, and judged by rules fixed beforehand."""
+"""The tables of the five papers: reproduced, kept cell by cell, and judged by rules fixed beforehand."""

@@ -75,7 +75,7 @@ def figure_of(results: Results, name: str, row: str, condition: str) -> Figure:
 
 
 def costs_of(results: Results, name: str) -> list[dict[str, Any]]:
-    """Return what runs took, by condition and row: as printed, as played, and both in times the first row's.
+    """Return what runs took, by condition and row: as printed, as measured, and both in times the first row's.
 
     Units and machines differ, so the last two are what can be compared. What is not known is None.
     """

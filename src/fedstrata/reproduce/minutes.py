@@ -23,7 +23,7 @@ class Timing:
 
     @cached_property
     def measured(self) -> dict[Place, float]:
-        """Seconds of a run, in the mean, where some were played; of those that shared the device, each its part."""
+        """Seconds of a run, in the mean, where some were made; of those that shared the device, each its part."""
         found: dict[Place, list[float]] = {}
         for (condition, method, _), entry in self.results.runs.items():
             if entry["device"] == self.device:
@@ -40,7 +40,7 @@ class Timing:
 
     @cached_property
     def _slower(self) -> float:
-        """How much longer the runs that were played took than their work says."""
+        """How much longer the runs that were made took than their work says."""
         reckoned = sum(map(self._reckoned, self.measured))
         return sum(self.measured.values()) / reckoned if reckoned else 1.0
 

@@ -20,7 +20,7 @@ from fedstrata.reproduce.verdict import Verdict, judge
 
 @dataclass(frozen=True)
 class Judged:
-    """A table with what was played of it, and what that says."""
+    """A table with the runs that were made of it, and what that says."""
 
     results: Results
     verdict: Verdict
@@ -50,7 +50,7 @@ class Judged:
 
 
 def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str, Judged]:
-    """Read all results and judge them, a paper at a time; other readings only where something of them was played."""
+    """Read all results and judge them, a paper at a time; other readings only where some of their runs were made."""
     results: dict[str, Results] = {}
     for name, table in all_tables().items():
         if table.paper not in papers:
@@ -66,7 +66,7 @@ def judge_all(folder: Path, papers: Collection[str] = tuple(PAPERS)) -> dict[str
 
 
 def of_paper(paper: str, judged: Mapping[str, Judged]) -> list[Judged]:
-    """Return the tables of a paper, in the order in which they are played."""
+    """Return the tables of a paper, in the order in which they are reproduced."""
     return [own for own in judged.values() if own.results.table.paper == paper]
 
 
@@ -81,10 +81,10 @@ def _found(tables: list[Judged]) -> Iterator[str]:
     runs = sum(len(own.results.runs) for own in tables if not own.results.table.same_runs)
     plain = [own for own in tables if not own.results.table.reading]
     if not runs:
-        yield f"None of its {len(plain)} tables has been played here yet, so all verdicts are open."
+        yield f"None of its {len(plain)} tables has been reproduced here yet, so all verdicts are open."
         return
     done = sum(own.results.done for own in plain)
-    yield f"So far {runs} runs were played; of {len(plain)} tables {done} {'has' if done == 1 else 'have'} all runs of"
+    yield f"So far {runs} runs are done; of {len(plain)} tables {done} {'has' if done == 1 else 'have'} all runs of"
     yield "the primary contrast."
     counted = Counter(own.verdict.word for own in plain)
     yield f"Verdicts: {'; '.join(f'{word} ({number})' for word, number in counted.most_common())}."

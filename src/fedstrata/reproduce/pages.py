@@ -43,7 +43,7 @@ def write_markdown(judged: All, folder: Path) -> list[Path]:
 
 
 def with_headlines(text: str, judged: All) -> str:
-    """Return a document with each paper's headline between its marks: the table that is played first."""
+    """Return a document with each paper's headline between its marks: the table that is reproduced first."""
     before, rest = text.split(BEGIN)
     lines = ["| paper | its headline | the paper's gain | ours | verdict | command |", "|---|---|---:|---:|---|---|"]
     for paper, name in PAPERS.items():
@@ -63,12 +63,12 @@ def _gains(own: Judged) -> tuple[str, str]:
 
 
 def _index(judged: All) -> Iterator[str]:
-    yield f"# The five papers, played again\n\n{WRITTEN}\n"
+    yield f"# The five papers, reproduced\n\n{WRITTEN}\n"
     yield (
         "Each table is one file under `src/fedstrata/reproduce/papers` and one command, `fedstrata reproduce run ID`.\n"
         "Settings that a paper leaves open are marked in its file; verdicts follow the rules in\n"
         "[reproduce.md](../reproduce.md), and rest only on runs that lie under `reproduce/results`. A gain is the\n"
-        "paper's own method less its strongest printed baseline, in the mean over all conditions.\n"
+        "paper's own method minus its strongest printed baseline, averaged over all conditions.\n"
     )
     for paper, name in PAPERS.items():
         yield f"## {name}\n\n{fill(in_words(paper, judged), 120)}\n"
@@ -82,7 +82,7 @@ def _index(judged: All) -> Iterator[str]:
 
 def _paper(paper: str, judged: All) -> Iterator[str]:
     tables = of_paper(paper, judged)
-    yield f"# {PAPERS[paper]}, played again\n\n{WRITTEN}\n\n{fill(in_words(paper, judged), 120)}\n"
+    yield f"# {PAPERS[paper]}, reproduced\n\n{WRITTEN}\n\n{fill(in_words(paper, judged), 120)}\n"
     if strange := oddities(tables):
         yield "What is odd in the paper's own figures:\n"
         yield "\n".join(_item(f"{said} ({', '.join(ids)})") for said, ids in strange.items()) + "\n"
@@ -125,9 +125,9 @@ def html_page(judged: All) -> str:
     """Write one page that holds everything and fetches nothing."""
     from fedstrata.report.document import document, heading  # noqa: PLC0415  plotly takes long to import
 
-    played = sum(len(own.results.runs) for own in judged.values())
+    runs = sum(len(own.results.runs) for own in judged.values())
     body = [
-        *heading("The five papers, played again", f"{played} runs so far", list(PAPERS.items())),
+        *heading("The five papers, reproduced", f"{runs} runs so far", list(PAPERS.items())),
         '<main id="main" tabindex="-1">',
     ]
     for paper, name in PAPERS.items():
@@ -137,7 +137,7 @@ def html_page(judged: All) -> str:
         body += _listed("What is odd in the paper's own figures", odd) if odd else []
         for own in tables:
             body += _section(own)
-    return document("The five papers, played again", [*body, "</main>"], [])
+    return document("The five papers, reproduced", [*body, "</main>"], [])
 
 
 def _section(own: Judged) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""What was played of a table: one file a table, one entry a run, written as soon as a run ends.
+"""The runs that were made of a table: one file a table, one entry a run, written as soon as a run ends.
 
 An entry holds the figures, not the model, and what they were obtained with: versions, hardware, date, code. A run is
-known again by its experiment, so that whatever is there is never played twice, on whichever machine it was played; an
+known again by its experiment, so that whatever is there is never run twice, on whichever machine it was made; an
 entry whose experiment has changed since does not count.
 """
 
@@ -45,7 +45,7 @@ class Results:
     """The runs of a table that are there."""
 
     def __init__(self, table: PaperTable, folder: Path = FOLDER):
-        self.table, self.path = table, folder / f"{folder_name(table.played_as)}.json"
+        self.table, self.path = table, folder / f"{folder_name(table.kept_as)}.json"
         self._entries = self._read()
         self._digests = {_key(one): table.digest(one) for one in table.wanted()}
         self.base = None if table.base is None else Results(table.base, folder)
@@ -82,7 +82,7 @@ class Results:
         return sum(not entry["data"]["complete"] for entry in self.runs.values())
 
     def missing(self) -> list[Wanted]:
-        """Return what has still to be played, the weightiest first."""
+        """Return the runs that have still to be made, the weightiest first."""
         there = self.runs
         return [one for one in self.table.wanted() if _key(one) not in there]
 
@@ -103,7 +103,7 @@ class Results:
         return sum(own) / len(own) if own else None
 
     def add(self, wanted: Wanted, run: Run, jobs: int = 1) -> None:
-        """Keep the figures of a finished run; `jobs` is how many were played at a time."""
+        """Keep the figures of a finished run; `jobs` is how many ran at a time."""
         summary, scored = run.summary, evaluations(run.events())
         metrics = {metric.name: metric for metric in (*self.table.metrics.values(), *map(Metric.of, ALWAYS))}
         entry = {
@@ -145,7 +145,7 @@ class Results:
             samples = entry["data"]["samples"]
             if samples != here.get(condition, samples):
                 raise RequestError(
-                    f"{other.path}: {Wanted(condition, method, seed).name} was played on {samples} samples, "
+                    f"{other.path}: {Wanted(condition, method, seed).name} was run on {samples} samples, "
                     f"and {self.path} has runs on {here[condition]}"
                 )
 
@@ -155,7 +155,7 @@ class Results:
         with writing_to(self.path.parent), in_turn(self.path.with_suffix(".lock")):
             self._entries = {**self._read(), **entries}
             listed = [self._entries[key] for key in sorted(self._entries)]
-            text = json.dumps(finite({"id": self.table.played_as, "runs": listed}), indent=1)
+            text = json.dumps(finite({"id": self.table.kept_as, "runs": listed}), indent=1)
             write_atomically(self.path, f"{text}\n".encode())
 
 
@@ -181,7 +181,7 @@ def merge_results(folder: Path, into: Path = FOLDER) -> dict[str, int]:
 
 
 def methods_beside(table: PaperTable, folder: Path) -> list[str]:
-    """Return the methods that were played beside a table, by what their files say."""
+    """Return the methods that were run beside a table, by what their files say."""
     found = [json.loads(path.read_text()).get("id", "") for path in folder.glob(f"{folder_name(table.id)}-with-*.json")]
     return sorted(name.removeprefix(f"{table.id} with ") for name in found)
 

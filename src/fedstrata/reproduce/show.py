@@ -33,10 +33,10 @@ def grids_of(results: Results) -> Iterator[tuple[str, Grid]]:
 
 
 def grid_of(results: Results, name: str) -> Grid:
-    """Return a metric of a table: as the paper prints it, as long as nothing is played; then figure by figure."""
+    """Return a metric of a table: as the paper prints it, as long as no run is made; then figure by figure."""
     metric = results.table.metrics[name]
     figures = figures_of(results, name)
-    return _as_played(results.table, figures, metric) if results.runs else _as_printed(results.table, figures, metric)
+    return _as_measured(results.table, figures, metric) if results.runs else _as_printed(results.table, figures, metric)
 
 
 def _as_printed(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
@@ -45,9 +45,9 @@ def _as_printed(table: PaperTable, figures: list[Figure], metric: Metric) -> Gri
     return Grid([["method", *named]], [[row, *(at[row, c] for c in table.conditions)] for row in table.rows])
 
 
-def _as_played(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
+def _as_measured(table: PaperTable, figures: list[Figure], metric: Metric) -> Grid:
     lines, best = list[list[str]](), set[tuple[int, int]]()
-    figures = [own for own in figures if own.mean is not None or not table.reading]  # of which only some are played
+    figures = [own for own in figures if own.mean is not None or not table.reading]  # of which only some have runs
     for at, own in enumerate(figures):
         first = at == 0 or figures[at - 1].setting != own.setting
         ends = "-" if own.low is None else f"{_write(own.low, metric)} to {_write(own.high, metric)}"
@@ -65,7 +65,7 @@ def _rounds(table: PaperTable, own: Figure) -> int:
 
 
 def cost_grid_of(results: Results, name: str) -> Grid:
-    """Return what rows took, as printed and as played; and, as units and machines differ, in times the first row's."""
+    """Return what rows took, as printed and as measured; as units and machines differ, also in times the first's."""
     costs, table = costs_of(results, name), results.table
     first = costs[0]["first"]
     columns = {"paper": "paper", "ours": "ours", "paper_in_times": f"paper, in times {first}"}
@@ -85,7 +85,7 @@ def _number(value: float | None) -> str:
 def title_of(results: Results, name: str) -> str:
     """Say what a grid shows."""
     unit = "rounds, less is better" if results.table.metrics[name].lower else "%"
-    told = "" if results.runs else ", as the paper prints it; nothing is played yet"
+    told = "" if results.runs else ", as the paper prints it; not run yet"
     return f"{name} ({unit}){told}"
 
 
@@ -132,7 +132,7 @@ def text_of(results: Results, verdict: Verdict, width: int = WIDTH, brief: bool 
     for title, grid in grids_of(results):
         lines += [f"{title}:", *in_blocks(grid, width), ""]
     if brief:
-        return "\n".join([*lines, f"play it: {run_command(table)}"])
+        return "\n".join([*lines, f"reproduce it: {run_command(table)}"])
     set_by_file = {k: v for k, v in table.settings("").items() if k.startswith(SHOWN)}
     lines += _wrapped(f"settings: {', '.join(f'{key} = {value}' for key, value in set_by_file.items())}", width)
     for head, items in (
@@ -143,11 +143,11 @@ def text_of(results: Results, verdict: Verdict, width: int = WIDTH, brief: bool 
     ):
         if items:
             lines += [f"{head}:", *(line for item in items for line in _wrapped(item, width, "  - "))]
-    return "\n".join([*lines, "play it:", *(f"  {line}" for line in commands(results))])
+    return "\n".join([*lines, "reproduce it:", *(f"  {line}" for line in commands(results))])
 
 
 def commands(results: Results) -> Iterator[str]:
-    """Say what to type to play what is left, and how long it takes."""
+    """Say what to type to make the runs that are left, and how long it takes."""
     yield from fetch_commands(results.table)
     left = results.missing()
     times = " or ".join(
@@ -157,7 +157,7 @@ def commands(results: Results) -> Iterator[str]:
 
 
 def run_command(table: PaperTable) -> str:
-    """Say what to type to play a table."""
+    """Say what to type to reproduce a table."""
     reading = f' --reading "{table.reading}"' if table.reading else f" --with {table.method}" if table.base else ""
     return f"fedstrata reproduce run {table.file_id}{reading}"
 
@@ -202,7 +202,7 @@ def _signed(value: float, metric: Metric) -> str:
 def contrast_so_far(results: Results, contrast: Contrast) -> str:
     """Write our own gain and, while runs of it are missing, on how many it rests."""
     if contrast.mean is None:
-        return "not played"
+        return "-" if results.runs else "not run yet"
     wanted = sum(map(results.table.primary, results.table.wanted()))
     there = wanted - sum(map(results.table.primary, results.missing()))
     return f"{write_contrast(contrast)}{'' if there == wanted else f', {there} of {wanted} runs'}"

@@ -1,7 +1,7 @@
 """A table of a paper: an ordinary comparison file whose table `[paper]` holds what was printed.
 
 The files lie under `papers/`, a folder a paper. What is compared, the seeds and the primary contrast (the paper's own
-method against the strongest printed baseline of each condition) are fixed there, before anything is played.
+method against the strongest printed baseline of each condition) are fixed there, before any run is made.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """What a paper printed, and how it is played again."""
+    """What a paper printed, and how it is reproduced."""
 
     id: str
     paper: str
@@ -71,7 +71,7 @@ class PaperTable:
     costs: Mapping[str, Printed] = field(default_factory=dict)  # what runs took, in any unit; no verdict is given
     baselines: Sequence[str] | None = None  # rows of the contrast; if not said, all others; if empty, there is none
     seeds: int = 6  # of the primary contrast; the other rows have those of `[compare]`
-    order: int = 99  # which tables are played first
+    order: int = 99  # which tables are reproduced first
     notes: Sequence[str] = ()
     not_comparable: str = ""  # why no verdict is given
     readings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # other ways to read the paper, by name
@@ -79,7 +79,7 @@ class PaperTable:
     reading: str = ""  # the one that this table follows
     oddities: Sequence[str] = ()  # what is strange in the paper's own figures
     not_stated: Sequence[str] = ()  # lines of the file that the paper does not give
-    base: PaperTable | None = field(default=None, repr=False)  # the table beside which a method of ours is played
+    base: PaperTable | None = field(default=None, repr=False)  # the table beside which a method of ours is run
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -161,7 +161,7 @@ class PaperTable:
 
     def _design(self, source: dict[str, Any], request: ComparisonRequest) -> Design:
         if request.tune:
-            raise RequestError(f"{self.id}: compare.tune has no place here: a paper's table is played as it was tuned")
+            raise RequestError(f"{self.id}: compare.tune has no place here: a paper's table is run as it was tuned")
         try:
             return make_design(dict(source), request)[0]
         except RequestError as error:
@@ -178,7 +178,7 @@ class PaperTable:
             raise RequestError(f"{self.id}: its method, baselines, paper or status is unknown")
 
     def read_as(self, reading: str) -> PaperTable:
-        """Return the table as another reading of the paper has it; only its primary contrast is played."""
+        """Return the table as another reading of the paper has it; only its primary contrast is run."""
         if reading not in self.readings:
             raise unknown_name("reading", reading, self.readings)
         found = replace(self, id=f"{self.id} as {reading}", reading=reading)
@@ -202,10 +202,10 @@ class PaperTable:
     @property
     def same_runs(self) -> bool:
         """Whether this reading only looks otherwise at runs of the table as its file has it, or of a reading before."""
-        return bool(self.reading) and self.played_as != self.id
+        return bool(self.reading) and self.kept_as != self.id
 
     @property
-    def played_as(self) -> str:
+    def kept_as(self) -> str:
         """The id under which its runs are kept: that of the first reading with the same settings."""
         if self.base is not None:
             return self.id
@@ -279,7 +279,7 @@ class PaperTable:
     def digest(self, wanted: Wanted) -> str:
         """Hash what the file asks of a run: figures of other settings are not its figures.
 
-        Keys that the file leaves alone do not count, or every new key of a later version would void what was played.
+        Keys that the file leaves alone do not count, or every new key of a later version would void earlier runs.
         """
         source, request = self.asked
         condition = next(one.overrides for one in request.conditions if one.name == wanted.condition)
@@ -295,7 +295,7 @@ def _settings_of(reading: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def all_tables() -> dict[str, PaperTable]:
-    """Return every table by its id, in the order in which they are played."""
+    """Return every table by its id, in the order in which they are reproduced."""
     found = sorted(map(read_table, _texts()), key=lambda table: (table.order, table.id))
     return {table.id: table for table in found}
 

@@ -12,7 +12,7 @@
 * *open*: anything else; so also while runs are missing. A table without a contrast holds by its figures or is open.
 * *not comparable*: the file says why.
 
-A method of ours that is played beside a table (`--with`) is, against the paper's own: *better*, where the whole
+A method of ours that is run beside a table (`--with`) is, against the paper's own: *better*, where the whole
 interval is above 0; *not inferior*, above -1 point; *worse*, below 0; else *open*, likewise over six seeds. No Holm:
 the paper claims nothing of it.
 """

@@ -1,4 +1,4 @@
-"""How much a run computes, known from its settings alone: nothing is fetched, built or played.
+"""How much a run computes, known from its settings alone: nothing is fetched, built or run.
 
 A few quantities tell its time: multiplications of the model on the samples that are trained and tested; local steps,
 each of which costs something whatever its size, on a GPU those that follow one another, as clients train side by side

@@ -5,7 +5,7 @@ client whose state changed since the last time, and one for each `Stored` tensor
 synced first; then CURRENT is replaced in one rename; then files that the new manifest does not name are removed.
 
 A run does not wait for the disk: what a checkpoint holds is put aside between two rounds, and written while the next
-round is played (`BackgroundWriter`). One is written at a time, so a kill costs at most the round that was being played
+round is run (`BackgroundWriter`). One is written at a time, so a kill costs at most the round that was under way
 and the one before.
 """
 

@@ -28,7 +28,7 @@ def run_session(
     seconds: float = 0.0,
     client_states: ClientStates | None = None,
 ) -> Run:
-    """Play the rounds that are left, and write the result. `client_states` come from a checkpoint."""
+    """Run the rounds that are left, and write the result. `client_states` come from a checkpoint."""
     experiment, began = session.experiment, time.perf_counter() - seconds
     fixed = {"experiment": experiment.dump(), "identity": session.identity}
     checkpoints = BackgroundWriter(folder.checkpoints)
@@ -79,7 +79,7 @@ def run_session(
 
 
 def show_finished(experiment: Experiment, folder: Run, watch: Watch) -> Run:
-    """Tell trackers of a run that was played to its end without them."""
+    """Tell trackers of a run that came to its end without them."""
     refuse_missing(experiment)
     tracking = Tracking(experiment, folder, folder.summary["rounds"])
     tracking.end("finished")

@@ -1,6 +1,6 @@
 """More rounds for a run that has begun: where it then equals, bit for bit, a run that had them from the start.
 
-Rounds that are played must be those of the longer run too. Whatever looked at the number of rounds in them forbids it:
+Rounds that are done must be those of the longer run too. Whatever looked at the number of rounds in them forbids it:
 a learning rate that falls towards the end, a part that plans ahead, an evaluation that only the last round gets.
 """
 
@@ -32,21 +32,21 @@ TIMES = (WHOLE, (1, 2))  # of a round, at which learning rates are compared
 
 
 def refuse_extension(session: Session, state: State, before: int, folder: Path) -> None:
-    """Refuse another number of rounds than a run began with, if played rounds would have been others with it."""
+    """Refuse another number of rounds than a run began with, if rounds that are done would have been others with it."""
     if reason := _why_not(session, state, before, folder):
         raise RequestError(
             f"train.rounds cannot be changed from {before} to {session.experiment.train.rounds}: {reason}"
         )
 
 
-def depends_on_rounds(plan: Plan, before: int, played: int) -> str | None:
+def depends_on_rounds(plan: Plan, before: int, done: int) -> str | None:
     """Say what in the first rounds of a plan would have been otherwise with another number of rounds, or None."""
     for key, part in plan.parts.items():
         if part.plans_ahead:
             return f"{key} ({type(part).__name__}) plans with the number of rounds"
     now = plan.local.rate
     then = replace(now, rounds=before)
-    for round in range(played):
+    for round in range(done):
         for time in TIMES:
             if then.at(round, time) != now.at(round, time):
                 rates = f"{then.at(round, time):.6g} and would have been {now.at(round, time):.6g}"
@@ -63,7 +63,7 @@ def _why_not(session: Session, state: State, before: int, folder: Path) -> str |
     if experiment.privacy.clustering == "enclave":
         return "the enclave serves the number of rounds that it was started with"
     if experiment.train.rounds <= state.round:
-        return f"{state.round} are played already"
+        return f"{state.round} are done already"
     if state.stopped is not None:
         return f"the run was ended by something else ({state.stopped})"
     if state.round == before and (reason := _last_was_special(experiment, before)):

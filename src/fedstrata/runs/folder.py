@@ -62,7 +62,7 @@ class Run(Predictor):
     >>> import fedstrata
     >>> run = fedstrata.train(overrides={"train.rounds": 2}, out="runs/short")
     >>> run.summary["rounds"], run.summary["stopped"]
-    (2, 'all rounds played')
+    (2, 'all rounds done')
     >>> len(run.curve("accuracy"))
     2
     >>> sorted(run.model())
@@ -290,7 +290,7 @@ class Run(Predictor):
             return os.fstat(file.fileno()).st_size
 
     def cut_events(self, size: int) -> None:
-        """Forget events after a checkpoint: their rounds will be played again.
+        """Forget events after a checkpoint: their rounds will be run again.
 
         Parameters
         ----------

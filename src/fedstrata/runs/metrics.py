@@ -1,7 +1,7 @@
 """Metrics of a whole run, read from its evaluations: last, best, mean of the last ten, what a target took.
 
 A run's summary has them by name. `Metric` is one of them as a comparison asks for it, with the direction in which it
-is better. What was measured can be asked for afterwards: a target need not be known while a run is played.
+is better. What was measured can be asked for afterwards: a target need not be known while a run goes on.
 """
 
 from __future__ import annotations

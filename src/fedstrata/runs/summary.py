@@ -102,7 +102,7 @@ def write_result(session: Session, folder: Run, state: State, seconds: float) ->
         "bytes_setup": session.client_info.setup_bytes,
         "bytes_evaluate": sum(event.get("bytes_evaluate", 0) for event in events),
         "precision": session.experiment.engine.precision,
-        "stopped": state.stopped or "all rounds played",
+        "stopped": state.stopped or "all rounds done",
         "remarks": [
             *([damage] if damage else []),
             *_remarks(events, train.lr),

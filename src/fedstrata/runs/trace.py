@@ -120,7 +120,7 @@ def client_updates(run: Run) -> list[ClientUpdate]:
     Parameters
     ----------
     run
-        Finished or not. A round of more than 50 steps, or one whose steps were played as one, is only summed up in the
+        Finished or not. A round of more than 50 steps, or one whose steps were run as one, is only summed up in the
         events, and has none here.
 
     Returns

@@ -39,11 +39,11 @@ class Tracking:
         Whose `track` names them.
     folder
         The run folder.
-    played
-        How many rounds were played before.
+    rounds_done
+        How many rounds were done before.
     """
 
-    def __init__(self, experiment: Experiment, folder: Run, played: int = 0):
+    def __init__(self, experiment: Experiment, folder: Run, rounds_done: int = 0):
         asked: Sequence[Mapping[str, Any]] = experiment.track or []
         self._folder, self._classes = folder, _classes(folder.events())
         self._threads: dict[str, TrackerThread] = {}
@@ -53,10 +53,12 @@ class Tracking:
             name = short if short not in self._threads else f"{short}-{i}"
             known = folder.path / "trackers" / f"{name}.json"
             memory = json.loads(known.read_text()) if known.exists() else {}
-            told = TrackedRun(folder.path.name, folder.path, experiment.dump(), played, memory)
+            told = TrackedRun(folder.path.name, folder.path, experiment.dump(), rounds_done, memory)
             self._threads[name] = TrackerThread(name, tracker, told, known)
-            if not memory:  # it was not there when these were played
-                self._tell(self._threads[name], (e for e in folder.events() if e.get("round", played + 1) <= played))
+            if not memory:  # it was not there when these were made
+                self._tell(
+                    self._threads[name], (e for e in folder.events() if e.get("round", rounds_done + 1) <= rounds_done)
+                )
 
     def tell(self, event: Mapping[str, Any]) -> None:
         """Pass an event on."""

@@ -150,7 +150,7 @@ def begin(
     watch: Watch | None,
     remote: RemoteClients | None = None,
 ) -> Run:
-    """Start a run in a new folder, by default the next free one under runs/, and play it to its end."""
+    """Start a run in a new folder, by default the next free one under runs/, and train it to its end."""
     session = build_session(experiment, federation, model, remote)
     said: list[tuple[str, dict[str, Any]]] = []
     state = session.initial_state(lambda kind, **fields: said.append((kind, fields)))  # which may refuse `model.init`
@@ -171,7 +171,7 @@ def resume(
     progress: bool = True,
     remote: RemoteClients | None = None,
 ) -> Run:
-    """Continue a run from its last checkpoint; what a kill interrupted is played again, bit for bit (CPU).
+    """Continue a run from its last checkpoint; what a kill interrupted is run again, bit for bit (CPU).
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def resume(
     ------
     RequestError
         If the folder holds no run, another process is running in it, its experiment was edited, its checkpoint is
-        damaged, the data or the model are not those that it was trained with, or rounds that are played would have been
+        damaged, the data or the model are not those that it was trained with, or rounds that are done would have been
         others with the number of rounds asked for.
 
     Examples

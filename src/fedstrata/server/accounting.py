@@ -38,13 +38,13 @@ class Traffic:
 def count_cost(
     step: Step, size: int, tasks: Sequence[Task], received: Sequence[Report], overhead_bytes: tuple[int, int] = (0, 0)
 ) -> Traffic:
-    """Charge a step whose model message has a size; a fused step as if its single steps had been played.
+    """Charge a step whose model message has a size; a fused step as if its single steps had been run.
 
     `overhead_bytes` is what the engine's own messages took, up and down.
     """
     traffic = Traffic(*overhead_bytes)
     if step.fused is not None and tasks and not all(r.finite for r in received):
-        return traffic  # it came to nothing, and its single steps will be played instead
+        return traffic  # it came to nothing, and its single steps will be run instead
     client_updates = step.count_updates([r.client for r in received])
     traffic.bytes_down += sum(r.received * n for r, n in zip(received, client_updates, strict=True))
     if step.combine:

@@ -1,6 +1,6 @@
 """The round loop. It knows no method by name.
 
-A driver yields steps. Each step is played the same way: tasks out, open reports back, weighted sum, server
+A driver yields steps. Each step is run the same way: tasks out, open reports back, weighted sum, server
 step, client state settled. What a method is lies wholly in the parts of the plan.
 """
 
@@ -37,12 +37,12 @@ def run(
     log: Log,
     save: Callable[[State], None],
 ) -> None:
-    """Play rounds until the last one or until a reason to stop; log and save after each."""
+    """Run rounds until the last one or until a reason to stop; log and save after each."""
     while state.round < plan.rounds and state.stopped is None:
         view = plan.view(client_info, state.round, log, state.clock)
         if len(view.eligible) < view.needed < view.client_info.clients:
             log("fewer_clients", round=view.round + 1, wanted=view.needed, there=len(view.eligible))
-        outcomes = play_round(plan, state, view, engine)
+        outcomes = run_round(plan, state, view, engine)
         state.round += 1
         spent = stopping.spent(state.round, state.traffic, state.clock)
         scores = evaluate(model_to_evaluate(plan, state), view if spent is None else replace(view, rounds=state.round))
@@ -54,8 +54,8 @@ def run(
         save(state)
 
 
-def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Outcome]:
-    """Play the steps that the driver, and the selector through it, ask for; with nobody there, none."""
+def run_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Outcome]:
+    """Run the steps that the driver, and the selector through it, ask for; with nobody there, none."""
     if not len(view.eligible):
         view.note("no_update", round=view.round + 1, step=0, asked=[])
         return []
@@ -63,13 +63,13 @@ def play_round(plan: Plan, state: State, view: View, engine: Engine) -> list[Out
     turns: Counter[str] = Counter()
     steps = drive_round(plan.driver, state.driver, view, plan.selector, state.selector)
     while (step := _next(steps, outcomes)) is not None:
-        outcomes.append(play_step(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
+        outcomes.append(run_step(plan, state, view, engine, step, at=len(outcomes), turn=turns[step.kind]))
         turns[step.kind] += 1
     return outcomes
 
 
-def play_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
-    """Play one step, the `at`-th of the round and the `turn`-th of its kind."""
+def run_step(plan: Plan, state: State, view: View, engine: Engine, step: Step, at: int, turn: int) -> Outcome:
+    """Run one step, the `at`-th of the round and the `turn`-th of its kind."""
     step = plan.system.adapt(view, turn, step)
     view = replace(view, part=step.part)
 

@@ -167,7 +167,7 @@ def _lengths(outcome: Outcome) -> dict[str, float]:
 
 
 def _by_kind(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Sum many steps up: how often each kind was played, and how often with whom."""
+    """Sum many steps up: how often each kind occurred, and how often with whom."""
     steps = []
     for kind in dict.fromkeys(o.step.kind for o in outcomes):
         own = [o for o in outcomes if o.step.kind == kind]

@@ -16,7 +16,7 @@ import torch
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
 from fedstrata.server.loop import model_to_evaluate
-from fedstrata.testing.tiny import play, session_of
+from fedstrata.testing.tiny import run_rounds, session_of
 
 STAGES = {  # as in an experiment -> in the registry
     "schedule": "schedules",
@@ -70,7 +70,7 @@ def refused(choice: Choice, rounds: int) -> str | None:
     """Say why a plan is refused; None if it runs and gives a finite model."""
     try:
         work = session_of({"train.batch_size": 16, **overrides(choice)})  # few steps: there are many pairs
-        state, _ = play(work, rounds)
+        state, _ = run_rounds(work, rounds)
     except RequestError as error:
         return str(error)
     for model in (state.model, model_to_evaluate(work.plan, state)):

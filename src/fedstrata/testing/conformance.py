@@ -26,7 +26,7 @@ from fedstrata.runs.extension import depends_on_rounds
 from fedstrata.runs.session import Session
 from fedstrata.testing.reads import DeclaringEngine
 from fedstrata.testing.selectors import SELECTORS, FullAsks
-from fedstrata.testing.tiny import alike, play, same, session_of
+from fedstrata.testing.tiny import alike, run_rounds, same, session_of
 
 ROUNDS = 3  # two before a run is cut, and one after
 
@@ -65,7 +65,7 @@ def check_selector(selector: Selector) -> None:
     overrides = {"method.selector": selector}
     work = check_run(overrides)
     for stragglers in (0.0, 0.5):
-        _, rounds = play(session_of(overrides | {"system.stragglers.rate": stragglers}), ROUNDS)
+        _, rounds = run_rounds(session_of(overrides | {"system.stragglers.rate": stragglers}), ROUNDS)
         for outcomes in rounds:
             trained = [o for o in outcomes if o.step.combine and o.step.asks]
             assert trained, "no client was selected although some are eligible"
@@ -73,7 +73,7 @@ def check_selector(selector: Selector) -> None:
                 ids = [a.client for a in outcome.step.asks]
                 assert len(set(ids)) == len(ids), f"a client was selected twice: {ids}"
                 assert set(ids) <= set(work.client_info.holders.tolist()), f"not all of {ids} are eligible"
-    _, rounds = play(session_of(overrides | {"train.clients_per_round": "all"}), ROUNDS)
+    _, rounds = run_rounds(session_of(overrides | {"train.clients_per_round": "all"}), ROUNDS)
     assert all(len(o.step.asks) <= 6 for outcomes in rounds for o in outcomes), "more clients selected than there are"
 
 
@@ -103,14 +103,14 @@ def check_driver(driver: Driver, schedule: str | Schedule = "none") -> None:
     check_part(driver)
     overrides = {"method.driver": driver, "method.schedule": schedule}
     check_run(overrides)
-    state, _ = play(session_of(overrides | {"system.stragglers.rate": 1.0}), ROUNDS)
+    state, _ = run_rounds(session_of(overrides | {"system.stragglers.rate": 1.0}), ROUNDS)
     assert torch.isfinite(state.model.params).all()
     for selector in SELECTORS:
         try:
             work = session_of(overrides | {"method.selector": selector, "system.stragglers.rate": 0.3})
         except RequestError:  # it may refuse selectors beside it, before a run begins
             continue
-        state, rounds = play(work)
+        state, rounds = run_rounds(work)
         name = type(driver).__name__
         assert torch.isfinite(state.model.params).all(), f"{name} with {selector}: the model is not finite"
         for ask in [a for outcomes in rounds for o in outcomes if o.step.combine for a in o.step.asks]:
@@ -128,7 +128,7 @@ def _check_passed_on(driver: str, asked: Ask, selected: Ask) -> None:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """Check that a schedule can be followed, and that playing many steps as one changes neither model nor account.
+    """Check that a schedule can be followed, and that running many steps as one changes neither model nor account.
 
     Parameters
     ----------
@@ -159,11 +159,11 @@ def check_schedule(schedule: Schedule) -> None:
             refused.append(reason)
             continue
         check_driver(make("drivers", {"kind": driver}, "method.driver"), schedule)
-        single, _ = play(session_of({**overrides, "engine.execution": "messages"}), ROUNDS)
-        as_one, _ = play(session_of({**overrides, "engine.execution": "fused"}), ROUNDS)
+        single, _ = run_rounds(session_of({**overrides, "engine.execution": "messages"}), ROUNDS)
+        as_one, _ = run_rounds(session_of({**overrides, "engine.execution": "fused"}), ROUNDS)
         gap = float((single.model.params - as_one.model.params).abs().max())
-        assert gap < 1e-9, f"played as one, the model is off by {gap:.2g}"
-        assert single.traffic == as_one.traffic, f"by messages {single.traffic}, played as one {as_one.traffic}"
+        assert gap < 1e-9, f"run as one, the model is off by {gap:.2g}"
+        assert single.traffic == as_one.traffic, f"by messages {single.traffic}, run as one {as_one.traffic}"
         assert single.participation.tolist() == as_one.participation.tolist(), "clients took part differently often"
     if len(refused) == 2:
         raise refused[0]
@@ -202,7 +202,7 @@ def check_sampler(sampler: Sampler) -> None:
             return order
 
     local = dataclasses.replace(work.plan.local, sampler=Watched(**vars(sampler)))
-    play(dataclasses.replace(work, plan=dataclasses.replace(work.plan, local=local)))
+    run_rounds(dataclasses.replace(work, plan=dataclasses.replace(work.plan, local=local)))
     check_run({"method.sampler": sampler})
 
 
@@ -309,21 +309,21 @@ def check_part(part: Part) -> None:
 
 def check_run(overrides: Mapping[str, Any]) -> Session:
     """Run twice, with a cut in the middle, behind bytes, with lost reports, and as the beginning of a longer run."""
-    # What plays steps as one differs in the last bit; batches of 8 leave tails, of one sample too, in few steps.
+    # What runs steps as one differs in the last bit; batches of 8 leave tails, of one sample too, in few steps.
     overrides = {"engine.execution": "messages", "train.batch_size": 8, **overrides}
-    whole, outcomes = play(session_of(overrides), ROUNDS)
+    whole, outcomes = run_rounds(session_of(overrides), ROUNDS)
     assert torch.isfinite(whole.model.params).all(), "the model is not finite"
-    assert alike(outcomes, play(session_of(overrides), ROUNDS)[1]), "the same run twice gave different outcomes"
-    assert same(whole, play(session_of(overrides), ROUNDS, cut=2)[0]), "a resumed run differs from the whole one"
-    behind_bytes, _ = play(session_of(overrides), ROUNDS, lambda w: DeclaringEngine(w.plan.local, w.federation))
+    assert alike(outcomes, run_rounds(session_of(overrides), ROUNDS)[1]), "the same run twice gave different outcomes"
+    assert same(whole, run_rounds(session_of(overrides), ROUNDS, cut=2)[0]), "a resumed run differs from the whole one"
+    behind_bytes, _ = run_rounds(session_of(overrides), ROUNDS, lambda w: DeclaringEngine(w.plan.local, w.federation))
     assert same(whole, behind_bytes), "a run behind bytes differs: something is shared that no message carries"
     lossy = {**overrides, "system.stragglers.rate": 0.5}
-    one, other = play(session_of(lossy), ROUNDS)[0], play(session_of(lossy), ROUNDS, cut=2)[0]
+    one, other = run_rounds(session_of(lossy), ROUNDS)[0], run_rounds(session_of(lossy), ROUNDS, cut=2)[0]
     assert same(one, other), "a resumed run with stragglers differs"
     longer = session_of({**overrides, "train.rounds": 3 * ROUNDS})
     if depends_on_rounds(longer.plan, session_of(overrides).plan.rounds, ROUNDS) is None:
         why = "a run of more rounds begins otherwise: what looks at their number says so (`plans_ahead`)"
-        assert alike(outcomes, play(longer, ROUNDS)[1]), why
+        assert alike(outcomes, run_rounds(longer, ROUNDS)[1]), why
     return session_of(overrides)
 
 

@@ -23,7 +23,7 @@ from fedstrata.data.reading import read_samples
 from fedstrata.data.sets.base import Arrays, DataSet, expect_arrays
 from fedstrata.testing.conformance import check_part
 from fedstrata.testing.draws import no_hidden_draws
-from fedstrata.testing.tiny import play, session_of, tiny_federation
+from fedstrata.testing.tiny import run_rounds, session_of, tiny_federation
 
 CLASSES, EACH, TESTS = 8, 12, 4  # classes, and samples of each, of the small run
 
@@ -152,7 +152,7 @@ def _check_run(name: str, arrays: Arrays) -> None:
         test=(test_x, arrays.test_y[tests]),
         inputs=Inputs(255.0 if image else 1.0, arrays.mean, arrays.std),
     )
-    state, rounds = play(session_of({"train.lr": 0.01, "engine.precision": "fp32"}, federation), 2)
+    state, rounds = run_rounds(session_of({"train.lr": 0.01, "engine.precision": "fp32"}, federation), 2)
     assert all(o.reports for outcomes in rounds for o in outcomes), f"{name}: no client could train on the samples"
     assert torch.isfinite(state.model.params).all(), f"{name}: the model is not finite after two rounds; scale x"
 
@@ -194,7 +194,7 @@ def check_noise(noise: Noise) -> None:
             assert torch.equal(one[left], old[left].to(one.dtype)), f"{name} changed a {key} that nobody holds"
         assert torch.equal(federation.train.x, before[0]), f"{name} changed the samples in place"
         assert torch.equal(federation.train.y, before[1]), f"{name} changed the labels in place"
-        state, _ = play(session_of({"train.lr": 0.01}, disturbed), 2)
+        state, _ = run_rounds(session_of({"train.lr": 0.01}, disturbed), 2)
         assert torch.isfinite(state.model.params).all(), f"{name}: the model is not finite after two rounds"
     assert tried, f"{name} refused tables, float images and uint8 images"
 

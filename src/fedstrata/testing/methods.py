@@ -17,7 +17,7 @@ from fedstrata.runs.session import Session
 from fedstrata.runs.settle import measure
 from fedstrata.testing.conformance import check_part, check_run
 from fedstrata.testing.draws import no_hidden_draws
-from fedstrata.testing.tiny import play, session_of, tiny_federation
+from fedstrata.testing.tiny import run_rounds, session_of, tiny_federation
 
 
 def check_lr_schedule(schedule: LRSchedule) -> None:
@@ -88,7 +88,7 @@ CASES: tuple[Mapping[str, Any], ...] = (  # what an engine has to cope with
     {"method.name": "scaffold", "system.stragglers.rate": 0.3},  # clients that keep state, and reports that are lost
     {"method.selector": "power-of-choice"},  # probes
     {"method.name": "fedtan", "model.norm": "batch"},  # clients that meet while they compute
-    {"method.name": "stratify-single", "method.schedule.length": 12},  # steps that may be played as one
+    {"method.name": "stratify-single", "method.schedule.length": 12},  # steps that may be run as one
     {"method.combiner": "median"},  # a combiner that looks at single updates
 )
 
@@ -136,12 +136,12 @@ def check_engine(engine: Part, tolerance: float = 1e-9) -> None:
                 begun.append(expect_engine(engine, engine_))
                 return begun[-1]
 
-            state, _ = play(session_of(case), engine=start, cut=cut)
+            state, _ = run_rounds(session_of(case), engine=start, cut=cut)
             models.append(state.model.params)
             accounts.append(state.traffic)
             for one in begun:
                 one.close()
-        plain, _ = play(session_of(case))
+        plain, _ = run_rounds(session_of(case))
         for model, said in zip([plain.model.params, *models[1:]], ("the plain engine", "a resumed run"), strict=True):
             gap = float((model - models[0]).abs().max())
             assert gap <= tolerance, f"{name} with {dict(case)}: the model is off by {gap:.2g} from that of {said}"

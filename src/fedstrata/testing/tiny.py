@@ -21,7 +21,7 @@ from fedstrata.engines.local.engine import InProcessPool, LocalEngine
 from fedstrata.runs.checkpoints import Checkpoints
 from fedstrata.runs.session import Session, build_session
 from fedstrata.runs.training import describe_experiment
-from fedstrata.server.loop import play_round
+from fedstrata.server.loop import run_round
 from fedstrata.server.state import State
 
 TINY: Mapping[str, Any] = {
@@ -62,23 +62,23 @@ def in_process(work: Session) -> Engine:
     return LocalEngine(InProcessPool(work.plan.local, work.private.federation))
 
 
-def play(
+def run_rounds(
     work: Session,
     rounds: int = 4,
     engine: Callable[[Session], Engine] = in_process,
     cut: int | None = None,
 ) -> tuple[State, list[list[Outcome]]]:
-    """Play rounds; with `cut`, save after that many rounds, forget everything, and go on from the checkpoint."""
+    """Run rounds; with `cut`, save after that many rounds, forget everything, and go on from the checkpoint."""
     state, at, outcomes = work.initial_state(), engine(work), []
     client_info = work.client_info if at.can_fuse else work.client_info.without_ground_truth()
     with tempfile.TemporaryDirectory() if cut is not None else nullcontext("") as folder:
         for round in range(rounds):
             view = work.plan.view(client_info, round, lambda *_, **__: None)
             with one_thread():
-                played = play_round(work.plan, state, view, at)
-            work.plan.selector.feedback(state.selector, view, played, Scores())
+                ran = run_round(work.plan, state, view, at)
+            work.plan.selector.feedback(state.selector, view, ran, Scores())
             state.round += 1
-            outcomes.append(played)
+            outcomes.append(ran)
             if cut is not None and state.round == cut:
                 work = build_session(work.experiment, work.federation, work.model)  # parts made anew: nothing is hidden
                 state, client_states = _saved_and_read(Path(folder), work, state, at)

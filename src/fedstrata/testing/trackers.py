@@ -44,10 +44,10 @@ def check_tracker(tracker: Tracker) -> None:
         for round in (1, 2, 3):
             begun.log(round, FIGURES)
         begun.end("stopped", {}, [])
-        again = tracker.start(TrackedRun(folder.name, folder, experiment, played=2, memory=memory))
+        again = tracker.start(TrackedRun(folder.name, folder, experiment, rounds_done=2, memory=memory))
         assert _check_recording(name, again) == memory, f"{name}: a run that goes on has another `memory`"
         again.log(3, FIGURES)  # which was told before the kill
-        again.end("finished", {"accuracy": 0.5, "rounds": 3, "stopped": "all rounds played"}, [model])
+        again.end("finished", {"accuracy": 0.5, "rounds": 3, "stopped": "all rounds done"}, [model])
         tracker.start(TrackedRun("fedavg-2", folder, experiment)).end("failed", {}, [])
 
 

@@ -192,7 +192,7 @@ class InProcessPool:
     def run_fused(
         self, step: Step, tasks: Sequence[Task], client_states: Mapping[int, Tensors]
     ) -> tuple[list[Answer], Tensors]:
-        """Play many steps as one; reports and new state of every client, and the common outcome.
+        """Run many steps as one; reports and new state of every client, and the common outcome.
 
         A report says what is true of its client alone: samples, client updates. How far each of them would have moved
         the model nobody computed, so it is not told; the loss is everybody's.

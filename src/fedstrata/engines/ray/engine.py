@@ -1,12 +1,12 @@
 """The engine on a cluster: tasks go to the workers that own their clients, and one sum comes back from each.
 
-A step is two exchanges. First the model goes once into the object store, workers play their clients' tasks, and the
+A step is two exchanges. First the model goes once into the object store, workers run their clients' tasks, and the
 open halves of the reports come back, with new client state. Then weights go out, every worker sums what its clients
 sent, on a grid on which sums are exact (`grid.py`), and the workers of a node pass their sums to one of them: so a node
 sends one sum, however many clients and workers it has.
 
-A client's state stays with the worker that played it last. The server has a copy, which the checkpoint needs anyway:
-from that, the tasks of a worker that was lost are played again elsewhere. A client update is a pure function, so the
+A client's state stays with the worker that trained it last. The server has a copy, which the checkpoint needs anyway:
+from that, the tasks of a worker that was lost are run again elsewhere. A client update is a pure function, so the
 result is the same.
 """
 
@@ -31,7 +31,7 @@ from fedstrata.engines.ray.packing import Packed, pack, packed_bytes, unpack
 from fedstrata.engines.ray.placement import choose_home, deal
 from fedstrata.engines.ray.samples import SamplePlacement
 from fedstrata.engines.ray.under_way import StepUnderWay
-from fedstrata.engines.ray.worker import PlayedTask, WorkDone, WorkOrder
+from fedstrata.engines.ray.worker import TaskDone, WorkDone, WorkOrder
 
 LOSSES = 3  # of workers in a row, without an answer in between, after which a run gives up
 
@@ -75,7 +75,7 @@ class RayEngine:
         self._now = now = StepUnderWay(step, {task.client: task for task in tasks}, self._put(pack(tasks[0].down)))
         if step.together is not None and self.all_reduce_sum is not None:
             return self._meet_here(now, list(tasks))
-        self._play(now, list(now.tasks))
+        self._run(now, list(now.tasks))
         return [self._open(now.told[task.client]) for task in tasks]
 
     def collect(self, weights: Mapping[int, float]) -> Sums:
@@ -125,13 +125,13 @@ class RayEngine:
             if (state := now.told[client].client_state) is None:
                 continue
             self._store.put(client, tag, unpack(state))
-            before, player = self._holder.get(client), now.player.get(client)
-            if before in self._members.present and before != player:
+            before, worker = self._holder.get(client), now.worker.get(client)
+            if before in self._members.present and before != worker:
                 self._members.present[before].moved_away.append(client)
             self._holder.pop(client, None)
-            if player in self._members.present:
-                self._holder[client] = player
-                self._members.present[player].committed.append(client)
+            if worker in self._members.present:
+                self._holder[client] = worker
+                self._members.present[worker].committed.append(client)
 
     def client_states(self) -> ClientStates:
         """Return the state of every client that has any, but for what a checkpoint holds already."""
@@ -153,27 +153,27 @@ class RayEngine:
 
     # ---- tasks to workers
 
-    def _play(self, now: StepUnderWay, clients: Sequence[int]) -> None:
-        """Have these clients' tasks played; again, elsewhere, where a worker is lost."""
+    def _run(self, now: StepUnderWay, clients: Sequence[int]) -> None:
+        """Have these clients' tasks run; and again, elsewhere, where a worker is lost."""
         fruitless = 0
         while clients:
             refs, dealt = {}, self._deal(now, clients)
             for name, own in dealt.items():
-                now.player |= dict.fromkeys(own, name)
+                now.worker |= dict.fromkeys(own, name)
                 refs[name] = self._send(now, name, own)
             answers, lost = self._members.gather(refs)
-            for played in answers.values():
-                self._take(now, played)
+            for done in answers.values():
+                self._take(now, done)
             fruitless = 0 if answers else fruitless + 1
             if fruitless == LOSSES:
                 raise FedstrataError(
-                    f"workers were lost {LOSSES} times in a row while they played clients {sorted(clients)[:10]}: "
+                    f"workers were lost {LOSSES} times in a row while they trained clients {sorted(clients)[:10]}: "
                     f"{next(iter(lost.values()))}"
                 )
             clients = self._lose(now, lost)
 
     def _deal(self, now: StepUnderWay, clients: Sequence[int]) -> dict[str, list[int]]:
-        """Say who plays which client."""
+        """Say who trains which client."""
         if now.step.fused is not None or now.step.together is not None:
             return {self._settle_home(): list(clients)}
         by_node, sizes = self._members.by_node, self._samples.sizes
@@ -205,41 +205,41 @@ class RayEngine:
         place = self._store.states if client in self._store.states else self._on_file
         return place[client][1] if client in place else None
 
-    def _take(self, now: StepUnderWay, played: WorkDone) -> None:
+    def _take(self, now: StepUnderWay, done: WorkDone) -> None:
         """Read a worker's answer."""
-        for remark in played.remarks:
+        for remark in done.remarks:
             self._remark(remark)
-        if played.failed is not None:
-            raise ClientError(played.failed.client, played.failed.trace)
-        for told in played.tasks:
+        if done.failed is not None:
+            raise ClientError(done.failed.client, done.failed.trace)
+        for told in done.tasks:
             now.told[told.report.client] = told
             self.bytes_stored += packed_bytes(told.client_state or {}) + packed_bytes(told.open_tensors)
-        common = unpack(played.common)
+        common = unpack(done.common)
         if now.step.fused is not None:
             now.outcome = common
         elif now.step.together is not None:
             now.statistics = common.get("statistics")
 
     def _from_all(self, now: StepUnderWay, clients: Iterable[int], call: Callable[[Any], Any]) -> list[Any]:
-        """Ask every worker that has reports of these clients; what a lost one had is played again first."""
+        """Ask every worker that has reports of these clients; what a lost one had is run again first."""
         wanted = list(clients)
         while True:
             calls = {name: call(self._actor(name)) for name in now.owners(wanted)}
             answers, lost = self._members.gather(calls)
             if not lost:
                 return list(answers.values())
-            self._play(now, self._lose(now, lost))
+            self._run(now, self._lose(now, lost))
 
     def _sum_by_node(self, now: StepUnderWay, weights: Mapping[int, float], units: Units) -> list[Packed]:
-        """Return one sum of each node; what a lost worker had is played again first."""
+        """Return one sum of each node; what a lost worker had is run again first."""
         while True:
             own = {name: {client: weights[client] for client in mine} for name, mine in now.owners(weights).items()}
             beside: dict[str, Any] = {}
             sums: dict[str, Any] = {}
             for workers in self._members.by_node.values():
-                played = [name for name in workers if name in own]
-                parts = {name: self._actor(name).collect.remote(own[name], units) for name in played[:-1]}
-                for last in played[-1:]:  # to whom the others pass what they have summed; that stays on the node
+                busy = [name for name in workers if name in own]
+                parts = {name: self._actor(name).collect.remote(own[name], units) for name in busy[:-1]}
+                for last in busy[-1:]:  # to whom the others pass what they have summed; that stays on the node
                     sums[last] = self._actor(last).collect.remote(own[last], units, *parts.values())
                 beside |= parts
             answers, failed = self._members.gather(sums)
@@ -247,12 +247,12 @@ class RayEngine:
                 return list(answers.values())
             beside |= {name: self._actor(name).__ray_ready__.remote() for name in failed}  # or did it only miss a part?
             _, lost = self._members.gather(beside)
-            self._play(now, self._lose(now, lost or failed))
+            self._run(now, self._lose(now, lost or failed))
 
     def _actor(self, name: str) -> Any:
         return self._members.present[name].actor
 
-    def _open(self, told: PlayedTask) -> Report:
+    def _open(self, told: TaskDone) -> Report:
         return fast_replace(told.report, open_tensors=unpack(told.open_tensors))
 
     def _put(self, value: Any) -> Any:
@@ -280,7 +280,7 @@ class RayEngine:
         reports = read([report for report, _ in answers])
         now.here = {report.client: report for report in reports}
         for report, (_, new) in zip(reports, answers, strict=True):
-            now.told[report.client] = PlayedTask(report.open(), {}, None if new is None else pack(new), {}, {})
+            now.told[report.client] = TaskDone(report.open(), {}, None if new is None else pack(new), {}, {})
         return [report.open() for report in reports]
 
     # ---- who is there
@@ -304,11 +304,9 @@ class RayEngine:
         """Strike lost workers off; return the clients whose tasks they had."""
         if not lost:
             return []
-        clients = [client for client, name in now.player.items() if name in lost]
+        clients = [client for client, name in now.worker.items() if name in lost]
         who, why = self._members.describe(lost), next(iter(lost.values()))
-        self._remark(
-            f"round {now.tag[0] + 1}: lost {who}; {len(clients)} of its tasks are played again elsewhere ({why})"
-        )
+        self._remark(f"round {now.tag[0] + 1}: lost {who}; {len(clients)} of its tasks are run again elsewhere ({why})")
         for name in lost:
             self._members.lose(name)
         self._forget(lost)
@@ -317,7 +315,7 @@ class RayEngine:
             self._members.wait()
         self._place()
         for client in clients:
-            now.player.pop(client)
+            now.worker.pop(client)
             now.told.pop(client, None)
         return clients
 

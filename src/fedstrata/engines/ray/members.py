@@ -2,7 +2,7 @@
 
 Workers are started where a node has room that nobody else takes; where others have it, they join when it is free, and
 a run that has none yet waits for that. A worker that starts becomes a member when it answers. Those of a node that is
-new are waited for, so that it plays from the next round on; one that takes the place of a lost worker joins when it is
+new are waited for, so that it works from the next round on; one that takes the place of a lost worker joins when it is
 ready, and nobody waits for it.
 """
 

@@ -1,8 +1,8 @@
-"""Who plays which client: the same worker again and again, as long as none of them has more to do than others.
+"""Who trains which client: the same worker again and again, as long as none of them has more to do than others.
 
 Rendezvous hashing (Thaler and Ravishankar, 1998): every client ranks all nodes by a hash of both, weighted by how many
 workers a node has, and belongs to the first ones. A node that comes or goes moves only the clients that are its own.
-Several nodes hold a client's samples, and any of their workers may play it; its home is one worker of the first, where
+Several nodes hold a client's samples, and any of their workers may train it; its home is one worker of the first, where
 its state stays. A client leaves home only in a round in which its home would have more than its fair share of samples.
 """
 
@@ -45,7 +45,7 @@ def choose_home(client: int, workers: Sequence[str]) -> str:
 def deal(
     sizes: Sequence[float], homes: Sequence[str], candidates: Sequence[Sequence[str]], workers: Sequence[str]
 ) -> list[str]:
-    """Return who plays each task, longest first: at home, or where least is to do, if home has its share already."""
+    """Return who runs each task, longest first: at home, or where least is to do, if home has its share already."""
     load = dict.fromkeys(workers, 0.0)
     fair = SLACK * sum(sizes) / max(len(workers), 1)
     dealt = list(homes)

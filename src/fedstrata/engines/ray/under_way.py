@@ -1,4 +1,4 @@
-"""A step on a cluster that is not settled yet: who plays which client, and what is known of it."""
+"""A step on a cluster that is not settled yet: who trains which client, and what is known of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedstrata.core.messages import Report, Tag, Task, Tensors
 from fedstrata.core.steps import Step
-from fedstrata.engines.ray.worker import PlayedTask
+from fedstrata.engines.ray.worker import TaskDone
 
 
 @dataclass
@@ -20,8 +20,8 @@ class StepUnderWay:
     step: Step
     tasks: dict[int, Task]
     down: Any  # the model in the object store
-    player: dict[int, str] = field(default_factory=dict)  # by client: the worker that has its report
-    told: dict[int, PlayedTask] = field(default_factory=dict)
+    worker: dict[int, str] = field(default_factory=dict)  # by client: the worker that has its report
+    told: dict[int, TaskDone] = field(default_factory=dict)
     outcome: Tensors | None = None  # of a fused step
     statistics: Tensor | None = None  # of norms that met
     here: dict[int, Report] | None = None  # whole reports of clients that met in this process
@@ -36,5 +36,5 @@ class StepUnderWay:
         """Return who has the reports of which of these clients."""
         owners: dict[str, list[int]] = {}
         for client in clients:
-            owners.setdefault(self.player[client], []).append(client)
+            owners.setdefault(self.worker[client], []).append(client)
         return owners

@@ -1,4 +1,4 @@
-"""A worker on a cluster: an actor that plays its clients' tasks, sums what they send, and keeps their state.
+"""A worker on a cluster: an actor that runs its clients' tasks, sums what they send, and keeps their state.
 
 Whole reports stay here until the server has weighed them: what leaves is the open half of each and one sum of all.
 New state is pending until the server says with the next step which reports counted.
@@ -38,7 +38,7 @@ class WorkOrder:
 
 
 @dataclass(frozen=True)
-class PlayedTask:
+class TaskDone:
     """What a worker tells of a client update before anything is summed."""
 
     report: Report  # without tensors
@@ -60,8 +60,8 @@ class FailedTask:
 class WorkDone:
     """A worker's answer to an order."""
 
-    tasks: Sequence[PlayedTask] = ()
-    common: Packed = field(default_factory=dict)  # the outcome of steps that were played as one, or norm statistics
+    tasks: Sequence[TaskDone] = ()
+    common: Packed = field(default_factory=dict)  # the outcome of steps that were run as one, or norm statistics
     remarks: Sequence[str] = ()
     failed: FailedTask | None = None
 
@@ -163,13 +163,13 @@ class ClientWorker:
             self._reports[report.client] = report
             if new is not None:
                 self._pending[report.client] = new
-            played = PlayedTask(
+            done = TaskDone(
                 fast_replace(report, aggregated={}, open_tensors={}),
                 pack(report.open_tensors),
                 None if new is None else pack(new),
                 peaks_of(report.aggregated),
                 {name: str(kind).removeprefix("torch.") for name, kind in summed_dtypes(report.aggregated).items()},
             )
-            told.append(played)
+            told.append(done)
         remarks, self._remarks[:] = list(self._remarks), []
         return WorkDone(told, pack(common or {}), remarks)

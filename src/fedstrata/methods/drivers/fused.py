@@ -19,7 +19,7 @@ NUMBER = 8  # bytes of a label or a count on the wire
 
 @dataclass
 class FusedUpdates:
-    """Client updates in a row, to be played as one."""
+    """Client updates in a row, to be executed as one."""
 
     epoch: int
     codes: dict[int, list[int]] = field(default_factory=dict)  # by client, in the order of use

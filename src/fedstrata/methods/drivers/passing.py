@@ -1,6 +1,6 @@
 """Stratify (arXiv 2504.13462), single-sample learning: the model travels along the label schedule.
 
-Played hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the
+Run hop by hop, or as one client update of a machine that holds everybody's samples; both give the same model and the
 same account of what was sent. When an epoch is over, everybody gets the model (figure 1, a7).
 """
 
@@ -18,7 +18,7 @@ from fedstrata.core.steps import Ask, Step, Steps, View
 from fedstrata.methods.drivers.fused import FusedUpdates, Stock
 from fedstrata.methods.drivers.scheduled import (
     Account,
-    Played,
+    Exchanges,
     ScheduledDriver,
     Slice,
     next_of,
@@ -70,7 +70,7 @@ class Passing(ScheduledDriver):
         here = [client for client in view.eligible.tolist() if client not in epoch.supply.gone]
         yield Step(tuple(map(Ask, here)), kind=DELIVER, combine=False)
 
-    def by_messages(self, view: View, now: Slice) -> Played:
+    def by_messages(self, view: View, now: Slice) -> Exchanges:
         """Ask one client after another."""
         route, answer = self.route(now), None
         client_updates = refused = 0

@@ -28,7 +28,7 @@ Move = TypeVar("Move")
 Answer = TypeVar("Answer")
 
 Account = tuple[int, int]  # client updates, and entries that were refused
-Played = Generator[Step, Outcome, Account]
+Exchanges = Generator[Step, Outcome, Account]
 ORDER_TOLD = 200  # entries of the first epoch whose labels are told, for a figure
 
 
@@ -72,10 +72,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class Planned:
-    """A share of an epoch that is played as one, before it is played."""
+    """A share of an epoch that is executed as one, before that happens."""
 
     view: View
-    state: ScheduleState  # once it is played
+    state: ScheduleState  # once it is over
     now: Slice
     step: Step
     account: Account
@@ -123,7 +123,7 @@ class ScheduledDriver(Driver):
 
     @property
     def together(self) -> bool:
-        """One trainer plays a schedule, and clients that meet do so in one process."""
+        """One trainer follows a schedule, and clients that meet do so in one process."""
         return True
 
     def init(self, view: View) -> ScheduleState:
@@ -131,11 +131,11 @@ class ScheduledDriver(Driver):
         return ScheduleState()
 
     def multiple(self, view: View) -> int:
-        """Return the number of entries of which a round plays a multiple, until the epoch ends."""
+        """Return the number of entries of which a round takes a multiple, until the epoch ends."""
         return 1
 
-    def by_messages(self, view: View, now: Slice) -> Played:
-        """Play a round's share of the epoch exchange by exchange."""
+    def by_messages(self, view: View, now: Slice) -> Exchanges:
+        """Run a round's share of the epoch exchange by exchange."""
         raise NotImplementedError
 
     def fused(self, view: View, now: Slice) -> tuple[Step, Account]:
@@ -147,7 +147,7 @@ class ScheduledDriver(Driver):
         yield from ()
 
     def round(self, state: ScheduleState, view: View, select: Select) -> Steps:
-        """Play a round's share of the epoch, and what follows the last one."""
+        """Run a round's share of the epoch, and what follows the last one."""
         if view.round == 0:
             _remark(self.schedule, view)
         epoch = yield from self._share(state, view)
@@ -155,7 +155,7 @@ class ScheduledDriver(Driver):
             yield from self.close_epoch(view, epoch)
 
     def _share(self, state: ScheduleState, view: View) -> Generator[Step, Outcome, Epoch]:
-        """Play a share of the epoch, as one step if that is exact and gives a finite model."""
+        """Run a share of the epoch, as one step if that is exact and gives a finite model."""
         if view.why_not_fused is None:
             planned, state.ahead = state.ahead, None
             if planned is None or not planned.suits(view):
@@ -172,7 +172,7 @@ class ScheduledDriver(Driver):
                 self.end(state, view, planned.now, planned.account)
                 return planned.now.epoch
             # One bad sample spoils everybody's result. Message by message only its client is left out.
-            view.note("fallback", what="steps played as one", used="message by message", why="the model is not finite")
+            view.note("fallback", what="steps run as one", used="message by message", why="the model is not finite")
             state.ahead = None
         now = self.begin(state, view)
         account = yield from self.by_messages(view, now)
@@ -186,12 +186,12 @@ class ScheduledDriver(Driver):
         now = self.begin(state, view)
         return Planned(view, state, now, *self.fused(view, now), notes)
 
-    def _plan_ahead(self, state: ScheduleState, played: Planned) -> None:
+    def _plan_ahead(self, state: ScheduleState, planned: Planned) -> None:
         """Plan the next round's share while a device computes this one: what is drawn depends on the round alone."""
-        if played.view.ahead is not None:
-            after = played.state.after(self.schedule.rounds_per_epoch)
+        if planned.view.ahead is not None:
+            after = planned.state.after(self.schedule.rounds_per_epoch)
             with suppress(Exception):  # whatever is wrong with the next round is said in the next round
-                state.ahead = self._plan(after, played.view.ahead(lambda *_, **__: None))
+                state.ahead = self._plan(after, planned.view.ahead(lambda *_, **__: None))
 
     def begin(self, state: ScheduleState, view: View) -> Slice:
         """Go on with the epoch, or draw a new one."""
@@ -263,9 +263,9 @@ def refusals(metrics: Any) -> list[int]:
 
 
 def _remark(schedule: Stratified, view: View) -> None:
-    """Say once what a user should know of the way this schedule is played."""
+    """Say once what a user should know of the way this schedule is executed."""
     if view.why_not_fused not in (None, BY_CHOICE):
-        view.note("fallback", what="steps are not played as one", used="message by message", why=view.why_not_fused)
+        view.note("fallback", what="steps are not run as one", used="message by message", why=view.why_not_fused)
     if schedule.strata == "labels" and np.count_nonzero(schedule.totals(view.client_info)) == 1:
         view.note("warning", what="method.schedule", why="all clients hold one and the same label")
 

@@ -1,7 +1,7 @@
 """Stratify (arXiv 2504.13462), batch-data learning: global batches along the label schedule.
 
 Clients reserve samples, compute gradients at the same model while their batch norms meet, and the server steps along
-the exact gradient of the global batch. Played by messages, or as one client update of a machine that holds everybody's
+the exact gradient of the global batch. Run by messages, or as one client update of a machine that holds everybody's
 samples: both give the same model and the same account of what was sent.
 
 What travels may be made smaller: gradients go up in 16 or 8 bits or as their largest numbers (`up`), and what that
@@ -31,7 +31,7 @@ from fedstrata.methods.combiners.uniform import Uniform
 from fedstrata.methods.drivers.fused import FusedUpdates, Stock
 from fedstrata.methods.drivers.scheduled import (
     Account,
-    Played,
+    Exchanges,
     ScheduledDriver,
     Slice,
     next_of,
@@ -136,11 +136,11 @@ class GlobalBatches(ScheduledDriver):
         """Return the size of the smallest batch: batch norm has nothing to normalise over in a batch of one."""
         return 2 if view.space.normed else 1
 
-    def by_messages(self, view: View, now: Slice) -> Played:
+    def by_messages(self, view: View, now: Slice) -> Exchanges:
         """Deal the batches out, or let clients draw lots."""
         return (self._drawn if self.schedule.clients == "binomial" else self._dealt)(view, now)
 
-    def _drawn(self, view: View, now: Slice) -> Played:
+    def _drawn(self, view: View, now: Slice) -> Exchanges:
         """Let every holder draw what it gives, and compute gradients together."""
         moves = lots(now.epoch, now.pools, now.until, view.batch_size, view.fewest)
         totals, steps = self.schedule.totals(view.client_info), ceil(now.entries / view.batch_size)
@@ -158,7 +158,7 @@ class GlobalBatches(ScheduledDriver):
             client_updates, done = client_updates + len(asks), done + 1
         return client_updates, 0
 
-    def _dealt(self, view: View, now: Slice) -> Played:
+    def _dealt(self, view: View, now: Slice) -> Exchanges:
         """Reserve samples, then compute gradients together."""
         moves = batches(now.epoch, now.pools, now.until, view.batch_size, self.least(view), view.fewest)
         answers, steps = None, ceil(now.entries / view.batch_size)
@@ -187,7 +187,7 @@ class GlobalBatches(ScheduledDriver):
         fused_updates, sizes = FusedUpdates.through(now.epoch.number, filled), filled.sizes
         parts, client_updates = [min(i, steps - 1) for i in range(len(sizes))], len(fused_updates.who)
         handed = client_updates, client_updates, 0
-        if self.up.form != "full":  # not played in earnest, but rehearsed to know its cost
+        if self.up.form != "full":  # not run in earnest, but rehearsed to know its cost
             handed = client_updates, 0, 0
             stock.told_up += client_updates * self.up.nbytes(view.space.P)
         how: dict[str, Any] = {"kind": "gradient", "buffers": False, "part": (0, steps), "down": self.down}

@@ -47,7 +47,7 @@ class AtServer(Carried):
     """Takes the optimizer's step here: where a batch spans clients, only the server has its gradient.
 
     The combined update is minus that gradient. Running statistics of batch norms follow what the clients agreed on.
-    Steps that were played as one were taken on the trainer, which borrowed the memory and gives it back.
+    Steps that were run as one were taken on the trainer, which borrowed the memory and gives it back.
     """
 
     rate: LearningRate

@@ -39,7 +39,7 @@ Reserving = Generator[Reserve | Learn, Refused, Held]
 def batches(
     epoch: Epoch, pools: Pools, until: int, size: int, least: int = 1, fewest: int = 1
 ) -> Generator[Reserve | Learn, Refused, None]:
-    """Play an epoch until so many entries are over; a batch of too few samples or too few clients is left out."""
+    """Go through an epoch until so many entries are over; a batch of too few samples or too few clients is left out."""
     failed = 0
     while epoch.over < until and epoch.left:
         entries = epoch.take(min(size, until - epoch.over))

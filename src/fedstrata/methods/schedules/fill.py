@@ -33,7 +33,7 @@ class Filled:
 def fill(
     epoch: Epoch, pools: Pools, stock: Sequence[dict[int, int]], until: int, size: int, least: int, replacement: bool
 ) -> Filled:
-    """Play an epoch until so many entries are over; `stock` says by stratum what clients hold."""
+    """Go through an epoch until so many entries are over; `stock` says by stratum what clients hold."""
     filled, ahead = Filled(), MOST
     clients, codes = filled.clients, filled.codes
     while epoch.over < until and epoch.left:

@@ -52,7 +52,7 @@ def select_runs(
 
 
 def hops(epoch: Epoch, pools: Pools, until: int, chunk: int, slack: int = 0) -> Generator[Hop, Refused, None]:
-    """Play an epoch until so many entries are over."""
+    """Go through an epoch until so many entries are over."""
     queue: deque[tuple[int, list[int]]] = deque()
     planned = 0  # entries in the queue
 

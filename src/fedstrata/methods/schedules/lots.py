@@ -39,7 +39,7 @@ class DrawLots:
 def lots(
     epoch: Epoch, pools: Pools, until: int, size: int, fewest: int = 1
 ) -> Generator[DrawLots, Collection[int], None]:
-    """Play an epoch until so many entries are over; the answer to a move is who was there."""
+    """Go through an epoch until so many entries are over; the answer to a move is who was there."""
     while epoch.over < until and epoch.left:
         entries = epoch.take(min(size, until - epoch.over))
         epoch.batches += 1

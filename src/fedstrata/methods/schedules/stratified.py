@@ -1,7 +1,7 @@
 """Stratify (arXiv 2504.13462), section III-A: the stratified label schedule.
 
 Label l stands f_l times in the schedule, which is shuffled; clients give one sample an entry. One epoch is one
-schedule played to its end. `hops.py` (single-sample learning) and `batches.py` (batch-data learning) play it.
+schedule followed to its end. `hops.py` (single-sample learning) and `batches.py` (batch-data learning) follow it.
 
 The paper's words: SLS is `Epoch`; a placeholder is a stratum (a code, with the pass over it); availClients is
 `Supply.available`; what a client refuses is P_notTrain (P_unavail), and with it P_exhaust.
@@ -60,7 +60,7 @@ class Stratified(Schedule):
     chunk: Count = 5  # entries planned ahead in single-sample learning
     pool: Count = 7  # draws of holders, a label, that a chunk chooses from
     slack: Natural = 0  # entries of a chunk change places; no label gets further ahead or behind than this
-    rounds_per_epoch: Count = 1  # play an epoch in so many rounds: it is evaluated, saved and resumed by round
+    rounds_per_epoch: Count = 1  # spread an epoch over so many rounds: it is evaluated, saved and resumed by round
 
     @property
     def needs(self) -> frozenset[str]:

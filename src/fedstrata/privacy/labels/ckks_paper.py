@@ -135,7 +135,7 @@ class CkksServer(LabelServer):
         self._context = _tenseal().context_from(public)
         super().__init__(*given, distributions=distributions, classes=classes)
 
-    def _play(self) -> Generator[Asks, dict[int, Fields], None]:
+    def _run(self) -> Generator[Asks, dict[int, Fields], None]:
         told = yield "labels", self._opening()
         labels = {client: [self._read(data) for data in fields[::2]] for client, fields in told.items()}
         unique: list[Any] = []

@@ -2,7 +2,7 @@
 
 Stratify section IV-A needs one placeholder per distinct label, each client's own map, and the total of each
 placeholder; every mode gives just that, up to the order of the placeholders, which the server draws. Parties are
-separate objects that exchange bytes; `agreed` plays the protocol, whatever carries them. A job that misses a reply is
+separate objects that exchange bytes; `agreed` runs the protocol, whatever carries them. A job that misses a reply is
 given up and repeated without the missing clients. In one process (`masked_labels`) every message is counted, recorded
 where a transcript is kept, and lost where a client is absent.
 """
@@ -162,14 +162,14 @@ def agreed(
     rng: Rng,
     note: Note,
 ) -> LabelServer:
-    """Play jobs until one is done, each without those who were missing from the last; give the server as it then is.
+    """Run jobs until one is done, each without those who were missing from the last; give the server as it then is.
 
     `begin` makes the server's part of a job with some clients.
     """
     members, first = tuple(everybody), 0
     while True:
         server = begin(members)
-        refused = _played(server, carry)
+        refused = _run_job(server, carry)
         if not server.missing:
             return server
         told = server.step == server.counting
@@ -186,8 +186,8 @@ def agreed(
         members = stay
 
 
-def _played(server: LabelServer, carry: Carry) -> dict[int, str]:
-    """Play a job until it is done or misses a reply; give why replies were refused, by client."""
+def _run_job(server: LabelServer, carry: Carry) -> dict[int, str]:
+    """Run a job until it is done or misses a reply; give why replies were refused, by client."""
     refused: dict[int, str] = {}
     while asks := server.asks():
         for client, reply in carry(server.step, asks).items():

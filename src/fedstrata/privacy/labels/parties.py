@@ -172,7 +172,7 @@ class LabelServer(ABC):
         self._number = dict.fromkeys(self.members, 0)
         self._asks: dict[int, bytes] = {}
         self._replies: dict[int, Fields] = {}
-        self._flow = self._play()
+        self._flow = self._run()
         self._advance(None)
 
     def asks(self) -> Mapping[int, bytes]:
@@ -209,7 +209,7 @@ class LabelServer(ABC):
             self._asks[client] = frame.sign(self._identity)
 
     @abstractmethod
-    def _play(self) -> Generator[Asks, dict[int, Fields], None]:
+    def _run(self) -> Generator[Asks, dict[int, Fields], None]:
         """Go through the protocol."""
 
     @abstractmethod

@@ -43,7 +43,7 @@ class PlainServer(LabelServer):
 
     domain: ClassVar[str] = DOMAIN
 
-    def _play(self) -> Generator[Asks, dict[int, Fields], None]:
+    def _run(self) -> Generator[Asks, dict[int, Fields], None]:
         told = yield "labels", self._opening()
         placed = self._place({client: codes for client, (_, *codes) in told.items()})
         for client, (counts, *codes) in told.items():

@@ -167,7 +167,7 @@ class PrfServer(LabelServer):
             self._signed[client] = data
         super().take(client, data)
 
-    def _play(self) -> Generator[Asks, dict[int, Fields], None]:
+    def _run(self) -> Generator[Asks, dict[int, Fields], None]:
         everybody = self.members
         self._signed: dict[int, bytes] = {}
         yield "key", self._opening()

@@ -45,14 +45,14 @@ class SecureSum:
 def carry_out(
     server: Summing, members: Sequence[int], weights: Mapping[int, float], carry: Carry, refuse: Refuse
 ) -> SecureSum:
-    """Play a sum over the members that have a weight; the others go missing before their input.
+    """Run a sum over the members that have a weight; the others go missing before their input.
 
     Who does not reply, or not as it should, is missing from then on.
     """
     up: Counter[int] = Counter()
     down: Counter[int] = Counter()
 
-    def play(step: str, messages: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> None:
+    def exchange(step: str, messages: Mapping[int, bytes], take: Callable[[int, bytes], None]) -> None:
         down.update({client: len(message) for client, message in messages.items()})
         going = {client: m for client, m in messages.items() if step != "masked" or client in weights}
         for client, reply in carry(step, going).items():
@@ -62,11 +62,11 @@ def carry_out(
             except RefusedError as error:
                 refuse(client, error)
 
-    play("advertise", dict.fromkeys(members, b""), server.advertised)
-    play("share", server.keys(), server.shared)
-    play("masked", server.deliveries({member: weights.get(member, 0.0) for member in members}), server.masked)
-    play("agree", server.survivors(), server.agreed)
-    play("reveal", server.agreements(), server.revealed)
+    exchange("advertise", dict.fromkeys(members, b""), server.advertised)
+    exchange("share", server.keys(), server.shared)
+    exchange("masked", server.deliveries({member: weights.get(member, 0.0) for member in members}), server.masked)
+    exchange("agree", server.survivors(), server.agreed)
+    exchange("reveal", server.agreements(), server.revealed)
     return SecureSum(server.total(), dict(up), dict(down))
 
 

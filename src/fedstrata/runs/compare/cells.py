@@ -38,7 +38,7 @@ class Cell:
     hash: str  # empty as long as its setting is not chosen
     guess: float = 0.0  # seconds on one core, roughly
     setting: Mapping[str, Any] = field(default_factory=dict)  # what is tried in it, or was chosen by tuning
-    trial: bool = False  # whether it is played to tune
+    trial: bool = False  # whether it is there to tune
     prunable: bool = False  # whether it may be told to stop after a round
     state: State = "waiting"
     why: str | None = None  # it failed

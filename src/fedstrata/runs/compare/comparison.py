@@ -1,7 +1,7 @@
-"""A comparison: laid out and checked as a whole, then played cell by cell; `layout.py` says how its folder looks.
+"""A comparison: laid out and checked as a whole, then run cell by cell; `layout.py` says how its folder looks.
 
-What is finished is never played again: the same command goes on where it was, and one with more methods, conditions or
-seeds plays the new cells.
+What is finished is never run again: the same command goes on where it was, and one with more methods, conditions or
+seeds adds the new cells.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedstrata.runs.compare.live import showing
 from fedstrata.runs.compare.merge import merge_folders
 from fedstrata.runs.compare.optuna_search import OptunaSearch
 from fedstrata.runs.compare.pool import ENDS, Tell
-from fedstrata.runs.compare.queue import Deadline, check_jobs, choose_jobs, play_cells
+from fedstrata.runs.compare.queue import Deadline, check_jobs, choose_jobs, run_cells
 from fedstrata.runs.compare.ray_cells import LOCAL, check_engine_name, refuse_nested
 from fedstrata.runs.compare.rows import ACCURACY, Summaries, remarks_of, rows_of, values_of
 from fedstrata.runs.compare.search import Place, Search, describe_search, is_trial, settings_of
@@ -44,7 +44,7 @@ FEW = 3  # conditions that a remark names one by one
 
 @dataclass
 class Comparison:
-    """Rows under conditions over several seeds. `run` plays what is left; `rows` sums up what is there.
+    """Rows under conditions over several seeds. `run` does what is left; `rows` sums up what is there.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Comparison:
         model: nn.Module | None = None,
         metric: Sequence[str] | str = (),
     ) -> Comparison:
-        """Open the comparison that lies in a folder, as it was last asked for; `run` plays what is left of it.
+        """Open the comparison that lies in a folder, as it was last asked for; `run` does what is left of it.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class Comparison:
         federation, model
             Data and network that came from Python are passed again.
         metric
-            What to compare, as in `compare`, where it is not what was asked for last: nothing is played again for it.
+            What to compare, as in `compare`, where it is not what was asked for last: nothing is run again for it.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class Comparison:
         Returns
         -------
         Comparison
-            What lies there then; its `run` plays what is still left.
+            What lies there then; its `run` does what is still left.
 
         Raises
         ------
@@ -328,9 +328,9 @@ class Comparison:
         engine: str = LOCAL,
         progress: bool = True,
     ) -> Comparison:
-        """Play the cells that are not finished, so many at a time; by default one a core, where that pays.
+        """Run the cells that are not finished, so many at a time; by default one a core, where that pays.
 
-        Rows that are tuned have their trials played first.
+        Rows that are tuned have their trials run first.
 
         Parameters
         ----------
@@ -341,11 +341,11 @@ class Comparison:
         minutes
             Stop after so long, between rounds; the same call goes on from there.
         shard
-            "2/5" plays the second of five shares, for several machines; they may use one folder, or folders of their
+            "2/5" runs the second of five shares, for several machines; they may use one folder, or folders of their
             own that `Comparison.merge` puts together.
         engine
-            "ray" plays cells on a Ray cluster: the one that runs here or that RAY_ADDRESS names, else one that is
-            started for it; "ray=HOST:PORT" on that one. Cells are the same, wherever they are played.
+            "ray" runs cells on a Ray cluster: the one that runs here or that RAY_ADDRESS names, else one that is
+            started for it; "ray=HOST:PORT" on that one. Cells are the same, wherever they are run.
         progress
             Whether to show how far it is, on a terminal or in a notebook.
 
@@ -389,18 +389,18 @@ class Comparison:
                 if self.search is not None:
                     self.search.watch(cell, event)
 
-            def play(cells: Sequence[Cell]) -> bool:
+            def run_some(cells: Sequence[Cell]) -> bool:
                 if engine != LOCAL:
-                    return play_cells(cells, self.federation, self.model, tell, jobs, deadline, engine)
+                    return run_cells(cells, self.federation, self.model, tell, jobs, deadline, engine)
                 many, note = choose_jobs(cells, self.federation, self.model, jobs)
                 self.notes = [*dict.fromkeys([*self.notes, *([note] if note else [])])]
-                return play_cells(cells, self.federation, self.model, tell, many, deadline)
+                return run_cells(cells, self.federation, self.model, tell, many, deadline)
 
             try:
                 places = list(dict.fromkeys(cell.key[:2] for cell in self._share()))
-                if self.search is None or self.search.play(play, places):
+                if self.search is None or self.search.run(run_some, places):
                     self._settle()
-                    play(self._left())
+                    run_some(self._left())
             finally:
                 for cell in (*self.cells, *(self.search.cells if self.search else ())):
                     cell.state = "stopped" if cell.state == "running" else cell.state
@@ -412,7 +412,7 @@ class Comparison:
         return self._shard.cells(self.cells, self.search is not None)
 
     def _left(self) -> list[Cell]:
-        """Return the cells of this share that can be played."""
+        """Return the cells of this share that can be run."""
         return [cell for cell in self._share() if cell.hash and cell.state != "finished"]
 
     def _settle(self) -> None:

@@ -1,4 +1,4 @@
-"""From a design to cells: everything is checked, and what a folder holds already is found, before anything is played.
+"""From a design to cells: everything is checked, and what a folder holds already is found, before anything is run.
 
 OUT/comparison.json                  the design, every cell with its state, rows, remarks
 OUT/METHOD/seed-N                    a run folder for each cell
@@ -90,9 +90,9 @@ class Planner:
 
 
 def plan_cells(design: Design, planner: Planner, root: Path, chosen: Chosen) -> list[Cell]:
-    """Return all cells in the order of play: by seed, and those that share data together, so that each is built once.
+    """Return all cells in the order of execution: by seed, and those that share data together, to build each once.
 
-    A row that is tuned has its setting or, where that is not chosen yet, cells without a hash, which are not played.
+    A row that is tuned has its setting or, where that is not chosen yet, cells without a hash, which are not run.
     """
     cells = []
     for seed in design.seeds:

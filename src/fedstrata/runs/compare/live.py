@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedstrata.runs.compare.cells import Cell
     from fedstrata.runs.metrics import Metric
 
-PATIENCE = 30.0  # seconds without a line after which one says what is being played
+PATIENCE = 30.0  # seconds without a line after which one says what is going on
 
 
 class Watcher:
@@ -30,7 +30,7 @@ class Watcher:
 
     def __init__(self, comparison: Comparison):
         self.comparison, self.metric = comparison, comparison.metrics[0]
-        self.at_work: dict[Path, tuple[Cell, int, int]] = {}  # rounds played and wanted
+        self.at_work: dict[Path, tuple[Cell, int, int]] = {}  # rounds done and wanted
         self.value: dict[Path, float] = {}  # the metric of each cell, as far as it is known
         self.best: tuple[float, Cell] | None = None  # so far, of the runs that are compared
         self.trials = 0  # that ended

@@ -1,4 +1,4 @@
-"""Put the cells that several machines played into one folder.
+"""Put the cells that several machines made into one folder.
 
 Folders must hold the same comparison. A cell goes by its hash: what is not the same cell is refused, what is there is
 never written over, and of a cell that two folders have, the one that is finished counts.

@@ -2,7 +2,7 @@
 
 Each row under each condition has a study of its own, in a journal in the folder of its trials. Trials of a study come
 one after another, those of different studies side by side, so that neither jobs nor a stop on the way change what is
-suggested. The first seed of a trial is what may be pruned; the others are played where it was not.
+suggested. The first seed of a trial is what may be pruned; the others are run where it was not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedstrata.core.errors import RequestError
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.choice import Trial
 from fedstrata.runs.compare.pool import Pruned
-from fedstrata.runs.compare.search import FOLDER, Place, Play, Search
+from fedstrata.runs.compare.search import FOLDER, Place, RunCells, Search
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.compare.tune import TRIALS, Range, Setting, Values
 from fedstrata.runs.metrics import evaluations
@@ -59,14 +59,14 @@ class OptunaSearch(Search):
         """Say whether as many trials were made as were asked for."""
         return len(self.trials[place]) >= self._wanted and super().settled(place)
 
-    def play(self, play: Play, places: Sequence[Place]) -> bool:
+    def run(self, run_cells: RunCells, places: Sequence[Place]) -> bool:
         """Try one setting after another, for all places that need more."""
         places = [place for place in places if place in self.trials]
         while open_places := [place for place in places if len(self.trials[place]) < self._wanted]:
             now = {place: self._ask(place) for place in open_places}
             for at in range(len(self.seeds)):
                 cells = [t.cells[at] for t in now.values() if not t.ended and t.cells[at].state != "finished"]
-                if not play(cells):
+                if not run_cells(cells):
                     return False
             for place, trial in now.items():
                 self._tell(place, trial)

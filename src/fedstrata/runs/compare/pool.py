@@ -1,4 +1,4 @@
-"""Cells are played one after another in this process, or side by side, each in a process of its own.
+"""Cells are run one after another in this process, or side by side, each in a process of its own.
 
 Either way a cell keeps to one thread outside its workers, so that neither their number nor their order changes a bit. A
 cell that fails is told of and the others go on. Processes are started as workers are: as plain children, so that a
@@ -46,14 +46,14 @@ class Pruned(Exception):  # noqa: N818 - not an error
 
 
 class CellRunner:
-    """Plays cells; those of a seed share their data."""
+    """Runs cells; those of a seed share their data."""
 
     def __init__(self, federation: Federation | None, model: nn.Module | None):
         self._given, self._model = federation, model
         self._last: tuple[Any, Federation] | None = None
 
-    def play(self, path: Path, experiment: Experiment, watch: Watch) -> dict[str, Any]:
-        """Play a cell from where it stands, and give its last event."""
+    def run(self, path: Path, experiment: Experiment, watch: Watch) -> dict[str, Any]:
+        """Run a cell from where it stands, and give its last event."""
         try:
             with keeping_to(1):
                 data = self._data(experiment)
@@ -85,18 +85,18 @@ def in_turn(
     tell: Tell,
     may_begin: Callable[[Cell], bool],
 ) -> bool:
-    """Play cells one after another, as long as another may begin; say whether all were played."""
-    player = CellRunner(federation, model)
+    """Run cells one after another, as long as another may begin; say whether all were run."""
+    runner = CellRunner(federation, model)
     for cell in cells:
         if not may_begin(cell):
             return False
-        tell(cell, player.play(cell.path, cell.experiment, partial(tell, cell)))
+        tell(cell, runner.run(cell.path, cell.experiment, partial(tell, cell)))
     return True
 
 
 @dataclass
 class CellWorker:
-    """A process that plays cells, the line to it, and what it has in hand."""
+    """A process that runs cells, the line to it, and what it has in hand."""
 
     process: subprocess.Popen[bytes]
     line: Connection
@@ -112,10 +112,10 @@ def side_by_side(
     may_begin: Callable[[Cell], bool],
     time_left: Callable[[], float | None] = lambda: None,
 ) -> bool:
-    """Play so many cells at a time, in order, as long as another may begin; say whether all were played.
+    """Run so many cells at a time, in order, as long as another may begin; say whether all were run.
 
     A process that dies takes only its own cell with it. When no time is left, those at work are ended, in the middle of
-    a round too: what they did since their last checkpoint is played again the next time.
+    a round too: what they did since their last checkpoint is run again the next time.
     """
     hello = pickle.dumps((federation, model))
     on_gpu = any(uses_gpu(cell.experiment.engine.device) for cell in cells)
@@ -175,7 +175,7 @@ def _goes_on(tell: Tell, cell: Cell, event: Mapping[str, Any]) -> bool:
 
 
 def why_not(cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None) -> str | None:
-    """Say why these cells cannot be played in other processes, or None."""
+    """Say why these cells cannot be run in other processes, or None."""
     if reason := why_no_workers():
         return reason
     sent = federation, model, [cell.experiment for cell in cells]

@@ -1,4 +1,4 @@
-"""From what is asked to a comparison: everything is read and checked before the first cell is played."""
+"""From what is asked to a comparison: everything is read and checked before the first cell is run."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def prepare(
     model: nn.Module | None = None,
     out: str | Path | None = None,
 ) -> Comparison:
-    """Check a whole comparison, so that what does not fit is refused before the first cell is played."""
+    """Check a whole comparison, so that what does not fit is refused before the first cell is run."""
     if out == "":
         raise RequestError("out is empty; name a folder, or leave it out")
     if "method.name" in (overrides or {}):

@@ -1,4 +1,4 @@
-"""Cells as a queue: how many are played at a time, and until when."""
+"""Cells as a queue: how many are run at a time, and until when."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WORTH_PROCESSES = 20.0  # seconds of work, by guess, below which starting proces
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """Ends what is played as Ctrl-C does: between rounds, with everything kept."""
+    """Ends what is going on as Ctrl-C does: between rounds, with everything kept."""
 
 
 def choose_jobs(
     cells: Sequence[Cell], federation: Federation | None, model: nn.Module | None, asked: int | None
 ) -> tuple[int, str | None]:
-    """Return how many cells are played at a time, and what the user should know about it."""
+    """Return how many cells are run at a time, and what the user should know about it."""
     check_jobs(asked)
     if asked == 1 or len(cells) < 2:
         return 1, None
@@ -45,7 +45,7 @@ def choose_jobs(
         return 1, None
     jobs = max(min(cores() // (1 if engine.workers == "auto" else engine.workers), len(cells)), 1)
     if reason is not None and jobs > 1:
-        return 1, f"cells were played one after another: {reason}"
+        return 1, f"cells were run one after another: {reason}"
     return jobs, None
 
 
@@ -115,7 +115,7 @@ class Deadline:
         return max(cells, 2) if self._shared else 1
 
 
-def play_cells(
+def run_cells(
     cells: Sequence[Cell],
     federation: Federation | None,
     model: nn.Module | None,
@@ -124,7 +124,7 @@ def play_cells(
     deadline: Deadline,
     engine: str = LOCAL,
 ) -> bool:
-    """Play cells, so many at a time; say whether all were played before the time was up."""
+    """Run cells, so many at a time; say whether all were run before the time was up."""
     shared = engine == LOCAL and any(uses_gpu(cell.experiment.engine.device) for cell in cells)
     watch = deadline.watching(tell, shared)
     try:

@@ -1,8 +1,8 @@
 """Cells as tasks on a Ray cluster: one a core, or a share of a GPU, on whichever node has room.
 
-Each tells its events while it is played, through one small actor, so that the table is live and trials can be pruned.
+Each tells its events while it runs, through one small actor, so that the table is live and trials can be pruned.
 Where a node sees the comparison's folder, a cell lies there from the start, and one whose node is lost goes on
-elsewhere from its last checkpoint. Where not, it is played aside and comes back whole when it is finished.
+elsewhere from its last checkpoint. Where not, it runs aside and comes back whole when it is finished.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fedstrata.runs.compare.pool import CellRunner, Pruned, Tell
 
 RETRIES = 3  # of a cell whose node or process was lost
 LOCAL, RAY = "local", "ray"
-_players: dict[str, CellRunner] = {}  # of this process, by comparison: cells of a seed share their data
+_runners: dict[str, CellRunner] = {}  # of this process, by comparison: cells of a seed share their data
 
 
 def check_engine_name(engine: str) -> None:
-    """Refuse an engine that cells cannot be played on."""
+    """Refuse an engine that cells cannot be run on."""
     if engine != LOCAL and engine.partition("=")[0] != RAY:
         raise RequestError(f'engine = "{engine}" is unknown; allowed: local, ray, ray=HOST:PORT')
 
@@ -46,7 +46,7 @@ def refuse_nested(cells: Sequence[Cell]) -> None:
     for cell in cells:
         if (kind := cell.experiment.engine.kind) != LOCAL:
             raise RequestError(
-                f'engine.kind = "{kind}" in {cell.name}: cells that are tasks of a cluster are played on engine.kind = '
+                f'engine.kind = "{kind}" in {cell.name}: cells that are tasks of a cluster are run on engine.kind = '
                 '"local"; leave out one of the two'
             )
 
@@ -79,17 +79,17 @@ class EventPost:
         return await self._answers.setdefault(cell, asyncio.Queue()).get()
 
 
-def play_cell(
+def run_cell(
     token: str,
     given: tuple[Federation | None, nn.Module | None],
     post: Any,
     cell: tuple[int, Path, Experiment, bool],
 ) -> tuple[Mapping[str, Any], bytes | None]:
-    """Play a cell in this process; return its last event and, where nobody else sees its folder, the folder."""
+    """Run a cell in this process; return its last event and, where nobody else sees its folder, the folder."""
     number, path, experiment, prunable = cell
     ray = Cluster(RUNNING).ray
     torch.set_num_threads(1)
-    player = _players.setdefault(token, CellRunner(*given))
+    runner = _runners.setdefault(token, CellRunner(*given))
 
     def tell(event: Mapping[str, Any]) -> None:  # steps may be many, and are on disk
         ray.get(post.tell.remote(number, {key: value for key, value in event.items() if key != "steps"}))
@@ -97,9 +97,9 @@ def play_cell(
             raise Pruned
 
     if _marker(path, token).exists():
-        return player.play(path, experiment, tell), None
+        return runner.run(path, experiment, tell), None
     with tempfile.TemporaryDirectory() as aside:
-        end = player.play(Path(aside) / "run", experiment, tell)
+        end = runner.run(Path(aside) / "run", experiment, tell)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             archive.add(Path(aside) / "run", ".")
@@ -116,14 +116,14 @@ def on_cluster(
     may_begin: Callable[[Cell], bool],
     time_left: Callable[[], float | None],
 ) -> bool:
-    """Play cells on a cluster, as many at a time as have room; say whether all were played before the time was up."""
+    """Run cells on a cluster, as many at a time as have room; say whether all were run before the time was up."""
     cluster = find_cluster(engine)
     token = uuid4().hex
     try:
         with _marked(cells, token):
             queue = CellQueue(cluster, token, (federation, model), jobs)
             try:
-                return queue.play(cells, tell, may_begin, time_left)
+                return queue.run(cells, tell, may_begin, time_left)
             finally:
                 queue.close()
     finally:
@@ -140,14 +140,14 @@ class CellQueue:
         self._post = self._ray.remote(EventPost).options(**here).remote()
         self._running: dict[Any, int] = {}
 
-    def play(
+    def run(
         self,
         cells: Sequence[Cell],
         tell: Tell,
         may_begin: Callable[[Cell], bool],
         time_left: Callable[[], float | None],
     ) -> bool:
-        """Play cells in order; say whether all were played."""
+        """Run cells in order; say whether all were run."""
         waiting = list(range(len(cells)))
         heard = self._post.listen.remote()
         while (waiting and may_begin(cells[waiting[0]])) or self._running:
@@ -171,7 +171,7 @@ class CellQueue:
         if not share.gpus and experiment.engine.workers == "auto":  # it has neighbours: one core
             one = experiment.engine.model_copy(update={"workers": 1})
             experiment = experiment.model_copy(update={"engine": one})
-        task = self._ray.remote(play_cell).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=RETRIES)
+        task = self._ray.remote(run_cell).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=RETRIES)
         told = number, cell.path.resolve(), experiment, cell.prunable
         return task.remote(self._token, self._given, self._post, told)
 
@@ -183,7 +183,7 @@ class CellQueue:
         )
 
     def _room(self, cell: Cell) -> int:
-        """Return how many cells are played at a time: what fits now, which changes when nodes join."""
+        """Return how many cells are run at a time: what fits now, which changes when nodes join."""
         room = max(sum(map(self._share(cell).room, self._cluster.nodes())), 1)
         return room if self._jobs is None else min(self._jobs, room)
 
@@ -211,7 +211,7 @@ class CellQueue:
             tell(cell, event)
 
     def close(self) -> None:
-        """End what is still played; it goes on from its last checkpoint the next time."""
+        """End what is still running; it goes on from its last checkpoint the next time."""
         for ref in self._running:
             self._ray.cancel(ref, force=True)
         for ref in self._running:

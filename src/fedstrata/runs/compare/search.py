@@ -1,4 +1,4 @@
-"""The search for each row's best setting under each condition: trials are cells, and are played like others.
+"""The search for each row's best setting under each condition: trials are cells, and are run like others.
 
 A trial is scored on samples that clients hold out of their own training data, with seeds that the comparison does not
 have: neither the test set nor the draws of the comparison have a part in what is chosen.
@@ -23,7 +23,7 @@ from fedstrata.runs.metrics import Metric
 FOLDER = "tuning"
 
 Place = tuple[str, str]  # a condition and a row, by their names
-Play = Callable[[Sequence[Cell]], bool]  # plays cells; whether all were played before the time was up
+RunCells = Callable[[Sequence[Cell]], bool]  # runs cells; whether all were run before the time was up
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Search:
         return list({c.path: c for trial, c in known if not (trial.ended and c.state == "waiting")}.values())
 
     def lay_out(self) -> None:
-        """Make the trials; every setting is checked before one is played."""
+        """Make the trials; every setting is checked before one is run."""
         cells: dict[tuple[Place, int], list[Cell]] = {}
         for seed in self.seeds:  # the data of a seed are built once
             for place, (condition, entry) in self.places.items():
@@ -76,11 +76,11 @@ class Search:
                 cell.state, cell.why = "failed", line.get("why")
         return cell
 
-    def play(self, play: Play, places: Sequence[Place]) -> bool:
-        """Play what is left of the search for some places; say whether all was played."""
+    def run(self, run_cells: RunCells, places: Sequence[Place]) -> bool:
+        """Run what is left of the search for some places; say whether all was run."""
         order = {seed: at for at, seed in enumerate(self.seeds)}
         left = [c for p in places for t in self.trials.get(p, ()) for c in t.cells if c.state != "finished"]
-        return play(sorted(left, key=lambda cell: order[cell.seed]))
+        return run_cells(sorted(left, key=lambda cell: order[cell.seed]))
 
     def refresh(self) -> None:
         """See what others have tried in the same folder."""

@@ -42,7 +42,7 @@ class Entry(NamedOverrides):
 
 @dataclass(frozen=True)
 class Condition(NamedOverrides):
-    """A column of a comparison: what all rows are played under, by what it sets. Without a name it is the only one."""
+    """A column of a comparison: what all rows are run under, by what it sets. Without a name it is the only one."""
 
 
 def full_key(key: str, what: str) -> str:

@@ -1,6 +1,6 @@
-"""Shares of a comparison: several machines play some of the cells each, in one folder that they share or in their own.
+"""Shares of a comparison: several machines run some of the cells each, in one folder that they share or in their own.
 
-A share is decided by the place of a cell in the order of play, so that all machines agree without talking. Where rows
+A share is decided by the place of a cell in the order of execution, so that machines agree without talking. Where rows
 are tuned, a row under a condition stays on one machine: its cells follow from its trials.
 """
 
@@ -51,7 +51,7 @@ class Shard:
 
     @contextmanager
     def locked(self, folder: Path) -> Iterator[None]:
-        """Keep others from playing the same: another process with this share, or one that plays all."""
+        """Keep others from doing the same: another process with this share, or one that runs all."""
         if self.of == 1:
             if busy := next((file for file in folder.glob("shard-*.lock") if is_locked(file)), None):
                 raise RequestError(f"another process is running {busy.stem} of the comparison in {folder}")

@@ -1,4 +1,4 @@
-"""A process that plays cells of a comparison: reads them from a socket, tells every event."""
+"""A process that runs cells of a comparison: reads them from a socket, tells every event."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def main(socket: int) -> None:
 
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         sys.path[:] = line.recv()
-        player = CellRunner(*pickle.loads(line.recv_bytes()))
+        runner = CellRunner(*pickle.loads(line.recv_bytes()))
         while True:
             path, experiment, prunable = line.recv()
-            line.send(player.play(path, experiment, partial(tell, prunable)))
+            line.send(runner.run(path, experiment, partial(tell, prunable)))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending
 
 

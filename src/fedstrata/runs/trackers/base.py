@@ -26,8 +26,8 @@ class TrackedRun:
         The run folder.
     experiment
         The whole experiment, as nested tables.
-    played
-        How many rounds were played before: 0, unless a run goes on.
+    rounds_done
+        How many rounds were done before: 0, unless a run goes on.
     memory
         What `Recording.memory` held when the run was last tracked; empty the first time.
     """
@@ -35,7 +35,7 @@ class TrackedRun:
     name: str
     folder: Path
     experiment: Mapping[str, Any]
-    played: int = 0
+    rounds_done: int = 0
     memory: Mapping[str, str] | None = None
 
 

@@ -37,7 +37,7 @@ class EventFiles:
         self.where = f"tensorboard --logdir {shlex.quote(str(folder))}"
         self.memory: Mapping[str, str] = {"folder": str(folder.resolve())}
         self._experiment = run.experiment
-        again = run.played + 1 if run.memory else None
+        again = run.rounds_done + 1 if run.memory else None
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=again)
         self._writer.add_text("experiment", f"```toml\n{tomli_w.dumps(dict(run.experiment))}```")
 

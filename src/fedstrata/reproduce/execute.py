@@ -1,4 +1,4 @@
-"""Playing what is missing of tables: the weightiest runs first, as many as the time allows, each kept when it ends."""
+"""Make the missing runs of tables: the weightiest runs first, as many as the time allows, each kept when it ends."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedstrata.reproduce.table import PaperTable, Wanted
 from fedstrata.runs.compare.cells import Cell
 from fedstrata.runs.compare.design import Design, with_seed
 from fedstrata.runs.compare.layout import guess_seconds
-from fedstrata.runs.compare.queue import Deadline, choose_jobs, play_cells
+from fedstrata.runs.compare.queue import Deadline, choose_jobs, run_cells
 from fedstrata.runs.compare.settings import folder_name
 from fedstrata.runs.compare.shards import Shard
 
 WHOLE = Shard()
 
 Tell = Callable[[PaperTable, Wanted, Mapping[str, Any]], None]
-Only = Callable[[PaperTable, Wanted], bool]  # which runs to play
+Only = Callable[[PaperTable, Wanted], bool]  # which runs to make
 
 
 @dataclass(frozen=True)
-class Played:
+class Executed:
     """What a call did."""
 
     finished: int
@@ -32,15 +32,15 @@ class Played:
     left: int = 0
 
 
-def runs_to_play(results: Results, shard: Shard = WHOLE, only: Only | None = None) -> list[Wanted]:
-    """Return what this machine has still to play: all, or every n-th run; and of these only some."""
+def missing_runs(results: Results, shard: Shard = WHOLE, only: Only | None = None) -> list[Wanted]:
+    """Return the runs that this machine has still to make: all, or every n-th; and of these only some."""
     table = results.table
     place = {one: number for number, one in enumerate(table.wanted())}
     own = [one for one in results.missing() if place[one] % shard.of == shard.number - 1]
     return own if only is None else [one for one in own if only(table, one)]
 
 
-def play(
+def run_tables(
     tables: Sequence[Results],
     out: Path,
     tell: Tell,
@@ -48,8 +48,8 @@ def play(
     shard: Shard = WHOLE,
     jobs: int | None = None,
     only: Only | None = None,
-) -> Played:
-    """Play what is missing, and keep every run that ends.
+) -> Executed:
+    """Make the missing runs, and keep every run that ends.
 
     Tables share one queue, so that a device is never idle between two of them: first what decides, table by table, and
     then the other rows.
@@ -57,17 +57,17 @@ def play(
     deadline = Deadline(minutes)
     tasks = list[Task]()
     for own in tables:
-        table, todo = own.table, runs_to_play(own, shard, only)
-        cells = make_cells(table.design, todo, out / folder_name(table.played_as), estimate(table, todo), table.digest)
+        table, todo = own.table, missing_runs(own, shard, only)
+        cells = make_cells(table.design, todo, out / folder_name(table.kept_as), estimate(table, todo), table.digest)
         tasks += [Task(cell, table, one, own) for cell, one in zip(cells, todo, strict=True)]
     tasks.sort(key=lambda task: not task.table.primary(task.wanted))
     jobs = choose_jobs([task.cell for task in tasks], None, None, jobs)[0]
-    played = _play(tasks, tell, deadline, jobs)
-    return replace(played, left=sum(len(runs_to_play(own, shard, only)) for own in tables))
+    done = _run(tasks, tell, deadline, jobs)
+    return replace(done, left=sum(len(missing_runs(own, shard, only)) for own in tables))
 
 
-def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:
-    """Play, tiny, every row under the first condition and the first row under the others. Nothing is kept."""
+def run_quickly(table: PaperTable, out: Path, tell: Tell) -> Executed:
+    """Run, at a tiny size, every row under the first condition and the first row under the others. Nothing is kept."""
     design = table.tiny
     first, *others = (condition.name for condition in design.conditions)
     rows = [entry.name for entry in design.entries]
@@ -75,7 +75,7 @@ def play_quickly(table: PaperTable, out: Path, tell: Tell) -> Played:
     todo += [Wanted(condition, rows[0], design.seeds[0]) for condition in others]
     cells = make_cells(design, todo, out / folder_name(table.id))
     tasks = [Task(cell, table, one) for cell, one in zip(cells, todo, strict=True)]
-    return _play(tasks, tell, Deadline(None), 1)
+    return _run(tasks, tell, Deadline(None), 1)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Task:
     kept_in: Results | None = None
 
 
-def _play(tasks: Sequence[Task], tell: Tell, deadline: Deadline, jobs: int) -> Played:
+def _run(tasks: Sequence[Task], tell: Tell, deadline: Deadline, jobs: int) -> Executed:
     finished, failed = list[Task](), dict[str, str]()
     known = {task.cell.path: task for task in tasks}
 
@@ -102,8 +102,8 @@ def _play(tasks: Sequence[Task], tell: Tell, deadline: Deadline, jobs: int) -> P
             failed[f"{task.table.id}, {task.wanted.name}"] = event["why"]
         tell(task.table, task.wanted, event)
 
-    play_cells([task.cell for task in tasks], None, None, watch, jobs, deadline)
-    return Played(len(finished), failed)
+    run_cells([task.cell for task in tasks], None, None, watch, jobs, deadline)
+    return Executed(len(finished), failed)
 
 
 def make_cells(
