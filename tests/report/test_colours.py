@@ -80,6 +80,11 @@ def test_every_recipe_has_a_line_of_its_own():
     assert len({style["color"] for style in few.values()}) == len(LINES)
 
 
+def test_methods_that_are_often_compared_have_different_colours():
+    often = ("fedavg", "fedprox", "scaffold", "feddyn", "fedadam", "fedyogi", "flips", "strata")
+    assert len({style["color"] for style in line_styles((name, name) for name in often).values()}) == len(often)
+
+
 def test_a_method_keeps_its_colour_whatever_it_is_shown_with():
     alone = {name: line_styles([(name, name)])[name]["color"] for name in (*KNOWN, "mine", "another")}
     together = line_styles((name, name) for name in reversed([*KNOWN[:20], "mine"]))

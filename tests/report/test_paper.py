@@ -69,6 +69,7 @@ def test_wrong_wishes_are_refused(cli, small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = cli(*about)
     assert (code, "fedstrata[figures]" in err) == (2, True)
+    assert not (tmp_path / "r.html").exists()
 
 
 def _inflated(part: bytes) -> bytes:

@@ -11,11 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from interpreters import ADDRESS
 from waiting import wait_until
 
 import fedstrata
 from fedstrata import Comparison, RequestError, Run
+from fedstrata.report.gather import gather
 from fedstrata.runs.compare import budget
 
 pytestmark = pytest.mark.usefixtures("quick_processes")
@@ -229,6 +231,30 @@ def test_finished_cells_are_never_run_again_and_new_methods_and_seeds_are_added(
     assert [row["method"] for row in grown.rows] == ["sfl"]
     assert len(known()["cells"]) == 5, "cells of earlier requests stay listed"
     assert [row["method"] for row in Comparison.open("c").rows] == ["sfl"]
+    said = "c also has finished runs of fedprox, fedavg; name them, too, to compare them"
+    assert said in grown.remarks
+    assert {run_data.row for run_data in gather(["c"]).runs_data} == {"sfl"}, "what the table has, the figures have"
+    assert not [one for one in quickly(("sfl", "fedavg", "fedprox"), seeds=2).remarks if "also has" in one]
+
+
+def test_tables_for_papers_tell_once_what_is_the_same_for_all(tmp_path):
+    done = quickly(("fedavg", "fedprox"))
+    for name, mark in (("t.tex", "% the same for all: "), ("t.md", "The same for all: ")):
+        done.write_table(tmp_path / name)
+        text = (tmp_path / name).read_text()
+        (shared,) = [line for line in text.splitlines() if line.startswith(mark)]
+        assert "updates" in shared
+        assert "updates" not in text.replace(shared, "")
+    done.write_table(tmp_path / "t.csv")
+    assert "client_updates" in (tmp_path / "t.csv").read_text()
+
+
+def test_data_from_python_are_asked_for_where_a_comparison_is_opened():
+    given = fedstrata.Federation.from_clients([(torch.rand(8, 3), torch.arange(8) % 2)] * 2)
+    fedstrata.compare(methods=["fedavg"], federation=given, overrides={"train.rounds": 1}, out="given")
+    with pytest.raises(RequestError, match=r"Comparison\.open"):
+        Comparison.open("given")
+    assert len(Comparison.open("given", federation=given).rows) == 1
 
 
 def test_a_cell_without_its_summary_is_concluded_again(cli):

@@ -72,7 +72,10 @@ def compare(
     how = {"jobs": jobs, "minutes": minutes, "shard": shard, "engine": engine}
     if resume is not None:
         if any((given, *design)):
-            raise RequestError("--resume takes everything from the folder; leave out the file and other options")
+            raise RequestError(
+                "--resume takes everything from the folder; leave out the file and other options. To add methods or "
+                "seeds, give the whole command again, with --out and this folder"
+            )
         done = run_comparison(lambda: Comparison.open(resume, metric=metric or ()), quiet, how)
     else:
         said = methods, variant or (), over or (), condition or (), seeds, budget, ablate, same, metric or ()

@@ -36,11 +36,12 @@ def report(
     from fedstrata.core.files import write_atomically
     from fedstrata.report.gather import gather
     from fedstrata.report.page import draw, page
-    from fedstrata.report.paper import FORMATS, write_figures
+    from fedstrata.report.paper import check_figures, check_format, write_figures
     from fedstrata.report.tables import write_csv
 
-    if kind not in FORMATS:
-        raise RequestError(f"--format {kind} is not known; there are {', '.join(FORMATS)}")
+    check_format(kind)
+    if figures is not None:
+        check_figures(kind, width)
     if out.is_dir():
         raise RequestError(f"-o {out} is a folder; name a file, such as {out / 'report.html'}")
     gathered = gather(runs)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,6 +48,7 @@ ResultsFolder = Annotated[
     Path, typer.Option("--results", metavar="DIR", help="Where figures of finished runs are kept.")
 ]
 KEPT = Path("reproduce/results")
+EVERY = 30.0  # seconds between lines about a run
 
 
 @app.command("list")
@@ -55,6 +57,7 @@ def listing(results: ResultsFolder = KEPT, as_json: AsJson = False) -> None:
     from fedstrata.reproduce.overview import judge_all
 
     judged = judge_all(results)
+    _note_missing(results)
     if as_json:
         print(json.dumps([own.to_json() for own in judged.values()]))
         return
@@ -120,6 +123,8 @@ def run(
         print(f"stopped; {where}; the same command goes on", file=sys.stderr)
         raise typer.Exit(130) from None
     look = f"show {tables[0].file_id}" if len(tables) == 1 else "list"
+    if minutes is not None and done.left and not done.finished:
+        print(f"no run ended within {minutes:g} minutes; of those begun, whole rounds are kept", file=sys.stderr)
     _conclude(done.finished, done.failed, done.left, f"look at it: fedstrata reproduce {look}")
 
 
@@ -133,6 +138,7 @@ def show(name: Name, results: ResultsFolder = KEPT, as_json: AsJson = False) -> 
 
     table = find_table(name)
     judged = judge_all(results, [table.paper])
+    _note_missing(results)
     shown = [
         judged[key] for key in judged if key == table.id or key.startswith((f"{table.id} as ", f"{table.id} with "))
     ]
@@ -195,6 +201,12 @@ def page(
     print(f"{len(written)} files in {markdown}, and {out}{f'; headlines in {readme}' if marked else ''}")
 
 
+def _note_missing(results: Path) -> None:
+    if not results.is_dir():
+        said = f"note: there is no folder {results} here, so no run counts as done; --results names another"
+        print(said, file=sys.stderr)
+
+
 def _find(names: list[str]) -> list[PaperTable]:
     """Return tables by their ids, each once; of "all" of them those whose data are here."""
     from fedstrata.reproduce.show import fetch_commands
@@ -241,14 +253,23 @@ def _announce(tables: list[Results], todo: list[list[Wanted]]) -> None:
 
 
 def _line(quiet: bool, named: bool = False) -> Any:
+    told: dict[str, float] = {}  # when a line was last written about a run
+
     def tell(table: PaperTable, one: Wanted, event: Mapping[str, Any]) -> None:
         from fedstrata.runs.progress import Reporter
 
         if Reporter.asked_to_stop:
             raise KeyboardInterrupt
-        if event["event"] == "finished" and not quiet:
-            summary, of = event["summary"], f"{table.id}, " if named else ""
-            print(f"{of}{one.name}: accuracy {summary['accuracy']:.4f}, {summary['seconds']:.1f} s", file=sys.stderr)
+        kind, now = event["event"], monotonic()
+        if quiet or (kind == "round" and now < told.setdefault(one.name, now) + EVERY):
+            return
+        name = f"{table.id}, {one.name}" if named else one.name
+        if kind == "round":
+            told[one.name] = now
+            print(f"{name}: round {event['round']} of {table.rounds(one)}", file=sys.stderr)
+        elif kind == "finished":
+            summary = event["summary"]
+            print(f"{name}: accuracy {summary['accuracy']:.4f}, {summary['seconds']:.1f} s", file=sys.stderr)
 
     return tell
 

@@ -60,7 +60,8 @@ def build_federation(experiment: Experiment, scaled: bool = True) -> Federation:
     data = experiment.data
     if data.name == GIVEN:
         raise RequestError(
-            'data.name = "given": this run\'s data came from Python; pass `federation` to `train` or `resume`'
+            'data.name = "given": this run\'s data came from Python; pass `federation` to `train`, `resume` or '
+            "`Comparison.open`"
         )
     part = _named("datasets", data, "data")
     arrays = expect_arrays(part, part.load())
@@ -327,7 +328,8 @@ def _builder(
         return partial(copy.deepcopy, take_module(module, sample, streams.torch_seed("model")))
     if choice.name == GIVEN:
         raise RequestError(
-            'model.name = "given": this run\'s model came from Python; pass `model` to `train` or `resume`'
+            'model.name = "given": this run\'s model came from Python; pass `model` to `train`, `resume` or '
+            "`Comparison.open`"
         )
     return make_network_builder(choice, tuple(federation.trial().shape[1:]), len(federation.classes), streams)
 

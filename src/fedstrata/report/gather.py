@@ -80,7 +80,8 @@ def gather(paths: Sequence[str | Path]) -> GatheredRuns:
             found.remarks += [remark for remark in remarks if remark not in found.remarks]
             found.rows += [{**row, "method": f"{of}{row['method']}"} for row in rows]
             order = [(row.get("condition", ""), row["method"]) for row in rows]
-            cells.sort(key=lambda cell: order.index(cell[:2]) if cell[:2] in order else len(order))
+            cells = [cell for cell in cells if not rows or cell[:2] in order]  # else they were asked for before
+            cells.sort(key=lambda cell: order.index(cell[:2]) if rows else 0)
             found.runs_data += [_read(run, condition, f"{of}{method}") for condition, method, run in cells]
         else:
             raise RequestError(f"{path} is not a run folder: it has no experiment.toml, and no runs below it")

@@ -42,6 +42,27 @@ LOOK: dict[Any, Any] = {
 }
 
 
+def check_format(kind: str) -> None:
+    """Refuse a format in which no figure can be saved."""
+    if kind not in FORMATS:
+        raise RequestError(f"--format {kind} is not known; there are {', '.join(FORMATS)}")
+
+
+def check_figures(kind: str, width: float) -> Any:
+    """Refuse what no figure can be saved as, before anything is written; return matplotlib."""
+    check_format(kind)
+    if not NARROW <= width <= WIDE:
+        raise RequestError(f"--width {width:g} must be from {NARROW:g} to {WIDE:g} inches")
+    try:
+        import matplotlib as mpl  # noqa: PLC0415  an extra
+    except ImportError:
+        raise RequestError(
+            "--figures needs matplotlib: pip install 'fedstrata[figures]'; the buttons below the figures of a report "
+            "save them without it"
+        ) from None
+    return mpl
+
+
 def write_figures(folder: Path, shown: Sequence[Shown], kind: str = "pdf", width: float = WIDTH) -> list[Path]:
     """Write every figure into a folder.
 
@@ -60,17 +81,7 @@ def write_figures(folder: Path, shown: Sequence[Shown], kind: str = "pdf", width
     -------
     list of Path
     """
-    if kind not in FORMATS:
-        raise RequestError(f"--format {kind} is not known; there are {', '.join(FORMATS)}")
-    if not NARROW <= width <= WIDE:
-        raise RequestError(f"--width {width:g} must be from {NARROW:g} to {WIDE:g} inches")
-    try:
-        import matplotlib as mpl  # noqa: PLC0415  an extra
-    except ImportError:
-        raise RequestError(
-            "--figures needs matplotlib: pip install 'fedstrata[figures]'; the buttons below the figures of a report "
-            "save them without it"
-        ) from None
+    mpl = check_figures(kind, width)
     date = {"pdf": "CreationDate", "svg": "Date"}.get(kind)
     written = []
     try:

@@ -167,6 +167,10 @@ class PaperTable:
         except RequestError as error:
             raise RequestError(f"{self.id}: {error}") from error
 
+    def rounds(self, wanted: Wanted) -> int:
+        """Return how many rounds a run has."""
+        return self.design.experiments[wanted.condition, wanted.method].train.rounds
+
     def check(self) -> None:
         """Refuse a file in which what was printed does not fit what is compared."""
         rows = {entry.name for entry in self.design.entries}  # which checks all experiments

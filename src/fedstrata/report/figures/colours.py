@@ -13,10 +13,11 @@ from zlib import crc32
 LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#9048F0", "#56B4E9", "#CC79A7", "#904830")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SLOTS = len(LINES) * len(DASHES)  # lines that can be told apart
-KNOWN = (  # the place of a name gives its line, so new names go to the end
+KNOWN = (  # the place of a name gives its line, so new names go to the end; a column has one colour: none of two that
+    # are often compared
     *("fedavg", "fedbss", "terraform", "scaffold", "strata", "stratify-batch", "flips", "fedpbs"),
-    *("fedprox", "fedadam", "feddyn", "fednova", "moon", "stratify-single", "oort", "power-of-choice"),
-    *("fedyogi", "fedadagrad", "fedlc", "fedrs", "fedexp", "sfl", "balanced-labels", "fedsgd"),
+    *("stratify-single", "fedadam", "feddyn", "fednova", "moon", "fedprox", "oort", "power-of-choice"),
+    *("fedsgd", "fedadagrad", "fedlc", "fedrs", "fedexp", "sfl", "balanced-labels", "fedyogi"),
     *("fedtan", "fedbs", "fedcda", "inco", "fedga-greedy", "tifl", "clustered-size", "gradclus"),
     *("hics", "divfl"),
 )

@@ -258,7 +258,16 @@ class Comparison:
             told.append(text if len(at) == many else f"{where}{text}")
         rough = caution(tested) if (tested := self.friedman) else []
         tuned = [] if self.search is None else describe_search(self.search, self.choices)
-        return [*self.notes, *tuned, *told, *rough]
+        return [*self.notes, *self._elsewhere(), *tuned, *told, *rough]
+
+    def _elsewhere(self) -> list[str]:
+        """Say which methods have finished runs in the folder and were not asked for this time."""
+        asked, conditions = {e.name for e in self.entries}, {c.name for c in self.conditions}
+        ended = [line for line in self.others if line["state"] == "finished" and line["condition"] in conditions]
+        left = dict.fromkeys(line["method"] for line in ended if not is_trial(line) and line["method"] not in asked)
+        return [f"{self.path} also has finished runs of {', '.join(left)}; name them, too, to compare them"] * bool(
+            left
+        )
 
     @property
     def runs(self) -> dict[str, list[Run]]:

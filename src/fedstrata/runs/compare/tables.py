@@ -97,7 +97,8 @@ def markdown_grid(grid: Grid) -> str:
     ]
     aligned = ["---", *["---:"] * (len(grid.titles) - 1)]
     said = [[cell.replace("|", "\\|") for cell in line] for line in (grid.titles, *lines)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (said[0], aligned, *said[1:]))
+    table = "".join(f"| {' | '.join(line)} |\n" for line in (said[0], aligned, *said[1:]))
+    return f"{table}\nThe same for all: {', '.join(grid.shared)}.\n" if grid.shared else table
 
 
 def latex(rows: Sequence[Row]) -> str:
@@ -119,9 +120,10 @@ def _latex(grid: Grid) -> str:
         [_bold(_small_interval(_escaped(cell)), (at, c) in grid.best, r"\textbf{{{}}}") for c, cell in enumerate(line)]
         for at, line in enumerate(grid.lines)
     ]
+    shared = [f"% the same for all: {', '.join(grid.shared)}"] if grid.shared else []
     begin = rf"\begin{{tabular}}{{l{'r' * (len(last) - 1)}}}"
     table = [r"\toprule", *_rows(heads), r"\midrule", *_rows(lines), r"\bottomrule"]
-    return "\n".join([begin, *table, r"\end{tabular}", ""])
+    return "\n".join([*shared, begin, *table, r"\end{tabular}", ""])
 
 
 def html_text(rows: Sequence[Row], remarks: Sequence[str]) -> str:
@@ -131,6 +133,7 @@ def html_text(rows: Sequence[Row], remarks: Sequence[str]) -> str:
     for metric, grid in _grids(rows, marked=False):
         parts.append(html.title(titled(metric.name)) if several and conditions_of(rows) else "")
         parts.append(html.table(grid.titles, grid.lines, grid.best))
+        parts.append(html.notes([f"the same for all: {', '.join(grid.shared)}"] if grid.shared else []))
     return "".join([*parts, html.notes(remarks)])
 
 
@@ -174,7 +177,7 @@ def _grids(rows: Sequence[Row], marked: bool = False) -> list[tuple[Metric, Grid
     """Return a grid of all figures or, under conditions, one a metric; ranks stand in the first."""
     first, *others = metrics_in(rows)
     if not conditions_of(rows):
-        return [(first, grid_of_figures(rows, whole=True))]
+        return [(first, grid_of_figures(rows))]
     more = [(metric, grid_of_conditions(rows, marked, metric)) for metric in others]
     ranked = grid_of_conditions(rows, marked)
     return [(first, ranked), *((metric, grid.take(range(len(grid.titles) - 1))) for metric, grid in more)]
