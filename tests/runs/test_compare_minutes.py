@@ -6,7 +6,7 @@ import pytest
 
 import fedstrata
 from fedstrata.core.errors import RequestError
-from fedstrata.runs.compare import queue
+from fedstrata.runs.compare import pool, queue
 
 SMALL = {"train.rounds": 3, "data.clients": 5, "train.clients_per_round": 2, "engine.workers": 1}
 
@@ -52,6 +52,14 @@ def test_a_shorter_cell_is_begun_where_a_longer_one_would_not_end(monkeypatch):
     watch(middle, {"event": "finished"})
     assert deadline.may_begin(short)  # 9 of the 10 s that are left
     assert not deadline.may_begin(long)
+
+
+def test_those_behind_a_long_cell_do_not_wait_for_it(monkeypatch):
+    monkeypatch.setattr(pool.CellRunner, "run", lambda *_: {"event": "finished"})
+    cells = [SimpleNamespace(path=name, experiment=None) for name in ("first", "long", "last")]
+    ended = []
+    whole = pool.in_turn(cells, None, None, lambda cell, _: ended.append(cell.path), lambda cell: cell.path != "long")
+    assert (whole, ended) == (False, ["first", "last"])
 
 
 def test_a_cell_that_shares_a_device_with_fewer_is_done_sooner(monkeypatch):

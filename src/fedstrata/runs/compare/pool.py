@@ -87,11 +87,16 @@ def in_turn(
 ) -> bool:
     """Run cells one after another, as long as another may begin; say whether all were run."""
     runner = CellRunner(federation, model)
-    for cell in cells:
-        if not may_begin(cell):
-            return False
+    left = list(cells)
+    while (cell := take_next(left, may_begin)) is not None:
         tell(cell, runner.run(cell.path, cell.experiment, partial(tell, cell)))
-    return True
+    return not left
+
+
+def take_next(left: list[Cell], may_begin: Callable[[Cell], bool]) -> Cell | None:
+    """Take the first cell that may begin: where a long one would not end in time, a shorter one after it may."""
+    at = next((at for at, cell in enumerate(left) if may_begin(cell)), None)
+    return None if at is None else left.pop(at)
 
 
 @dataclass
@@ -134,14 +139,13 @@ def _share_out(
 ) -> bool:
     left, workers = list(cells), list[CellWorker]()
     try:
-        while (left and may_begin(left[0])) or any(worker.cell for worker in workers):
+        while any(map(may_begin, left)) or any(worker.cell for worker in workers):
             while left and len(workers) < jobs:
                 workers.append(start())
             for worker in workers:
-                if worker.cell is None and left and may_begin(left[0]):
-                    worker.cell = left.pop(0)
+                if worker.cell is None and (cell := take_next(left, may_begin)) is not None:
+                    worker.cell = cell
                     with suppress(ConnectionError):  # it is dead, as will be noticed below
-                        cell = worker.cell
                         worker.line.send((cell.path, _on_one_worker(cell.experiment), cell.prunable))
             ready = wait([worker.line for worker in workers if worker.cell is not None], time_left())
             if not ready:  # the time is up
