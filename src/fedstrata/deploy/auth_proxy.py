@@ -202,7 +202,7 @@ def main() -> None:
         limits["timeout_keep_alive"] = KEPT
         logging.getLogger("uvicorn.access").addFilter(lambda line: site_reports.PATH not in line.getMessage())
         poll = LongPoll(app)
-        runs = RunLauncher(poll, _way_back(words), poll.announce)
+        runs = RunLauncher(poll, _way_back(words), poll.announce, database.parent.name)
         runs.watch(app.state.linkstate_factory.state)
         shelf = ModelShelf(runs, database.parent, signer)
         options |= limits | {"proxy_headers": False}  # nobody says where he is from

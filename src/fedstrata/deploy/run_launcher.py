@@ -31,11 +31,14 @@ PROCESS = [sys.executable, "-P", "-m", "fedstrata.deploy.run_process"]
 class RunLauncher:
     """Stands before Flower's web application (ASGI), behind the gate.
 
-    `words` say how a run reaches the server; `announce` is called when one was submitted.
+    `words` say how a run reaches the server; `announce` is called when one was submitted; processes of runs bear the
+    server's `name`, so that a list of processes says whose they are.
     """
 
-    def __init__(self, app: App, words: Sequence[str], announce: Callable[[], None] = lambda: None):
-        self._announce = announce
+    def __init__(
+        self, app: App, words: Sequence[str], announce: Callable[[], None] = lambda: None, name: str = "server"
+    ):
+        self._announce, self._name = announce, name
         self._app, self._words = app, [*words, "--parent-pid", str(os.getpid())]
         self._called = threading.Event()
         self._warm: subprocess.Popen[bytes] | None = None
@@ -107,7 +110,7 @@ class RunLauncher:
             _told(self._new(), line)
 
     def _new(self) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(PROCESS, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        child = subprocess.Popen([*PROCESS, self._name], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         self._started.append(child)  # or else they stay as zombies
         return child
 
