@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -200,3 +202,17 @@ def test_a_port_that_is_taken_is_refused(cli, flower_is_there):
         code, _, err = cli("deploy", "server", "--insecure", "--port", str(port))
     assert code == 2
     assert f"--port {port} cannot be used on this machine" in err
+
+
+def test_what_answers_and_is_no_server_of_ours_is_said_to_be_none():
+    nobody = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    nobody.RequestHandlerClass = type("Handler", (BaseHTTPRequestHandler,), {"do_GET": lambda h: h.send_error(404)})
+    threading.Thread(target=nobody.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{nobody.server_address[1]}"
+    site = client.CheckedClient("a", address, None, 0.0, {}, {}, [])
+    try:
+        with pytest.raises(RequestError, match=f"{address}: what answers there is no fedstrata server"):
+            client._reach(site, print)
+    finally:
+        nobody.shutdown()
+        nobody.server_close()

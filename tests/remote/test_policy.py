@@ -556,3 +556,9 @@ def test_parts_on_the_command_line_are_import_paths():
     assert read_policy(None, ["mine:Newest"]).import_paths == {"mine:Newest"}
     with pytest.raises(RequestError, match='--allow-part "oort" is not valid'):
         read_policy(None, ["oort"])
+
+
+def test_a_misspelt_key_is_told_with_what_was_meant(tmp_path):
+    (tmp_path / "site.toml").write_text('method = ["scaffold"]')
+    with pytest.raises(RequestError, match=r'site\.toml: method is not an option \(did you mean "methods"\?\)'):
+        read_policy(tmp_path / "site.toml")

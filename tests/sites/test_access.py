@@ -44,6 +44,7 @@ def test_sites_are_up_under_their_names_and_strangers_are_refused(federation, tm
     assert f"the server at {federation.address} does not take site d: it does not know the key" in stranger
     assert "site a is already running on this machine" in second
     assert "the certificate of the server is not to be trusted" in other
+    assert "are they of another federation?" in other
     assert "leave out --insecure" in plain
     assert "nowhere.csv" in broken
     assert "its data cannot be served" in broken

@@ -25,7 +25,7 @@ def board(
         typer.Option(metavar="WORD", help="What others must know; made up and printed if it is needed and not given."),
     ] = None,
 ) -> None:
-    """Watch runs in a browser while they go on. Several can be laid over each other."""
+    """Watch runs in a browser while they train. Several can be laid over each other."""
     needed()(runs, host, port, token, say)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedstrata.deploy.client import CheckedClient
 
 app = typer.Typer(
-    help="Train across real sites: one server, one client a site. docs/deploy.md walks through it.",
+    help="Train across real sites: one server, one client per site. docs/deploy.md walks through it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

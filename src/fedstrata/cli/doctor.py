@@ -20,7 +20,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine lacks, and what to do. Exit code 1 if something is bad."""
+    """Check what is missing on this machine, and say how to fix it. Exit code 1 if something is bad."""
     from fedstrata.deploy.health import examine
 
     found = examine(tuple(extra or ()))

@@ -25,7 +25,7 @@ def export(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of a run for use without fedstrata."""
+    """Export the model of a run, for use without fedstrata."""
     from fedstrata.remote.label_names import open_model
     from fedstrata.runs import export as exporting
 

@@ -25,7 +25,7 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how skewed data is before training, and what fits it."""
+    """Measure how skewed the data is, before training, and suggest methods."""
     from fedstrata.inspection import inspect as look
 
     if counts is not None and experiment is not None:

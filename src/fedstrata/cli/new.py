@@ -25,7 +25,7 @@ def new(
     folder: Annotated[Path, typer.Argument(metavar="NAME", help="The folder to make.")],
     as_json: AsJson = False,
 ) -> None:
-    """Begin an experiment of your own. The folder has a commented experiment, a part and its test; all run as is."""
+    """Create a new experiment. The folder has a commented experiment, a part and its test; all run as is."""
     name = folder.resolve().name
     if folder.is_file():
         raise RequestError(f"{folder} is a file; name a folder that is not there")

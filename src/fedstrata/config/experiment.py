@@ -364,7 +364,7 @@ class Experiment(Section):
             _forget_recipe(table, overrides["method.name"])
         for key, value in overrides.items():
             tables.put(table, key, value)
-        _refuse_unknown(cls, table, "")
+        refuse_unknown(cls, table, "")
         _suggest_training(table)
         data = table.get("data", {})
         if "fingerprint" in data and data.get("name") != GIVEN:
@@ -468,7 +468,8 @@ def _forget_recipe(table: dict[str, Any], name: Any) -> None:
             train.pop(key, None)
 
 
-def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str) -> None:
+def refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse keys that a section does not have, with those that were probably meant."""
     fields = section.model_fields
     for key, value in table.items():
         if key not in fields:
@@ -482,4 +483,4 @@ def _refuse_unknown(section: type[Section], table: Mapping[str, Any], prefix: st
                     name = next((name for name in ("name", "kind") if name in kind.model_fields), None)
                     meant = f"; did you mean {prefix}{key}.{name}?" if name and isinstance(value, str) else ""
                     raise RequestError(f"{prefix}{key} = {registry.shorten(value)} must be a table{meant}")
-                _refuse_unknown(kind, value, f"{prefix}{key}.")
+                refuse_unknown(kind, value, f"{prefix}{key}.")

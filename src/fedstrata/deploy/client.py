@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 REFUSED = "Failed to initialize the connection to the SuperLink"  # what Flower logs then
 CONNECTED = "SuperNode ID"
+OTHER_AUTHORITY = (18, 19, 20, 21)  # what OpenSSL calls a certificate that nobody who is trusted has signed
 
 SITE, NODE = "the site's process", "the connection to the server"
 PROCESS = [sys.executable, "-P", "-m", "fedstrata.remote.site_process"]  # the path of its configuration follows
@@ -287,13 +288,21 @@ def _reach(client: CheckedClient, say: Say) -> None:
     """Find out early what would otherwise be tried for ever: a server that is another one, or speaks otherwise."""
     authority = None if client.keys is None else client.keys / "ca.crt"
     try:
-        ask(client.server, HEALTH, authority)
+        if 400 <= ask(client.server, HEALTH, authority) < 500:  # a proxy before a server that is away says 502 or 503
+            raise RequestError(
+                f"--server = {client.server}: what answers there is no fedstrata server; is that the right port?"
+            )
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
+            why = (
+                "it has another authority than these keys; are they of another federation?"
+                if reason.verify_code in OTHER_AUTHORITY
+                else "its names were given with `fedstrata deploy keys --host`"
+            )
             raise RequestError(
                 f"--server = {client.server}: the certificate of the server is not to be trusted "
-                f"({reason.verify_message}); its names were given with `fedstrata deploy keys --host`"
+                f"({reason.verify_message}); {why}"
             ) from None
         if isinstance(reason, ssl.SSLError):
             raise RequestError(

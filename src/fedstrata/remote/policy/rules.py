@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from fedstrata.config import tables
-from fedstrata.config.experiment import Experiment, Section
+from fedstrata.config.experiment import Experiment, Section, refuse_unknown
 from fedstrata.config.travel import parts_of
 from fedstrata.core import registry
 from fedstrata.core.errors import RequestError
@@ -155,6 +155,7 @@ def read_policy(path: Path | None, allow: Collection[str] = ()) -> SitePolicy:
             f'--allow-part "{strange[0]}" is not valid; allowed: an import path, "my_package.module:Name"'
         )
     try:
+        refuse_unknown(SitePolicy, table)
         policy: SitePolicy = registry.validate(SitePolicy, table, "")
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from None
