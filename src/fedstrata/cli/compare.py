@@ -52,7 +52,7 @@ def compare(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare methods, paired: the same partition, initial model and random draws.
+    """Compare methods on the same partition, initial model and draws.
 
     A file may say all of it in a table [compare]; what is said here goes on top.
     """

@@ -25,7 +25,7 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how skewed the data is, before training, and suggest methods."""
+    """Measure how skewed the data is, and suggest methods that fit."""
     from fedstrata.inspection import inspect as look
 
     if counts is not None and experiment is not None:

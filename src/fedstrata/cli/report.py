@@ -32,7 +32,7 @@ def report(
     width: Annotated[float, typer.Option(metavar="INCHES", help="Of the saved figures.")] = 3.5,
     as_json: AsJson = False,
 ) -> None:
-    """Write a report on runs as one HTML page, which needs no network."""
+    """Write a report on runs: one HTML page that works offline."""
     from fedstrata.core.files import write_atomically
     from fedstrata.report.gather import gather
     from fedstrata.report.page import draw, page
