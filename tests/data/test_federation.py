@@ -18,6 +18,7 @@ X = np.arange(24, dtype=np.float32).reshape(12, 2)
 Y = np.arange(12) % 3
 ROWS = [[0, 1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11]]
 TEST = (X[:6], Y[:6])
+PIXELS = X.astype(np.uint8)
 
 
 class Pairs(Dataset):
@@ -318,6 +319,11 @@ def test_features_that_are_not_finite_are_refused(value, to):
         ({"clients": 13, "partition": Iid()}, "clients = 13 but there are only 12"),
         ({"y": Y[:11]}, "12 samples but 11 labels"),
         ({"groups": ["a"] * 11}, "12 samples but 11 groups"),
+        ({"test": (PIXELS, Y)}, "the test set has samples of type uint8, the training set of type float32"),
+        ({"x": PIXELS}, "the training set has samples of type uint8, the test set of type float32"),
+        ({"partition": "iid"}, "clients says already who holds what.*or leave the partition out"),
+        ({"clients": ["a", "b", "c"] * 4, "partition": Iid()}, "clients says already"),
+        ({"clients": {"a": [0, 1], "b": [2]}, "partition": {"kind": "iid"}}, "clients says already"),
         ({"test": (X[:3], Y[:2])}, "3 samples but 2 labels"),
         ({"y": np.zeros((12, 2), int)}, r"one-dimensional.*\(12, 2\)"),
         ({"y": Y + 0.5}, "labels must be classes, but 0.5 is a quantity"),
@@ -351,7 +357,10 @@ def test_a_federation_that_cannot_be_is_refused_with_the_reason(how, said):
     [
         ([(X, Y), (X[:, :1], Y)], r"different shapes: \[\(1,\), \(2,\)\]"),
         ([Pairs(X, Y), Pairs([X[0], X[1, :1]], [0, 1])], "shape"),
-        ([(X, Y[:3]), (X, Y)], "labels"),
+        ([(X, Y[:3]), (X, Y)], "client 0: 12 samples but 3 labels"),
+        ([(X[1:], Y), (X, Y[1:])], "client 0: 11 samples but 12 labels"),  # 23 of both
+        ({"kiel": (X, Y), "bonn": (X, Y[:0])}, "client bonn: 12 samples but 0 labels"),
+        ([(X, Y), (PIXELS, Y)], "client 1 has samples of type uint8, client 0 of type float32.*such as x / 255"),
         ([(X, Y), (X, [0, 1, NAN] * 4)], "client 1: 4 labels are missing, the first at row 2"),
         ([], "no .*samples"),
         ([Pairs([], [])], "no .*samples"),
@@ -360,6 +369,27 @@ def test_a_federation_that_cannot_be_is_refused_with_the_reason(how, said):
 def test_clients_whose_data_cannot_be_joined_are_refused(clients, said):
     with pytest.raises(RequestError, match=said):
         Federation.from_clients(clients)
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ([(X[1:], Y), (X, Y[1:])], "test of client bonn: 11 samples but 12 labels"),
+        ([(X, Y), (PIXELS, Y)], "test of client kiel has samples of type uint8, test of client bonn of type float32"),
+        ([(PIXELS, Y), (PIXELS, Y)], "the test set has samples of type uint8, the training set of type float32"),
+    ],
+)
+def test_clients_whose_test_data_cannot_be_joined_are_refused(tests, said):
+    with pytest.raises(RequestError, match=said):
+        Federation.from_clients({"bonn": (X, Y), "kiel": (X, Y)}, test=dict(zip(("bonn", "kiel"), tests, strict=True)))
+
+
+def test_types_that_mean_the_same_may_be_mixed():
+    others = [X.astype(t) for t in (np.float64, np.int64, bool)]
+    federation = Federation.from_clients([(x, Y) for x in (X, *others)], test=(others[0], Y))
+    assert torch.equal(federation.train.x[12:24], torch.tensor(X, dtype=torch.float64))
+    assert Federation.from_clients([(PIXELS, Y), (X[:0], Y[:0])], test=0.25).inputs.scale == 255
+    assert not len(Federation.from_arrays(PIXELS, Y, ROWS, test=(X[:0], Y[:0])).test), "a test set that holds nothing"
 
 
 def test_an_empty_data_set_is_refused():

@@ -29,8 +29,8 @@ def test_a_run_is_drawn_from_what_it_wrote(small):
 def test_what_a_run_does_not_have_is_refused(small):
     with pytest.raises(RequestError, match="does not have a fault"):
         plots.faults(small)
-    with pytest.raises(RequestError, match="does not have a no_such_metric"):
-        plots.metric(small, "no_such_metric")
+    with pytest.raises(RequestError, match=r'no round has a worst \(did you mean "worst10"\?\); there are accuracy, '):
+        plots.metric(small, "worst")
 
 
 def test_figures_of_one_run_refuse_a_comparison(tmp_path):

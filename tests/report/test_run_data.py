@@ -34,6 +34,14 @@ def test_a_trail_holds_what_the_events_say(small):
     assert run_data.labels.tolist() == [run_data.counts[took[:, r] > 0].sum(0).tolist() for r in range(4)]
 
 
+def test_a_figure_that_no_round_has_is_refused(small):
+    run_data = RunData.read(small.path)
+    with pytest.raises(RequestError, match=r'no round has a worst \(did you mean "worst10"\?\); there are accuracy, '):
+        run_data.column("worst")
+    assert {"accuracy", "worst10", "bytes_up"} <= run_data.figures
+    assert np.isnan(run_data.known("worst")).all(), "where several runs are drawn, one of them may lack a figure"
+
+
 def test_clients_accuracies_average_to_the_mean_and_the_worst_that_are_told(small):
     run_data = RunData.read(small.path)
     own = run_data.client_accuracy

@@ -210,6 +210,7 @@ def test_same_gives_all_rows_what_the_first_has():
         ({"methods": "fedavg,sfl", "same": ["combine"]}, 'same = "combine" is unknown (did you mean "combiner"?)'),
         ({"methods": "fedavg,sfl", "same": ["data.clients"]}, "name a stage"),
         ({"methods": "fedavg", "seeds": 0}, "seeds = 0 must be at least 1"),
+        ({"methods": "fedavg", "seeds": [1, 2]}, "it says how many seeds, such as 5, and train.seed says the first"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_by_name(asked, said):

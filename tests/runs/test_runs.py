@@ -16,7 +16,7 @@ import pytest
 import torch
 from dying_part import DOOMED
 
-from fedstrata import Federation, RequestError, Run, resume, train
+from fedstrata import Federation, RequestError, Run, compare, resume, train
 from fedstrata.runs import checkpoints
 from fedstrata.testing import tiny_federation
 
@@ -122,6 +122,19 @@ def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path):
     train(overrides=SMALL, out=tmp_path / "run")
     with pytest.raises(RequestError, match="already holds a run"):
         train(overrides=SMALL, out=tmp_path / "run")
+    Run.create(tmp_path / "a run", "")
+    with pytest.raises(RequestError, match=r"continue it with --resume '.*/a run', or choose another folder"):
+        train(overrides=SMALL, out=tmp_path / "a run")
+
+
+def test_what_nothing_could_score_leaves_no_folder(tmp_path):
+    x, y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
+    nothing = Federation.from_clients([(x, y), (x, y)], test=0)
+    with pytest.raises(RequestError, match="there are no test samples: hold some out"):
+        train(federation=nothing, out=tmp_path / "run")
+    with pytest.raises(RequestError, match="there are no test samples: hold some out"):
+        compare(methods="fedavg,fedprox", federation=nothing, out=tmp_path / "compared")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
@@ -362,5 +375,29 @@ def test_where_a_run_is_executed_may_change_on_the_way(tmp_path):
 def test_a_run_is_opened_by_the_name_of_its_folder(tmp_path):
     Run.create(tmp_path / "run", "")
     assert Run.open(str(tmp_path / "run")).path == tmp_path / "run"
-    with pytest.raises(RequestError, match="is not a run folder"):
+    with pytest.raises(RequestError, match=f"is not a run folder: .* such as {tmp_path / 'run'}$"):
         Run.open(str(tmp_path))
+
+
+def test_a_run_that_is_not_there_tells_nothing(tmp_path):
+    Run.create(tmp_path / "compared/fedavg/seed-0", "")
+    (tmp_path / "empty").mkdir()
+    ask = {
+        "summary": lambda run: run.summary,
+        "best": lambda run: run.best,
+        "curve": lambda run: run.curve("accuracy"),
+        "events": Run.events,
+        "to_pandas": Run.to_pandas,
+    }
+    for path, why in (
+        ("nowhere", "there is no such folder"),
+        ("empty", "it has no experiment.toml"),
+        ("compared", "it has no experiment.toml; name one of the runs in it, such as .*/compared/fedavg/seed-0"),
+    ):
+        run = Run(tmp_path / path)
+        assert repr(run).endswith(": no run)")
+        for what, read in ask.items():
+            with pytest.raises(RequestError, match=f"{path} is not a run folder: {why}$"):
+                pytest.fail(f"{what}: {read(run)}")
+    begun = Run(tmp_path / "compared/fedavg/seed-0")
+    assert (begun.summary, begun.events(), begun.curve("accuracy")) == ({}, [], [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -89,6 +89,15 @@ class ClientError(FedstrataError):
 def unknown_name(what: str, name: str, known: Iterable[str]) -> RequestError:
     """Refuse a name that is not in a table, and say which one was probably meant."""
     names = sorted(known)
+    return RequestError(f'{what} = "{name}" is unknown{_near(name, names)}; allowed: {", ".join(names)}')
+
+
+def no_figure(name: str, there: Iterable[str]) -> RequestError:
+    """Refuse a figure that no round has, and say which ones there are."""
+    names = sorted(there)
+    return RequestError(f"no round has a {name}{_near(name, names)}; there are {', '.join(names)}")
+
+
+def _near(name: str, names: Sequence[str]) -> str:
     near = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f' (did you mean "{near[0]}"?)' if near else ""
-    return RequestError(f'{what} = "{name}" is unknown{hint}; allowed: {", ".join(names)}')
+    return f' (did you mean "{near[0]}"?)' if near else ""

@@ -15,7 +15,7 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.ownership import copy_rows, deal_samples, owner_names, read_holders, take_for_server
 from fedstrata.data.partitions.base import hold_out
 from fedstrata.data.preprocessing import Preprocessing
-from fedstrata.data.reading import read_samples
+from fedstrata.data.reading import read_samples, refuse_mixed_pixels
 from fedstrata.data.scaling import Scale, bring_to_scale, to_be_scaled
 
 
@@ -47,6 +47,8 @@ def assemble(
     streams = Streams(seed)
     if isinstance(test, tuple):
         test_samples, _ = read_samples(*test, classes=classes, gaps=gaps)
+        if len(test_samples):
+            refuse_mixed_pixels({"the training set": samples.x.dtype, "the test set": test_samples.x.dtype})
         train_rows, test_rows = np.arange(len(samples)), np.arange(len(test_samples))
     else:
         test_samples, codes = samples, samples.y.numpy()
@@ -57,6 +59,11 @@ def assemble(
         deal = deal_samples(partition, clients, samples.labelled(train_rows), test_samples.labelled(test_rows), streams)
         split, test_split = Split.of(deal.train).among(train_rows), Split.of(deal.test).among(test_rows)
         notes, names = tuple(deal.notes), None if deal.names is None else tuple(map(str, deal.names))
+    elif partition is not None:
+        raise RequestError(
+            "clients says already who holds what, and a partition would deal samples out: give the partition a number "
+            "(clients=10), or None for as many as it finds; or leave the partition out"
+        )
     else:
         own_test = test_samples is samples
         split, test_split = read_holders(clients, train_rows, len(samples), test_clients, test_rows, own_test)

@@ -406,8 +406,9 @@ class Federation:
         Raises
         ------
         RequestError
-            If sizes or shapes do not fit, a row is named twice or is not there, the partition cannot fulfil the
-            request, or no training samples are left. `from_dataset` and `from_clients` raise the same.
+            If sizes, shapes or types do not fit, a row is named twice or is not there, who holds what is said twice,
+            the partition cannot fulfil the request, or no training samples are left. `from_dataset` and
+            `from_clients` raise the same.
 
         Examples
         --------
@@ -506,7 +507,7 @@ class Federation:
         if isinstance(test, Mapping):
             if not isinstance(clients, Mapping) or set(test) != set(clients):
                 raise RequestError("clients that have names must have the same ones in test")
-            test = [test[name] for name in clients]
-        test_x, test_y, test_rows = join_samples(test)
+            test = {name: test[name] for name in clients}
+        test_x, test_y, test_rows = join_samples(test, "test of client")
         federation = cls.from_arrays(x, y, rows, test=(test_x, test_y), test_clients=test_rows, scale=scale)
         return replace(federation, names=names)

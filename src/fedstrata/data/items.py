@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fedstrata.core.errors import RequestError
-from fedstrata.data.reading import read_features, read_labels
+from fedstrata.data.reading import read_features, read_labels, refuse_mixed_pixels
 
 SAMPLE = ("x", "image", "img", "input", "inputs", "pixel_values", "features", "data", "sample")
 LABEL = ("y", "label", "labels", "target", "targets", "class", "fine_label")
@@ -90,20 +90,26 @@ def _stacked(samples: Sequence[Any]) -> Tensor:
     return torch.stack(x)
 
 
-def join_samples(data_sets: Mapping[str, Any] | Sequence[Any]) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
-    """Join one data set a client into shared arrays, with the rows of each."""
+def join_samples(
+    data_sets: Mapping[str, Any] | Sequence[Any], of: str = "client"
+) -> tuple[Tensor, np.ndarray, list[np.ndarray]]:
+    """Join one data set a client into shared arrays, with the rows of each; `of`: whose, in what is refused."""
     named = data_sets if isinstance(data_sets, Mapping) else dict(enumerate(data_sets))
     pairs = []
     for client, data in named.items():
         try:
-            pairs.append(read_dataset(data))
+            x, y = read_dataset(data)
+            if len(x) != len(y):  # here, because totals may match, and the labels of others would move
+                raise RequestError(f"{len(x)} samples but {len(y)} labels")
         except RequestError as error:
-            raise RequestError(f"client {client}: {error}") from None
+            raise RequestError(f"{of} {client}: {error}") from None
+        pairs.append((x, y))
     held = [(x, y) for x, y in pairs if len(y)]
     if not held:
         raise RequestError("no client has any samples")
     if len(shapes := {tuple(x.shape[1:]) for x, _ in held}) > 1:
         raise RequestError(f"clients hold samples of different shapes: {sorted(shapes)}")
+    refuse_mixed_pixels({f"{of} {client}": x.dtype for client, (x, y) in zip(named, pairs, strict=True) if len(y)})
     if len({y.dtype.kind for _, y in held}) > 1:
         raise RequestError("some clients name their labels by text, others by number; use one of them")
     stops = np.cumsum([len(y) for _, y in pairs])

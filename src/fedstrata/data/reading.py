@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,18 @@ def read_features(x: Any) -> Tensor:
     if tensor.ndim < 2:
         raise RequestError(f"samples must be arrays themselves, [n, ...]; got shape {tuple(tensor.shape)}")
     return tensor
+
+
+def refuse_mixed_pixels(types: Mapping[str, torch.dtype]) -> None:
+    """Refuse pixels from 0 to 255 beside samples of another type, by holder: one scale cannot fit both."""
+    named = {holder: str(dtype).removeprefix("torch.") for holder, dtype in types.items()}
+    pixels = next((holder for holder, name in named.items() if name == "uint8"), None)
+    other = next((holder for holder, name in named.items() if name != "uint8"), None)
+    if pixels is not None and other is not None:
+        raise RequestError(
+            f"{pixels} has samples of type uint8, {other} of type {named[other]}: uint8 is pixels, which are divided "
+            "by 255, and nothing else is; give all samples in one type and on one scale, such as x / 255 for the uint8"
+        )
 
 
 def _shared(array: np.ndarray) -> Tensor:

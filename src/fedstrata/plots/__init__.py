@@ -14,7 +14,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import RequestError, no_figure
 from fedstrata.report import figures
 from fedstrata.report.figures import curves
 from fedstrata.report.gather import gather
@@ -101,7 +101,11 @@ def metric(source: RunOrComparison, name: str, against: str = "rounds") -> go.Fi
     RequestError
         If no round has that figure, or `against` is not known.
     """
-    return _there(curves.curves(_read(source), name, against), f"a {name}")
+    runs_data = _read(source)
+    there = set[str]().union(*(run_data.figures for run_data in runs_data))
+    if there and name not in there:
+        raise no_figure(name, there)
+    return _there(curves.curves(runs_data, name, against), f"a {name}")
 
 
 def labels(source: RunOrComparison) -> go.Figure:

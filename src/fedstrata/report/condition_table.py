@@ -94,7 +94,7 @@ def _mean_curve(runs: Sequence[RunData]) -> np.ndarray:
     """Return rounds and the mean accuracy over runs, [points, 2], where all of them were scored."""
     scored = []
     for run_data in runs:
-        values = run_data.column("accuracy")
+        values = run_data.known("accuracy")
         known = ~np.isnan(values)
         scored.append(dict(zip(run_data.rounds[known].tolist(), values[known].tolist(), strict=True)))
     shared = sorted(set.intersection(*map(set, scored))) if scored else []

@@ -42,7 +42,7 @@ def _of_run(run_data: RunData) -> str:
     if not len(scores := _scores(run_data)):
         return f"{run_data.name} has not been scored {after}."
     said = [f"{run_data.name} recognises {share(scores[-1])} of the test samples {after}"]
-    worst = run_data.column("worst10")
+    worst = run_data.known("worst10")
     worst = worst[~np.isnan(worst)]
     if len(worst):
         said.append(f"{share(worst[-1])} for the tenth of clients that it serves worst")
@@ -128,6 +128,6 @@ def _value(metric: Metric, value: float) -> str:
 
 
 def _scores(run_data: RunData) -> np.ndarray:
-    accuracy = run_data.column("accuracy")
+    accuracy = run_data.known("accuracy")
     known: np.ndarray = accuracy[~np.isnan(accuracy)]
     return known

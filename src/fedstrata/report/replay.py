@@ -30,8 +30,8 @@ def replay(run_data: RunData) -> dict[str, Any] | None:
     order, cluster, _ = by_cluster(run_data)
     place = np.argsort(order)
     rounds = run_data.rounds.tolist()
-    up, down = (np.diff(np.nan_to_num(run_data.column(f"bytes_{way}")), prepend=0).tolist() for way in ("up", "down"))
-    accuracy, by_round = run_data.column("accuracy"), _by_round(run_data, place)
+    up, down = (np.diff(np.nan_to_num(run_data.known(f"bytes_{way}")), prepend=0).tolist() for way in ("up", "down"))
+    accuracy, by_round = run_data.known("accuracy"), _by_round(run_data, place)
     why = {f.round: f.why for f in run_data.faults if f.kind == "dropped"}
     frames = [
         {

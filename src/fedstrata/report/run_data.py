@@ -17,7 +17,7 @@ import numpy as np
 
 from fedstrata import __version__
 from fedstrata.config.naming import folder_name, name_run
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import RequestError, no_figure
 from fedstrata.core.event_lines import read_event
 from fedstrata.core.events import FAULTS, Fault, describe_choice, describe_fault
 from fedstrata.core.toml import read_toml
@@ -354,19 +354,45 @@ class RunData:
         Parameters
         ----------
         name
-            As in the events of rounds.
+            As in the events of rounds; `figures` lists them.
 
         Returns
         -------
         numpy.ndarray
             NaN where it was not taken.
+
+        Raises
+        ------
+        RequestError
+            If there are rounds, and none of them has it.
+        """
+        if len(self) and name not in self.figures:
+            raise no_figure(name, self.figures)
+        return self.known(name)
+
+    @property
+    def figures(self) -> set[str]:
+        """Names of all figures that some round has."""
+        return {name for e in self._rounds for name, value in e.items() if isinstance(value, int | float)}
+
+    def known(self, name: str) -> np.ndarray:
+        """Return a figure by round, as far as it is known: NaN throughout where no round has it.
+
+        Parameters
+        ----------
+        name
+            As in `column`.
+
+        Returns
+        -------
+        numpy.ndarray
         """
         return np.array([_number(e.get(name)) for e in self._rounds], dtype=np.float64)
 
     @property
     def traffic(self) -> np.ndarray:
         """Bytes sent so far by anybody, by round."""
-        ways = [np.nan_to_num(self.column(f"bytes_{way}")) for way in ("up", "down", "p2p")]
+        ways = [np.nan_to_num(self.known(f"bytes_{way}")) for way in ("up", "down", "p2p")]
         total: np.ndarray = np.sum(ways, axis=0)
         return total
 

@@ -47,7 +47,7 @@ def runs(runs_data: Sequence[RunData]) -> Table:
     for run_data in runs_data:
         summary = run_data.summary
         told = {
-            key: summary.get(key) if key in FINAL else summary.get(key, _last(run_data.column(key))) for key in SHOWN
+            key: summary.get(key) if key in FINAL else summary.get(key, _last(run_data.known(key))) for key in SHOWN
         }
         state = summary.get("stopped", "not finished")
         rows.append(
@@ -58,7 +58,7 @@ def runs(runs_data: Sequence[RunData]) -> Table:
 
 def rounds(run_data: RunData) -> Table:
     """Return a row a round."""
-    columns = [run_data.column(name) for name in BY_ROUND]
+    columns = [run_data.known(name) for name in BY_ROUND]
     rows = [[run_data.name, int(r), *map(_known, own)] for r, *own in zip(run_data.rounds, *columns, strict=True)]
     return Table("rounds", ["run", "round", *BY_ROUND], rows)
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from fedstrata.config.model_info import ABOUT, ModelInfo
 from fedstrata.core import html
-from fedstrata.core.errors import RequestError
+from fedstrata.core.errors import RequestError, no_figure
 from fedstrata.core.event_lines import read_events
 from fedstrata.core.file_lock import is_locked, take_lock
 from fedstrata.core.files import make_folder, sync_folder, write_atomically, writing_to
@@ -76,16 +77,14 @@ class Run(Predictor):
         self.checkpoints = Checkpoints(self.path / "checkpoint")
 
     def __repr__(self) -> str:
-        done = self.summary
-        said = (
-            f"{done.get('name', done['method'])}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
-            if done
-            else "not finished"
-        )
+        done = self.summary if self._begun else {}
+        said = "not finished" if self._begun else "no run"
+        if done:
+            said = f"{done.get('name', done['method'])}, accuracy {done['accuracy']:.4f} after {done['rounds']} rounds"
         return f"Run({str(self.path)!r}: {said})"
 
     def _repr_html_(self) -> str:
-        done = self.summary
+        done = self.summary if self._begun else {}
         if not done:
             return html.title(repr(self))
         kept = ("accuracy", "balanced_accuracy", "worst10", "best_accuracy", "rounds", "client_updates", "seconds")
@@ -106,7 +105,7 @@ class Run(Predictor):
         Raises
         ------
         RequestError
-            If pandas is not installed.
+            If pandas is not installed, or the folder holds no run.
         """
         return make_frame(columns_of_rounds(self.events()), index="round")
 
@@ -141,7 +140,8 @@ class Run(Predictor):
             raise RequestError(f"{path} holds other files; a run needs a folder of its own")
         if (path / "experiment.toml").exists():
             raise RequestError(
-                f"{path} already holds a run: continue it with --resume {path}, or choose another folder"
+                f"{path} already holds a run: continue it with --resume {shlex.quote(str(path))}, or choose another "
+                "folder"
             )
         with writing_to(path):
             make_folder(path)
@@ -172,7 +172,7 @@ class Run(Predictor):
         needed = ["experiment.toml", *(["events.jsonl"] if begun else [])]
         missing = [name for name in needed if not (path / name).is_file()]
         if missing:
-            raise RequestError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
+            raise _no_run(path, missing)
         return cls(path)
 
     @classmethod
@@ -231,6 +231,16 @@ class Run(Predictor):
         """Whether a process is running in this folder now."""
         return is_locked(self.path / LOCK)
 
+    @property
+    def _begun(self) -> bool:
+        """Whether anything of a run is here; one that is about to begin has nothing yet."""
+        return any((self.path / name).exists() for name in ("experiment.toml", "events.jsonl", "summary.json"))
+
+    def _refuse_nothing(self) -> None:
+        """Refuse to tell of a run that is not there, as if it had done nothing so far."""
+        if not self._begun:
+            raise _no_run(self.path, ["experiment.toml"])
+
     # ---- events --------------------------------------------------------------------------------------------------
 
     def log(self, kind: str, *, wall: Mapping[str, Any] | None = None, **fields: Any) -> None:
@@ -264,6 +274,11 @@ class Run(Predictor):
             so far and its "steps". Whatever did not go as asked is an event of its own, such as "dropped"; so is a line
             that cannot be read, "damaged".
 
+        Raises
+        ------
+        RequestError
+            If the folder holds no run.
+
         Examples
         --------
         >>> import fedstrata
@@ -271,6 +286,7 @@ class Run(Predictor):
         >>> [event["event"] for event in run.events()]
         ['start', 'clients', 'engine', 'round']
         """
+        self._refuse_nothing()
         path = self.path / "events.jsonl"
         events = read_events(path.read_bytes()) if path.exists() else []
         if wall:
@@ -348,7 +364,8 @@ class Run(Predictor):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The outcome; empty while the run is not finished."""
+        """The outcome; empty while the run is not finished. A folder that holds no run is refused."""
+        self._refuse_nothing()
         path = self.path / "summary.json"
         try:
             summary = json.loads(path.read_text()) if path.exists() else {}
@@ -374,11 +391,11 @@ class Run(Predictor):
         Raises
         ------
         RequestError
-            If no round has it.
+            If no round has it, or the folder holds no run.
         """
         rounds = [e for e in self.events() if e["event"] == "round"]
         if rounds and not any(metric in e for e in rounds):
-            raise RequestError(f"no round has a {metric}; there are {', '.join(sorted(rounds[-1]))}")
+            raise no_figure(metric, rounds[-1])
         return [e[metric] for e in rounds if metric in e]
 
     def model(self) -> dict[str, Tensor]:
@@ -404,6 +421,16 @@ class Run(Predictor):
         """
         told = self.summary.get("best")
         return None if told is None else BestRound(self.path / "best.safetensors", **told)
+
+
+def _no_run(path: Path, missing: Sequence[str]) -> RequestError:
+    """Refuse a folder that holds no run; one of a comparison holds runs further below."""
+    why = f"it has no {' and no '.join(missing)}" if path.is_dir() else "there is no such folder"
+    below = (file.parent for deep in ("*", "*/*", "*/*/*") for file in sorted(path.glob(f"{deep}/experiment.toml")))
+    run = next(below, None)
+    return RequestError(
+        f"{path} is not a run folder: {why}{f'; name one of the runs in it, such as {run}' if run else ''}"
+    )
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,8 @@ def build_session(
     experiment, choices = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse_few(experiment, plan, len(federation))
+    if remote is None:
+        refuse_untested(federation)
     private = set_up(experiment, plan, federation, None if remote is None else remote.set_up)
     plan, client_info = private.plan, private.client_info
     if experiment.train.evaluate.personal and private.evaluator is not None:
@@ -161,6 +163,7 @@ def check_experiment(
     experiment, _ = settle(experiment, federation, model)
     plan = build_plan(experiment, federation, model)
     refuse_few(experiment, plan, len(federation))
+    refuse_untested(federation)
     refuse(experiment, plan, federation)
     last_round(experiment, accountant(experiment, plan, federation.client_info(plan.needs, plan.streams)))
     return federation, plan
@@ -173,6 +176,14 @@ def refuse_few(experiment: Experiment, plan: Plan, clients: int) -> None:
         raise RequestError(
             f'train.clients_per_round gives {k}; method.combiner = "{experiment.method.combiner["kind"]}" needs at '
             f"least {fewest} clients a round: of fewer it could leave none out"
+        )
+
+
+def refuse_untested(federation: Federation) -> None:
+    """Refuse to train what nothing could score; sites say themselves what they test with."""
+    if not federation.tests:
+        raise RequestError(
+            "there are no test samples: hold some out, such as test=0.2 (data.test of own data), or give a test set"
         )
 
 

@@ -80,7 +80,7 @@ def spread(run_data: RunData) -> go.Figure | None:
     drawn = figure(title=f"{run_data.name}: accuracy over clients", hovermode="x unified")
     add_band(drawn, rounds, low, high, LINES[0], name="eight in ten clients")
     add_band(drawn, rounds, quarter, upper, LINES[0], name="half of them")
-    worst = run_data.column("worst10")[scored]
+    worst = run_data.known("worst10")[scored]
     for values, name, colour in ((middle, "median client", LINES[0]), (worst, "mean of the worst tenth", ALARM)):
         hover = "%{y:.1%}"
         line = {"color": colour, "width": 2}

@@ -92,8 +92,8 @@ def _empty(against: str, metric: str, title: str) -> go.Figure:
 
 def _points(run_data: RunData, metric: str) -> np.ndarray:
     """Return the axes and the value of every round that has one, [points, 5]."""
-    axes = (run_data.rounds, run_data.traffic / 1e6, run_data.column("client_updates"), run_data.column("time"))
-    points = np.stack([*map(np.float64, axes), run_data.column(metric)], axis=1) if len(run_data) else np.zeros((0, 5))
+    axes = (run_data.rounds, run_data.traffic / 1e6, run_data.known("client_updates"), run_data.known("time"))
+    points = np.stack([*map(np.float64, axes), run_data.known(metric)], axis=1) if len(run_data) else np.zeros((0, 5))
     known: np.ndarray = points[~np.isnan(points[:, 4])]
     return known
 

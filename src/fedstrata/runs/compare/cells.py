@@ -55,6 +55,11 @@ class Cell:
         return Run(self.path)
 
     @property
+    def has_outcome(self) -> bool:
+        """Whether its run was played to its end; it may not have begun."""
+        return (self.path / "summary.json").exists() and bool(self.run.summary)
+
+    @property
     def name(self) -> str:
         """What to call it."""
         setting = f", {describe(self.setting)}" if self.setting else ""

@@ -439,7 +439,7 @@ class Comparison:
                 if choice is not None and choice.setting is None:
                     cell.state, cell.why = "failed", "tuning found no setting: all that were tried failed"
         for cell in self.cells:
-            if cell.state == "waiting" and cell.hash and cell.run.summary:
+            if cell.state == "waiting" and cell.hash and cell.has_outcome:
                 cell.state = "finished"
 
     def _write(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -109,7 +109,7 @@ def find_state(cell: Cell, line: Mapping[str, Any] | None) -> None:
     """Give a cell the state in which it lies in the folder; `line` is what comparison.json says of it."""
     if line is not None:
         _refuse_changed(cell, line)
-    cell.state = "finished" if cell.run.summary else "waiting"
+    cell.state = "finished" if cell.has_outcome else "waiting"
 
 
 def find_states(cells: Sequence[Cell], lines: Sequence[dict[str, Any]], root: Path) -> list[dict[str, Any]]:

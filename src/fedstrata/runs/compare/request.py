@@ -60,7 +60,9 @@ class ComparisonRequest:
     ) -> ComparisonRequest:
         """Read what the command line, a file or Python says."""
         if seeds is not None and (isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1):
-            raise RequestError(f"seeds = {seeds} must be at least 1")
+            raise RequestError(
+                f"seeds = {seeds} must be at least 1: it says how many seeds, such as 5, and train.seed says the first"
+            )
         if budget is not None and not isinstance(budget, str):
             raise RequestError(f'budget = {budget!r} must be a text, such as "bytes=50MB"')
         return cls(

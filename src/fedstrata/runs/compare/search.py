@@ -85,7 +85,7 @@ class Search:
     def refresh(self) -> None:
         """See what others have tried in the same folder."""
         for cell in self.cells:
-            if cell.state == "waiting" and cell.run.summary:
+            if cell.state == "waiting" and cell.has_outcome:
                 cell.state = "finished"
 
     def watch(self, cell: Cell, event: Mapping[str, Any]) -> None:
