@@ -400,7 +400,7 @@ class Optimizer(LocalPart):
 
     def edit_gradient(self, own: Tensors, buf: Buffers, rate: Tensor) -> None:
         """Move the trainer's weights."""
-        self.step(own, buf.w, buf.g, rate)
+        return self.step(own, buf.w, buf.g, rate)  # nothing: whatever else it gives is refused
 
     def finish(self, own: Tensors, buf: Buffers, context: ClientContext) -> Done:
         """Give the memory to whom it belongs."""
