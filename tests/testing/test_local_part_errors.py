@@ -12,6 +12,7 @@ import pytest
 from hooks import GIVEN, given
 
 from fedstrata.client.trainer import Trainer
+from fedstrata.client.vmapped import VmappedTrainer
 from fedstrata.core.client_context import Done
 from fedstrata.core.client_parts import Correction, Optimizer, Order
 from fedstrata.core.errors import PartError, RequestError
@@ -37,7 +38,7 @@ class OddPart(Correction):
         return given("declare_client_state", dict, space)
 
     def fill(self, own, buf, context):
-        given("fill", lambda: None, own, buf, context)
+        return given("fill", lambda: None, own, buf, context)
 
     def edit_logits(self, own, buf, logits):
         return given("edit_logits", lambda: logits, logits)
@@ -47,10 +48,12 @@ class OddPart(Correction):
 
     def observe(self, own, buf, batch):
         own[given("observe", lambda: next(iter(own), None))] if "observe" in GIVEN else None
+        return given("observed", lambda: None)
 
     def edit_gradient(self, own, buf, rate):
         if "edit_gradient" in GIVEN:
             buf.g.add_(own[GIVEN["edit_gradient"]])
+        return given("edited", lambda: None, buf)
 
     def finish(self, own, buf, context):
         if "kept" in GIVEN:
@@ -58,12 +61,15 @@ class OddPart(Correction):
         return given("finish", Done, own, buf)
 
 
-def visit_of(overrides):
-    """Visit one client, as every engine does."""
+def visit_of(overrides, at_once=False):
+    """Visit one client, as every engine does; or as one of several at once, as engines do with tiny models."""
     work = session_of(overrides)
     train = work.federation.train
     trainer = Trainer(work.plan.local, train.x, train.y, int(work.federation.train_split.sizes.max()))
-    return trainer.run_task(work.federation.client(1), Task(1, 0, 0, down=work.initial_state().model.wire()), {})
+    client, task = work.federation.client(1), Task(1, 0, 0, down=work.initial_state().model.wire())
+    if at_once:
+        return VmappedTrainer(trainer, 2).run_tasks([client], [task], [{}])
+    return trainer.run_task(client, task, {})
 
 
 @pytest.mark.parametrize(
@@ -126,6 +132,66 @@ def test_a_slot_that_was_not_declared_is_named(gives, hooks, said):
     gives(declare_slots=lambda space: {"sum": Slot()}, **hooks)
     with pytest.raises(PartError, match=f"OddPart: {said}"):
         visit_of({"method.corrections": [OddPart()]})
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        (
+            {"edited": lambda buf: buf.g * 0.5},
+            r"`edit_gradient` gave a tensor of shape \(43,\) .*: nothing. .*g.mul_",
+        ),
+        ({"observed": {"sum": 1.0}}, r"`observe` gave \{'sum': 1.0\} .*allowed: nothing. Write into a slot: own"),
+        ({"fill": {}}, r"`fill` gave \{\} .*allowed: nothing. Write into the slots: own\[...\].copy_"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_hook_that_writes_in_place_gives_nothing(gives, hooks, said, at_once):
+    gives(**hooks)
+    with pytest.raises(PartError, match=f"OddPart: {said}"):
+        visit_of({"method.corrections": [OddPart()]}, at_once)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        (
+            {"edit_gradient": "v"},
+            r"`edit_gradient` puts shapes together that do not fit: The size of tensor a \(43\) .*\(10\).* There are: "
+            r'own\["v"\] \(10,\), as `declare_slots` declares it; weights and gradient \(43,\), as Slot\(\(space.P',
+        ),
+        ({"fill": lambda own, buf, context: own["v"].copy_(buf.w0)}, r'`fill` puts shapes .*: own\["v"\] \(10,\)'),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_slot_of_the_wrong_shape_is_named(gives, hooks, said, at_once):
+    gives(declare_slots=lambda space: {"v": Slot((10,))}, **hooks)
+    with pytest.raises(PartError, match=f"OddPart: {said}"):
+        visit_of({"method.corrections": [OddPart()]}, at_once)
+
+
+def test_another_runtime_error_stays_what_it_is(gives):
+    def fails(buf):
+        raise RuntimeError("mine")
+
+    gives(edited=fails)
+    with pytest.raises(RuntimeError, match=r"\Amine\Z"):
+        visit_of({"method.corrections": [OddPart()]})
+
+
+@dataclass(frozen=True)
+class GivesWeights(Optimizer):
+    """Gives new weights instead of moving those that are there."""
+
+    def step(self, own, w, g, rate):
+        return w - rate * g
+
+
+def test_an_optimizer_that_gives_weights_is_told_to_move_them():
+    with pytest.raises(PartError, match=r"GivesWeights: `step` gave a tensor .*: nothing. Move `w` in place: w.sub_"):
+        visit_of({"train.optimizer": GivesWeights()})
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,9 @@ class OddSelector(Selector):
         given("change", lambda: None, state)
         return view.eligible[: view.k]
 
+    def feedback(self, state, view, outcomes, scores):
+        return given("learnt", lambda: None, state)
+
 
 @dataclass(frozen=True)
 class OddCombiner(Combiner):
@@ -110,6 +113,12 @@ def test_and_one_that_cannot_be_read_again_says_what_to_annotate(gives):
     said = r"OddSelector: its state was saved with the fields \['value'\] at state.selector.items.0, .*annotate the"
     with pytest.raises(PartError, match=said):
         run_rounds(session_of({"method.selector": OddSelector()}), cut=2)
+
+
+def test_a_selector_changes_its_state_in_place_and_gives_nothing(gives):
+    gives(init=Memory, learnt=lambda state: Memory(state.number + 1))
+    with pytest.raises(PartError, match=r"OddSelector: `feedback` gave Memory\(number=1.*: nothing. Change `state` in"):
+        play(session_of({"method.selector": OddSelector()}), 1)
 
 
 @dataclass(frozen=True)

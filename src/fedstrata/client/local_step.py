@@ -7,10 +7,12 @@ in turn and the optimizer moves the weights; at the end everything is collected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, NoReturn
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from fedstrata.core.client_context import Batch, Buffers, ClientContext, Done
 from fedstrata.core.client_parts import ClientPlan, LocalPart, Optimizer, Order
-from fedstrata.core.contract import broken, describe, expect, expect_tensors
+from fedstrata.core.contract import broken, describe, expect, expect_nothing, expect_tensors
 from fedstrata.core.errors import PartError
 from fedstrata.core.flat_model import ParameterSpace
 from fedstrata.core.messages import (
@@ -34,6 +36,7 @@ from fedstrata.core.messages import (
 )
 
 Slots = Mapping[str, Tensors]  # of each part
+SHAPES = re.compile(r"\bsizes?\b|\bshapes?\b")  # what torch says where tensors do not fit each other
 RING = 64  # batches filled ahead of the step
 LONG_RING, ROOM = 1024, 1 << 20  # the same on a GPU, which fetches them all at once: batches, and samples at most
 
@@ -149,9 +152,11 @@ def fill(local: ClientPlan, space: ParameterSpace, own: Slots, buf: Buffers, bat
     )
     try:
         for name, part in local.chain.items():
-            part.fill(own[name], buf, scope_context(context, name))
-    except KeyError as error:
-        _raise_missing(error)
+            write: Callable[..., Any] = part.fill
+            given = write(own[name], buf, scope_context(context, name))
+            expect_nothing(part, "fill", given, "Write into the slots: own[...].copy_(...)")
+    except (KeyError, RuntimeError) as error:
+        _raise_named(error)
     return fast_replace(batch_plan, context=context)
 
 
@@ -177,8 +182,8 @@ def objective(
             extra = part.add_loss(own[name], buf, batch)
             if extra is not None:
                 loss = loss + _expect_number(part, extra)
-    except KeyError as error:
-        _raise_missing(error)
+    except (KeyError, RuntimeError) as error:
+        _raise_named(error)
     return loss, batch
 
 
@@ -187,18 +192,22 @@ def observe(parts: Mapping[str, LocalPart], own: Slots, buf: Buffers, batch: Bat
     buf.loss.add_((batch.each * (batch.weight > 0)).sum())
     try:
         for name, part in parts.items():
-            part.observe(own[name], buf, batch)
-    except KeyError as error:
-        _raise_missing(error)
+            look: Callable[..., Any] = part.observe
+            if (given := look(own[name], buf, batch)) is not None:
+                expect_nothing(part, "observe", given, "Write into a slot: own[...].add_(...)")
+    except (KeyError, RuntimeError) as error:
+        _raise_named(error)
 
 
 def update_weights(parts: Mapping[str, LocalPart], own: Slots, buf: Buffers, rate: Tensor) -> None:
     """Let every part edit the gradient; the optimizer, which is last, moves the weights."""
     try:
         for name, part in parts.items():
-            part.edit_gradient(own[name], buf, rate)
-    except KeyError as error:
-        _raise_missing(error)
+            edit: Callable[..., Any] = part.edit_gradient
+            if (given := edit(own[name], buf, rate)) is not None:
+                _refuse_edit(part, given)
+    except (KeyError, RuntimeError) as error:
+        _raise_named(error)
 
 
 class Common(NamedTuple):
@@ -246,8 +255,8 @@ def _finish(part: LocalPart, own: Tensors, buf: Buffers, context: ClientContext)
     allowed = "Done(metrics=..., aggregated=..., client_state=...)"
     try:
         end = expect(part, "finish", part.finish(own, buf, context), Done, allowed)
-    except KeyError as error:
-        _raise_missing(error)
+    except (KeyError, RuntimeError) as error:
+        _raise_named(error)
     for half in ("aggregated", "open_tensors", "client_state"):
         expect_tensors(part, "finish", getattr(end, half), f"Done({half}=...) with tensors by name")
     return end
@@ -333,22 +342,47 @@ def _expect_number(part: LocalPart, extra: Tensor) -> Tensor:
     raise broken(part, "add_loss", f"gave {describe(extra)}; allowed: a tensor of one number, or None")
 
 
-def _raise_missing(error: KeyError) -> NoReturn:
-    """Say which part it was that used a slot, or a tensor of its client or server, that is not there."""
-    trace, key, found = error.__traceback__, error.args[0], None
+def _refuse_edit(part: LocalPart, given: Any) -> None:
+    moves = isinstance(part, Optimizer)  # its `step` is called by its `edit_gradient`
+    how = "Move `w` in place: w.sub_(...)" if moves else "Change `buf.g` in place: buf.g.mul_(...)"
+    expect_nothing(part, "step" if moves else "edit_gradient", given, how)
+
+
+def _raise_named(error: KeyError | RuntimeError) -> NoReturn:
+    """Say which part it was that used what is not there, or put together what does not fit; other errors go on."""
+    trace, found = error.__traceback__, None
     while trace is not None:
         part, own = (trace.tb_frame.f_locals.get(name) for name in ("self", "own"))
         if isinstance(part, LocalPart) and isinstance(own, Mapping):
-            found = None if key in own else (part, own, trace.tb_frame)
+            found = part, own, trace.tb_frame
         trace = trace.tb_next
-    if found is None:
-        raise error
-    part, own, frame = found
-    there = {f"`own`, as `{'declare_memory' if isinstance(part, Optimizer) else 'declare_slots'}` declares it": own}
+    if found is not None and isinstance(error, KeyError) and error.args[0] not in found[1]:
+        _raise_missing(error, *found)
+    if found is not None and type(error) is RuntimeError and SHAPES.search(str(error)):
+        _raise_misfit(error, *found)
+    raise error
+
+
+def _raise_missing(error: KeyError, part: LocalPart, own: Tensors, frame: FrameType) -> NoReturn:
+    there = {f"`own`, as `{_declares(part)}` declares it": own}
     if isinstance(context := frame.f_locals.get("context"), ClientContext):
         there |= {
             "`context.client_state`, as `declare_client_state` declares it": context.client_state,
             "`context.down`": context.down,
         }
     said = "; ".join(f"{place}: {', '.join(names) or 'nothing'}" for place, names in there.items())
-    raise broken(part, frame.f_code.co_name, f"uses {key!r}, which is not there. {said}") from error
+    raise broken(part, frame.f_code.co_name, f"uses {error.args[0]!r}, which is not there. {said}") from error
+
+
+def _raise_misfit(error: RuntimeError, part: LocalPart, own: Tensors, frame: FrameType) -> NoReturn:
+    buf, why = frame.f_locals.get("buf"), str(error).strip().splitlines()[0]
+    weights = buf.w if isinstance(buf, Buffers) else frame.f_locals.get("w")  # an optimizer's `step` gets these alone
+    shapes = [f'own["{name}"] {tuple(slot.shape)}, as `{_declares(part)}` declares it' for name, slot in own.items()]
+    if isinstance(weights, Tensor):
+        shapes.append(f"weights and gradient {tuple(weights.shape)}, as Slot((space.P,)) declares it")
+    said = f"puts shapes together that do not fit: {why}. There are: {'; '.join(shapes)}"
+    raise broken(part, frame.f_code.co_name, said) from error
+
+
+def _declares(part: LocalPart) -> str:
+    return "declare_memory" if isinstance(part, Optimizer) else "declare_slots"

@@ -41,6 +41,12 @@ def expect_tensors(part: object, hook: str, value: Any, allowed: str) -> None:
             raise broken(part, hook, f"gave {describe(tensor)} as {name!r}; allowed: {allowed}")
 
 
+def expect_nothing(part: object, hook: str, given: Any, instead: str) -> None:
+    """Raise where a hook that changes something in place gives something back, which nobody would use."""
+    if given is not None:
+        raise broken(part, hook, f"gave {describe(given)}, which nobody uses; allowed: nothing. {instead}")
+
+
 def expect_slots(part: object, hook: str, value: Any) -> Mapping[str, Slot]:
     """Return declared slots if they are that."""
     allowed = 'names and slots, such as {"v": Slot((space.P,))}'

@@ -17,7 +17,7 @@ import torch
 
 from fedstrata.core.batch_norm import By
 from fedstrata.core.client_info import ClientInfo
-from fedstrata.core.contract import broken, describe
+from fedstrata.core.contract import broken, describe, expect_nothing
 from fedstrata.core.flat_model import FlatModel, ParameterSpace
 from fedstrata.core.messages import WHOLE, Fragment, Report, Value
 from fedstrata.core.rng import Rng
@@ -337,6 +337,12 @@ def pick_asks(selector: Selector, state: Any, view: View) -> Asking:
     if len(np.unique(ids)) != len(ids):
         raise broken(selector, "select", f"asks a client twice: {sorted(ids.tolist())}")
     return asks
+
+
+def give_feedback(selector: Selector, state: Any, view: View, outcomes: Sequence[Outcome], scores: Scores) -> None:
+    """Let a selector learn from a round."""
+    learn: Callable[..., Any] = selector.feedback
+    expect_nothing(selector, "feedback", learn(state, view, outcomes, scores), "Change `state` in place")
 
 
 def drive_round(driver: Driver, state: Any, view: View, selector: Selector, selector_state: Any) -> Steps:

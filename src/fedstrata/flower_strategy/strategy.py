@@ -31,7 +31,7 @@ from fedstrata.core.part import Part
 from fedstrata.core.plan import Plan, per_round
 from fedstrata.core.rng import Streams
 from fedstrata.core.server_parts import Combiner, Selector, ServerStep
-from fedstrata.core.steps import Ask, Outcome, Scores, Step, View, select_asks
+from fedstrata.core.steps import Ask, Outcome, Scores, Step, View, give_feedback, select_asks
 from fedstrata.data.devices import Devices
 from fedstrata.flower_strategy.facts import NodeFacts
 from fedstrata.flower_strategy.layout import Layout
@@ -153,7 +153,7 @@ class Strategy(FedAvg):
                 if isinstance(said := metrics.get("accuracy"), int | float):
                     accuracy[now.nodes.index(reply.metadata.src_node_id)] = float(said)
         outcomes = [] if now.outcome is None else [now.outcome]
-        now.plan.selector.feedback(now.state.selector, now.view, outcomes, Scores(clients=accuracy))
+        give_feedback(now.plan.selector, now.state.selector, now.view, outcomes, Scores(clients=accuracy))
         return super().aggregate_evaluate(server_round, told) if told else None
 
     # ---- before the first round

@@ -20,7 +20,7 @@ from fedstrata.core.errors import PartError, UnsummableError
 from fedstrata.core.flat_model import FlatModel
 from fedstrata.core.messages import FIGURES, Report, Sums, Task, add_prefix, tensor_bytes
 from fedstrata.core.plan import Plan
-from fedstrata.core.steps import Evaluate, Outcome, Step, Steps, View, drive_round
+from fedstrata.core.steps import Evaluate, Outcome, Step, Steps, View, drive_round, give_feedback
 from fedstrata.server.accounting import count_cost
 from fedstrata.server.metrics import by_client, round_figures
 from fedstrata.server.state import State
@@ -46,7 +46,7 @@ def run(
         state.round += 1
         spent = stopping.spent(state.round, state.traffic, state.clock)
         scores = evaluate(model_to_evaluate(plan, state), view if spent is None else replace(view, rounds=state.round))
-        plan.selector.feedback(state.selector, view, outcomes, scores)
+        give_feedback(plan.selector, state.selector, view, outcomes, scores)
         state.stopped = spent or stopping.reason(state.progress, scores.figures)
         figures = {**scores.figures, **by_client(scores.clients, view.client_info.clients)}
         figures |= round_figures(outcomes, state.participation_log.jain, view, scores.clients) | vars(state.traffic)

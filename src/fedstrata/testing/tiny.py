@@ -13,7 +13,7 @@ import torch
 
 from fedstrata.core import tree
 from fedstrata.core.engine import Engine
-from fedstrata.core.steps import Outcome, Scores
+from fedstrata.core.steps import Outcome, Scores, give_feedback
 from fedstrata.core.stored import Stored
 from fedstrata.core.threads import one_thread
 from fedstrata.data.federation import Federation
@@ -76,7 +76,7 @@ def run_rounds(
             view = work.plan.view(client_info, round, lambda *_, **__: None)
             with one_thread():
                 ran = run_round(work.plan, state, view, at)
-            work.plan.selector.feedback(state.selector, view, ran, Scores())
+            give_feedback(work.plan.selector, state.selector, view, ran, Scores())
             state.round += 1
             outcomes.append(ran)
             if cut is not None and state.round == cut:
