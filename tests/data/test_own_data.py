@@ -257,6 +257,43 @@ def test_text_columns_become_features_and_dropped_ones_none():
     refused(r'column name is text with 101 different values, .* data.drop = \["name"\]', path="t.csv")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["50,3", "51", "7,25"], 'column w looks like numbers with a comma in them, such as "50,3"; write them with a'),
+        (["1,250", "950", "n"], 'with a comma in them, such as "1,250"'),
+        (["1.250,5", "-2,5"], "with a comma in them"),
+        (["50.3 kg", "51 KG", "7kg"], 'with a unit behind them, such as "50.3 kg"; write .* in the same unit'),
+        (["5 %", "7,5%", "high"], "with a unit behind them"),
+        (["5 mg/dl", "7 mg/dl"], "with a unit behind them"),
+        ([f"{age}y" for age in range(30)], "values that are names must begin with a letter"),
+    ],
+)
+def test_numbers_with_decimal_commas_or_units_are_no_categories(values, said):
+    rows = [f'{i},"{value}",{i % 2}\n' for i, value in enumerate(values * 20)]
+    Path("t.csv").write_text("a,w,label\n" + "".join(rows))
+    refused(said, path="t.csv")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["1A", "2A", "3A"],
+        ["2b", "T2", "x"],
+        ["C50.1", "C50.2", "I10"],
+        ["5 mg", "7 kg"],
+        ["1st", "2nd", "3rd", "4th"],
+        ["10-20", "20-30"],
+        ["50 kg", "light", "heavy"],
+        ["<5", ">100"],
+    ],
+)
+def test_codes_stay_categories(values):
+    rows = [f'{i},"{value}",{i % 2}\n' for i, value in enumerate(values * 20)]
+    Path("t.csv").write_text("a,w,label\n" + "".join(rows))
+    assert Own("t.csv").load().preprocessing.columns[1] == Column("w", tuple(sorted(values)))
+
+
 def test_a_test_set_in_a_file_of_its_own():
     Path("t.csv").write_text("a,zone,label\n" + "".join(f"{i},{'xy'[i % 2]},{i % 2}\n" for i in range(10)))
     Path("e.csv").write_text("zone,label,a\ny,1,4\nx,0,5\n")
