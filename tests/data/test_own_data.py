@@ -252,9 +252,25 @@ def test_text_columns_become_features_and_dropped_ones_none():
     keep("mine", Own("t.csv", drop=("id",), fill="median", test=0))
     assert Own("mine").load().preprocessing == arrays.preprocessing
     assert Own("mine").load().scale == "federated"
-    names = "name,label\n" + "".join(f"patient {i},{i % 2}\n" for i in range(101))
-    Path("t.csv").write_text(names)
-    refused(r'column name is text with 101 different values, .* data.drop = \["name"\]', path="t.csv")
+    towns = "town,label\n" + "".join(f"town {i % 101},{i % 2}\n" for i in range(303))
+    Path("t.csv").write_text(towns)
+    refused(r'column town is text with 101 different values, more than 100: .* data.drop = \["town"\]', path="t.csv")
+
+
+@pytest.mark.parametrize(("values", "rows"), [(21, 41), (60, 60)])
+def test_text_with_a_value_of_its_own_in_most_rows_is_no_feature(values, rows):
+    """Numbers of patients and dates became up to 100 features."""
+    text = "visit,label\n" + "".join(
+        f"2024-{1 + i % values // 28:02}-{1 + i % values % 28:02},{i % 2}\n" for i in range(rows)
+    )
+    Path("t.csv").write_text(text)
+    refused(rf'visit is text with {values} different values in {rows} rows: .* data.drop = \["visit"\]', path="t.csv")
+
+
+@pytest.mark.parametrize(("values", "rows"), [(20, 20), (21, 42), (100, 300)])
+def test_text_whose_values_come_again_is_a_category(values, rows):
+    Path("t.csv").write_text("zone,label\n" + "".join(f"z{i % values},{i % 2}\n" for i in range(rows)))
+    assert Own("t.csv", test=0).load().x.shape == (rows, values)
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,12 @@ def _values(name: str, found: np.ndarray, path: Path) -> tuple[str, ...]:
     if numbers > 0 and numbers * 2 >= len(there):
         row = next((i for i, word in enumerate(found.tolist()) if word and not is_number(word)), 0)
         raise RequestError(f'{path}: column {name} holds numbers, but "{found[row]}" at row {row}; correct or drop it')
-    if len(values) > MOST_VALUES:
+    own = len(values) > FEW_VALUES and 2 * len(values) > len(there)  # nearly every row has a value of its own
+    if own or len(values) > MOST_VALUES:
+        most = f" in {len(there)} rows" if own else f", more than {MOST_VALUES}"
         raise RequestError(
-            f"{path}: column {name} is text with {len(values)} different values, more than {MOST_VALUES}: names are no "
-            f'features; leave it out with data.drop = ["{name}"]'
+            f"{path}: column {name} is text with {len(values)} different values{most}: names, numbers of patients and "
+            f'dates are no features; leave it out with data.drop = ["{name}"]'
         )
     return tuple(values)
 
