@@ -163,7 +163,7 @@ def test_labels_that_look_like_whole_numbers_are_numbers():
         ("a,b,kind\n1,2,0\n", {"label": "kind", "client": "c"}, 'data.client = "c" is not a column'),
         ("a,b,label\n1,7,0\n2,y,1\n", {}, 'column b holds numbers, but "y" at row 1'),
         ("a,b,label\n1,,0\n2,NA,1\n3,nan,1\n", {}, "3 values are missing, in column b; .* data.fill"),
-        ("a,b,label\n1,x,0\n2,,1\n3,y,1\n", {}, "1 values are missing, in column b"),
+        ("a,b,label\n1,x,0\n2,,1\n,y,1\n", {}, "1 values are missing, in column a;"),
         ("a,b,label\n1,inf,0\n2,4,1\n", {}, "column b holds 1 infinite values, .* row 0"),
         ("a,b,label\n1,2,0\n", {"drop": ["c"]}, 'data.drop = "c" is not a column of t.csv'),
         ("a,b,label\n1,2,0\n", {"drop": ["label"]}, 'data.drop = "label" is the column of labels'),
@@ -255,6 +255,14 @@ def test_text_columns_become_features_and_dropped_ones_none():
     towns = "town,label\n" + "".join(f"town {i % 101},{i % 2}\n" for i in range(303))
     Path("t.csv").write_text(towns)
     refused(r'column town is text with 101 different values, more than 100: .* data.drop = \["town"\]', path="t.csv")
+
+
+def test_where_text_is_missing_its_features_are_0_in_training_and_in_use():
+    Path("t.csv").write_text("zone,age,label\ncity,3,0\n,4,1\nNA,5,0\nsea,6,1\n")
+    arrays = Own("t.csv", test=0).load()
+    assert arrays.x.tolist() == [[1, 0, 3], [0, 0, 4], [0, 0, 5], [0, 1, 6]]
+    raw = {"zone": ["city", "", "NA", "sea"], "age": [3, 4, 5, 6]}
+    assert np.array_equal(arrays.preprocessing.encode(raw), arrays.x)
 
 
 @pytest.mark.parametrize(("values", "rows"), [(21, 41), (60, 60)])

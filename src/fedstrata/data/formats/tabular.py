@@ -47,16 +47,14 @@ def settle_columns(table: FeatureTable, fill: float | str | None, path: Path) ->
     gaps: dict[str, int] = {}
     columns = []
     for name, found in table.features.items():
-        if found.dtype.kind == "f":
-            missing = np.isnan(found)
-            if (huge := np.abs(found) > LARGEST).any():
-                said = f"holds {huge.sum()} infinite values, or such that float32 cannot hold"
-                raise RequestError(f"{path}: column {name} {said}, the first at row {huge.argmax()}")
-            columns.append(Column(name, fill=fill))
-        else:
-            missing = found == ""
+        if found.dtype.kind != "f":
             columns.append(Column(name, _values(name, found, path)))
-        if missing.any():
+            continue  # where text is missing, all of its features are 0
+        if (huge := np.abs(found) > LARGEST).any():
+            said = f"holds {huge.sum()} infinite values, or such that float32 cannot hold"
+            raise RequestError(f"{path}: column {name} {said}, the first at row {huge.argmax()}")
+        columns.append(Column(name, fill=fill))
+        if (missing := np.isnan(found)).any():
             gaps[name] = int(missing.sum())
     if gaps and fill is None:
         raise RequestError(
