@@ -156,6 +156,14 @@ def test_labels_that_look_like_whole_numbers_are_numbers():
     assert set(Own("t.csv", label="kind", test=0).load().y.tolist()) == {"1", "x"}
 
 
+def test_two_spellings_of_a_label_are_refused_with_their_counts():
+    rows = ["Benign"] * 3 + ["benign"] * 2 + ["malign"] * 4
+    Path("t.csv").write_text("a,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(rows)))
+    refused("t.csv: label 'Benign' of 3 rows is 'benign' in 2 others: use one name", path="t.csv")
+    np.savez("t.npz", x=np.ones((9, 2)), y=np.array(rows))
+    assert len({*Own("t.npz", test=0).load().y}) == 3, "classes of images may be A and a"
+
+
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [

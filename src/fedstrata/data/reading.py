@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,20 @@ def class_codes(labels: Any, classes: tuple[Label, ...] | None = None) -> tuple[
     if strange := [n for n in names if n not in classes]:
         raise RequestError(f"the test labels {strange} do not occur in the training data")
     return np.array([classes.index(n) for n in names], dtype=np.int64)[codes], classes
+
+
+def fold_label(label: Label) -> str:
+    """Return what spellings of one label have in common: those that differ in case or blanks are no classes apart."""
+    return str(label).strip().casefold()
+
+
+def refuse_spellings(held: Mapping[Label, int]) -> None:
+    """Refuse labels of one owner, how many of which, if two are one name that is spelled differently."""
+    seen: dict[str, tuple[Label, int]] = {}
+    for label, count in held.items():
+        known, rows = seen.setdefault(fold_label(label), (label, count))
+        if known != label:
+            raise RequestError(f"label {known!r} of {rows} rows is {label!r} in {count} others: use one name")
 
 
 def order_labels(labels: Iterable[Label]) -> tuple[Label, ...]:

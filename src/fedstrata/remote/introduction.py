@@ -21,7 +21,7 @@ from fedstrata.core.rng import Streams
 from fedstrata.data.federation import Federation
 from fedstrata.data.federation_info import check_classes
 from fedstrata.data.preprocessing import Preprocessing
-from fedstrata.data.reading import Label, order_labels
+from fedstrata.data.reading import Label, fold_label, order_labels
 from fedstrata.data.scaling import FeaturesTold, Scale, inputs_of
 from fedstrata.privacy.frames import RefusedError
 from fedstrata.privacy.labels.masking import hold_table
@@ -114,7 +114,7 @@ def common_classes(sites: Mapping[str, Introduction]) -> tuple[Label, ...]:
     seen: dict[str, tuple[Label, str]] = {}
     for name, facts in sites.items():
         for label in facts.classes or ():
-            known, where = seen.setdefault(str(label).strip().casefold(), (label, name))
+            known, where = seen.setdefault(fold_label(label), (label, name))
             if known != label or type(known) is not type(label):
                 raise RequestError(f"site {name} has a label {label!r}, site {where} has {known!r}: use one name")
     return order_labels({label for facts in sites.values() for label in facts.classes or ()})
