@@ -263,6 +263,8 @@ class SiteClients:
         place = self._place(self.site_registry.names.index(name), federation)
         about = {**place, "speed": self.site_registry.facts[name].speed, "chained": self.chained}
         about |= {"preprocessing": federation.preprocessing.to_json(), **self._greeting()}
+        if federation.masked is not None and not self.resumed:
+            about["names"] = federation.masked.names  # only sites can see that two of them are one label
         return build_request("begin", to_json(about), to_json(to_sites(self.experiment)))
 
     def _greeting(self) -> dict[str, Any]:
