@@ -16,6 +16,7 @@ from PIL import Image
 import fedstrata
 from fedstrata import RequestError
 from fedstrata.config.experiment import Experiment
+from fedstrata.core.events import describe_fault
 from fedstrata.data.statistics import Question
 from fedstrata.deploy.keys import make
 from fedstrata.privacy.frames import RefusedError, split
@@ -467,3 +468,15 @@ def test_three_sites_all_take_part_unless_the_experiment_says_otherwise(tmp_path
 
     run_at_sites(Here(hosts(tables(tmp_path)), tamper), table, tmp_path / "run", 3)
     assert sorted(trained) == sorted(SITES * 2)
+
+
+def test_a_site_that_names_its_labels_in_another_language_is_a_warning(tmp_path):
+    folders = tables(tmp_path)
+    first = at_sites(tmp_path / "first", hosts(folders))
+    assert not [event for event in first.events() if event["event"] == "warning"]
+    for file in folders["bonn"].iterdir():
+        file.write_text(file.read_text().replace("ill", "malato").replace("well", "sano"))
+    run = at_sites(tmp_path / "run", hosts(folders))
+    (event,) = [event for event in run.events() if event["event"] == "warning"]
+    said = "labels: site bonn: no other site has labels malato, sano; what is the same needs one name"
+    assert describe_fault(event).why == said
