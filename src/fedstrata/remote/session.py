@@ -133,7 +133,9 @@ class SiteClients:
             return as_agreed(federation, Run.open(self.folder).events())
         masked = self.experiment.privacy.aggregate == "masked"
         keys = keys_for(self.credentials, 'privacy.aggregate = "masked"') if masked else None
-        federation = agree_on_features(federation, self._asking.everybody, keys, self.site_registry.names)
+        federation = agree_on_features(
+            federation, self._asking.everybody, keys, self.site_registry.names, self._asking.note
+        )
         if (event := event_of(federation, masked)) is not None:
             self._asking.note(AGREED, **event)
         return federation
